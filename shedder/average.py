@@ -1,7 +1,6 @@
-"""Pulsar's `AvgShedder`: pairs the least used broker with the most used, the next with the next, and evens out each pair.
+"""Implement Pulsar's `AvgShedder`: pair the least used broker with the most used, and so on inwards, and balance each pair.
 
-May live here: the strategy `AvgShedder`. A pair acts when it has differed for several rounds: few for a large difference,
-more for a smaller one.
+A pair acts after several rounds of difference: few rounds for a large difference, more for a smaller one.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from equipoise.shedder.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvgShedder:
-    """See the module. The settings are Pulsar's, by other names.
+    """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `low_percent`, `high_percent`: which difference of use counts, and which counts as large, in points of percent
+    * `low_percent`, `high_percent`: the difference of use that counts, and the one that counts as large, in percentage points
       (`loadBalancerAvgShedderLowThreshold`, `...HighThreshold`).
-    * `low_hits`, `high_hits`: after so many rounds of it a pair acts (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
-    * `unloaded_share`: what part of the difference in traffic is moved (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: not more is not worth a move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
+    * `low_hits`, `high_hits`: the rounds after which a pair acts (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
+    * `unloaded_share`: the share of the traffic difference that moves (`maxUnloadPercentage`).
+    * `messages_min`, `bytes_min`: move only more than this, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
     """
 
     low_percent: float = 15
@@ -42,7 +41,7 @@ class AvgShedder:
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
         scores = self.scores(snapshot)
         hits = _Hits(low=dict(snapshot.memory.low_hits), high=dict(snapshot.memory.high_hits))
-        if not self.pulsar_exact:  # It remembers who is gone until a round without a pair that differs.
+        if not self.pulsar_exact:  # Pulsar remembers brokers that are gone until a round without a differing pair.
             hits.forget(*[broker for broker in {**hits.low, **hits.high} if broker not in scores])
         pairs = self._pairs(scores, hits)
         if not pairs:
@@ -60,14 +59,14 @@ class AvgShedder:
         )
 
     def scores(self, snapshot: Snapshot) -> dict[str, float]:
-        """The use of each broker that takes part in percent, of which the strategy makes its pairs."""
+        """Return the use of each participating broker in percent. Pairs are made from it."""
         loads = Picking.of(snapshot, pulsar_exact=self.pulsar_exact).loads
         return {broker: self.weights.weighted_max(load.resources) * 100 for broker, load in loads.items()}
 
     def _pairs(self, scores: Mapping[str, float], hits: _Hits) -> list[tuple[str, str]]:
-        """The pairs that differ, the outermost first, after counting what they do.
+        """Return the differing pairs, outermost first, and count their hits.
 
-        Of an odd number the one in the middle is its own partner, and its hits are forgotten.
+        With an odd number, the middle broker is its own partner, and its hits are forgotten.
         """
         order = sorted(scores) if not self.pulsar_exact else list(scores)
         order.sort(key=lambda broker: scores[broker])
@@ -91,7 +90,7 @@ class AvgShedder:
         return any(hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits for broker in (least, most))
 
     def _even_out(self, picking: Picking, least: str, most: str, told: str) -> None:
-        """Plan what goes from one of a pair to the other: messages are counted, or bytes where those do not differ enough."""
+        """Plan the moves from one broker of a pair to the other, by messages, or by bytes if messages do not differ enough."""
         giving, taking = picking.loads[most].traffic, picking.loads[least].traffic
         messages = (giving.messages_per_second - taking.messages_per_second) * self.unloaded_share
         bytes_ = (giving.bytes_per_second - taking.bytes_per_second) * self.unloaded_share
@@ -112,13 +111,13 @@ class AvgShedder:
 
 @dataclass(slots=True, kw_only=True)
 class _Hits:
-    """In how many rounds brokers have differed from their partners, at all and much; who has none does not stand there."""
+    """For each broker, the rounds in which it differed from its partner at all (`low`), and much (`high`). 0 is left out."""
 
     low: dict[str, int] = field(default_factory=dict)
     high: dict[str, int] = field(default_factory=dict)
 
     def forget(self, *brokers: str) -> None:
-        """Begin anew with some brokers."""
+        """Reset the counts of some brokers."""
         for broker in brokers:
             self.low.pop(broker, None)
             self.high.pop(broker, None)

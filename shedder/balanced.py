@@ -1,17 +1,17 @@
-"""Levelling: moves bundles from brokers that are fuller than the mean to those that are emptier, by capacity.
+"""Implement `BalancedShedder`: move bundles from brokers above the mean fill to brokers below it.
 
-May live here: the policy `BalancedShedder`. A broker's fill is the cost of its bundles divided by its capacity; the mean is the
-cost of all divided by the capacity of all.
+Theory of operation:
 
-Why it does not oscillate. A round begins only when a broker is further from the mean than `start_ratio`, and then goes on
-until none is further than `settle_ratio`: between the two nothing happens. And a bundle moves only if that would be right
-even if it weighed half as much again (`wobble_ratio`), so that no measurement which is off by less brings it back.
+* A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
+* It does not oscillate. A round starts only if a broker is further from the mean than `start_ratio`, and continues until none is further
+  than `settle_ratio`. Between the two, nothing happens.
+* A bundle moves only if the move would be right even if it weighed half as much again (`wobble_ratio`). So a measurement with a smaller
+  error does not bring it back.
+* A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
 
-What one move of cost c from a source s to a destination d achieves. Unevenness is the sum of cost^2 / capacity, least when
-all fills are equal. With the pull P = fill(s) * capacity(d) - cost(d), it falls for 0 < c < 2x and most for
-c = x = P * capacity(s) / (capacity(s) + capacity(d)), where both fills become equal; and d stays below what s was if c < P.
-
-A bundle goes only to whom the rules allow it: what they forbid would be moved back, and again.
+The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of cost^2 / capacity, which is least when
+all fills are equal. Let P = fill(s) * capacity(d) - cost(d). Unevenness falls for 0 < c < 2x, and falls most for c = x = P * capacity(s) /
+(capacity(s) + capacity(d)), where both fills become equal. If c < P, d stays below the old fill of s.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from equipoise.shedder.reported import told_percent
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
-"""Bundles of which a plan asks the rules, times brokers: with a policy for each an answer takes half a microsecond a broker."""
+"""The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes half a microsecond per broker."""
 
 LOOKS_MAX: Final = 500_000
-"""So often a plan looks whether a bundle may go somewhere, which takes half a microsecond once the rules have answered."""
+"""The most lookups of cached answers per plan. Each takes half a microsecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancedShedder:
-    """See the module. Ratios are parts of the mean, or of a bundle's cost; `moves_max` bounds the moves of one round.
+    """The strategy and its settings. Ratios are relative to the mean, or to a bundle's cost. `moves_max` limits the moves of a round.
 
-    A round of 4 moves each 5 seconds empties a broker of 256 bundles in five minutes, and disturbs the callers of 4
-    bundles at a time for one hop of the log.
+    With 4 moves every 5 seconds, a broker of 256 bundles is empty after five minutes, and only the callers of 4 bundles at a time are
+    disturbed, for one hop of the log.
     """
 
     moves_max: int = 4
@@ -65,7 +65,7 @@ class BalancedShedder:
         return Plan(moves=tuple(moves), stays=in_order, idle=None if moves else self._idle(piles, mean), memory=snapshot.memory)
 
     def _idle(self, piles: Sequence[_Pile], mean: float) -> Idle:
-        """Why nothing moves at all, counted as `shedder.transfer` counts it."""
+        """Return why nothing moves, counted as `shedder.transfer` counts it."""
         if not piles:
             return Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
         if _is_uneven(piles, mean, self.start_ratio):
@@ -74,7 +74,7 @@ class BalancedShedder:
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
     def _next_move(self, piles: Sequence[_Pile], mean: float, rules: _Rules) -> Move | None:
-        """Carry out, on the piles, the move of the fullest that can give to the emptiest that can take."""
+        """Choose the move of the fullest broker that can give to the emptiest that can take. Apply it to the piles."""
         givers = sorted((pile for pile in piles if pile.fill > mean), key=lambda pile: (-pile.fill, pile.broker))
         takers = sorted((pile for pile in piles if pile.fill < mean), key=lambda pile: (pile.fill, pile.broker))
         for source in givers:
@@ -87,7 +87,7 @@ class BalancedShedder:
         return None
 
     def _worth_moving(self, source: _Pile, destination: _Pile, rules: _Rules) -> WeighedBundle | None:
-        """The bundle nearest to the best cost, none of those that the head of the module rules out; ties by cost and name."""
+        """Return the movable bundle whose cost is nearest to the best, within the bounds of the module; ties by cost and name."""
         pull = source.fill * destination.capacity - destination.cost
         best = pull * source.capacity / (source.capacity + destination.capacity)
         cost_max = min(pull, 2 * best) / (1 + self.wobble_ratio)
@@ -119,9 +119,9 @@ class BalancedShedder:
 
 @dataclass(slots=True, kw_only=True)
 class _Pile:
-    """One broker while a plan is made: `movable` are the bundles that it may still give, by cost and name.
+    """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
 
-    `kept` tells of the first that the rules did not let go where it was to go.
+    `kept`: the first bundle that the rules kept from a destination, and why.
     """
 
     broker: str
@@ -133,7 +133,7 @@ class _Pile:
 
     @classmethod
     def of(cls, broker: WeighedBroker) -> _Pile:
-        """The pile of a broker before the first move."""
+        """Return the pile of a broker before the first move."""
         in_order = sorted(broker.bundles, key=lambda bundle: (bundle.cost, bundle.name))
         return cls(
             broker=broker.broker,
@@ -145,11 +145,11 @@ class _Pile:
 
     @property
     def fill(self) -> float:
-        """Cost for its capacity."""
+        """Cost divided by capacity."""
         return self.cost / self.capacity
 
     def nearest(self, cost: float, cost_max: float) -> Iterator[WeighedBundle]:
-        """The movable bundles of at most `cost_max`, the nearest to `cost` first; of equally near ones by cost and name."""
+        """Yield the movable bundles of at most `cost_max`, the nearest to `cost` first; ties by cost and name."""
         end = bisect_right(self.movable, cost_max, key=lambda bundle: bundle.cost)
         above = below = min(end, bisect_left(self.movable, cost, key=lambda bundle: bundle.cost))
         while below > 0 or above < end:
@@ -161,13 +161,13 @@ class _Pile:
                 above += 1
 
     def give(self, bundle: WeighedBundle, destination: _Pile) -> None:
-        """Move a bundle over; it does not move again in this plan."""
+        """Move a bundle to another pile. It does not move again in this plan."""
         self.movable.remove(bundle)
         self.cost -= bundle.cost
         destination.cost += bundle.cost
 
     def why_stuck(self, mean: float) -> str:
-        """Why a pile that is too high gives nothing."""
+        """Return why an overfull pile gives nothing."""
         if not self.movable:
             return "none of its bundles may be moved now"
         if self.kept is not None:
@@ -180,20 +180,20 @@ class _Pile:
 
 
 class _Rules:
-    """Who may have which bundle, asked once for each; past the bounds nobody may have anything more in this plan."""
+    """Cached answers of the rules, asked once per bundle. Past the bounds, every further bundle is refused in this plan."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}  # Who may have a bundle, and of the others why not.
+        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}  # By bundle: allowed brokers, and refusals.
         self._looks = 0
 
     @property
     def is_weary(self) -> bool:
-        """Whether it is enough for one plan."""
+        """Whether this plan has reached a bound."""
         return self._looks >= LOOKS_MAX or len(self._known) * len(self._snapshot.live) >= ASKED_MAX
 
     def refusal(self, bundle: str, broker: str) -> str | None:
-        """Why `broker` may not have `bundle`; None if it may."""
+        """Return why `broker` may not have `bundle`; None if it may."""
         if self._snapshot.rules is None:
             return None
         self._looks += 1
@@ -211,7 +211,7 @@ def _is_uneven(piles: Sequence[_Pile], mean: float, ratio: float) -> bool:
 
 
 def _told(bundle: WeighedBundle, source: _Pile, destination: _Pile, mean: float) -> Move:
-    """The move with its reason; called before it is carried out, so that it tells of the piles as they are."""
+    """Return the move with its reason. Call it before the move is applied, because the reason shows the piles as they are."""
     reason = (
         f"levelling: {source.broker} carries {_percent(source.fill, mean)} of the mean load, {destination.broker} "
         f"{_percent(destination.fill, mean)}; the bundle is {_percent(bundle.cost, source.cost)} of what {source.broker} carries"

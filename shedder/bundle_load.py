@@ -1,8 +1,4 @@
-"""Load: what a service says that a bundle costs its broker.
-
-May live here: the values of that, and the check that they are numbers. What becomes of them is said by `brokers.balancing.sampling`;
-what brokers tell each other, by `shedder.load_reports`.
-"""
+"""Define the load of a bundle, as its service reports it to the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from equipoise.brokers.errors import InvalidLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messaging:
-    """The load of the topics of a bundle: rates per second over the last sample, and numbers of what is open.
+    """The load of the topics of a bundle: rates per second over the last sample, and counts of open objects.
 
     Raises `InvalidLoad` for a number that is negative or not finite.
     """
@@ -28,7 +24,7 @@ class Messaging:
     topics: int = 0
 
     def __post_init__(self) -> None:
-        # Spelled out, because a broker makes thousands of these at each sample; what is not a number fails each of them.
+        # Written out for speed: a broker makes thousands of these per sample. NaN fails each comparison.
         if not (
             0 <= self.messages_in_per_second < math.inf
             and 0 <= self.bytes_in_per_second < math.inf
@@ -45,8 +41,8 @@ class Messaging:
 class BundleLoad:
     """The cost of a bundle for its broker: rates per second over the last sample, and the number of open sessions.
 
-    `bytes_per_second` counts both directions. `messaging` has more about a bundle of topics. Raises `InvalidLoad` for a number
-    that is negative or not finite.
+    `bytes_per_second` counts both directions. `messaging` holds the details of a bundle of topics. Raises `InvalidLoad` for a number that
+    is negative or not finite.
     """
 
     calls_per_second: float = 0.0
@@ -61,7 +57,7 @@ class BundleLoad:
 
 
 def _refusal_of(load: BundleLoad | Messaging) -> InvalidLoad:
-    """The refusal of the first figure that cannot be."""
+    """Return the error for the first impossible figure."""
     figures = ((each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging")
     name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
     return InvalidLoad(subject="bundle", field=name, value=value)

@@ -1,11 +1,9 @@
-"""Load reports: the samples that brokers give, the summaries that are made of them, and the port that carries both.
+"""Define load reports: the samples of brokers, the summaries made from them, and the port that carries both.
 
-May live here: the values, the arithmetic from one to the other, and `LoadBus`. Taking samples is the worker's business;
-carrying them, and keeping summaries, that of the adapters in `brokers.load.bus`, which all call `summarized`.
+The adapters of `LoadBus` in `brokers.load.bus` all call `summarized`.
 
-A sample is light: whatever a broker has open, it names its busiest bundles only, and counts the others. Averages are kept
-by who carries the samples, so that they outlive the broker that reads them: on Kafka in the tables of load workers, else
-beside the log.
+A sample is small: it names a broker's busiest bundles and counts the others. The carrier of the samples keeps the averages, so they survive
+a broker that reads them: on Kafka in the tables of load workers, otherwise beside the log.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ from equipoise.shedder.loads import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledBundle:
-    """What one bundle carries, and what it costs its broker: see `shedder.snapshot.costs_of`.
+    """The load of one bundle, and its cost for the broker (see `shedder.snapshot.costs_of`).
 
-    The cost is the broker's own short average, and stays that: so the costs of a broker's bundles add up to what it says of all.
+    The cost is the broker's own short average and is not averaged again, so the costs of its bundles add up to the broker's total.
     """
 
     traffic: BundleTraffic
     cost: float
 
     def blended(self, before: SampledBundle | None, *, kept: float) -> SampledBundle:
-        """Its average traffic, when the share `kept` of that `before` stays; what is open is counted, not averaged."""
+        """Return the average traffic, of which the share `kept` comes from `before`. Counts are not averaged."""
         if before is None:
             return self
         old, new = before.traffic.traffic, self.traffic.traffic
@@ -54,13 +52,13 @@ class SampledBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What one broker says of itself at one moment.
+    """The load that a broker reports at one moment.
 
     * `at_ms`: Unix time by its own clock.
-    * `resources`, and `used`, which is their weighted maximum as a fraction, by the weights that the broker was told.
-    * `traffic`, `bundle_count`, `topics` and `cost`: of all bundles that it has open.
-    * `bundles`: its busiest, the lightest of them first.
-    * `history`: the share of an average that stays after `shedder.loads.STEP_MS`, as the broker was told.
+    * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured weights.
+    * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
+    * `bundles`: its busiest, lightest first.
+    * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
     broker: str
@@ -77,19 +75,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What is known of one broker's load: its last sample, with averages of that and of those before it."""
+    """The known load of one broker: its last sample, and averages of all samples."""
 
     broker: str
     load: BrokerLoad
     cost: float
     costs: Mapping[str, float] = field(default_factory=dict)
-    """What the bundles that `load` names cost, by name; `cost` is of all."""
+    """The cost of each bundle that `load` names. `cost` is the total of all bundles."""
 
 
 def summarized(before: Summary | None, sample: Sample, bundles_before: Mapping[str, SampledBundle] | None = None) -> Summary:
-    """The summary after one more sample. `bundles_before` are averages of bundles that are known from elsewhere, by name.
+    """Return the summary after one more sample. `bundles_before` are averages of bundles from elsewhere, by name.
 
-    A sample that is older than the one before it changes nothing of the averages, but counts for all else: a clock was set back.
+    If a sample is older than the last one, because a clock was set back, it leaves the averages unchanged. Its other figures count.
     """
     elapsed_ms = 0 if before is None else sample.at_ms - before.load.taken_ms
     kept = kept_share(sample.history, elapsed_ms=elapsed_ms)
@@ -118,7 +116,7 @@ def summarized(before: Summary | None, sample: Sample, bundles_before: Mapping[s
 
 
 def fault_of_summary(summary: Summary) -> str | None:
-    """The first figure that no broker can have, told for people; None if there is none. See `shedder.loads.fault_of`."""
+    """Return a message about the first impossible figure; None if there is none. See `shedder.loads.fault_of`."""
     fault = fault_of(summary.load)
     if fault is not None:
         return fault
@@ -127,36 +125,35 @@ def fault_of_summary(summary: Summary) -> str | None:
 
 
 def sampled_in(summary: Summary) -> tuple[SampledBundle, ...]:
-    """The bundles that a summary names, with their averages."""
+    """Return the bundles that a summary names, with their averages."""
     return tuple(SampledBundle(traffic=bundle, cost=summary.costs[bundle.bundle]) for bundle in summary.load.bundles or ())
 
 
 def _average(before: float, now: float, kept: float, *, most: float = FIGURE_MAX) -> float:
-    """One figure. What no broker can have is in no average: of a while ago it is forgotten, and of now it stands as it was said."""
+    """Average one figure. An impossible old figure is forgotten; an impossible new one stays as reported."""
     return blend(before, now, kept=kept) if 0 <= before <= most and 0 <= now <= most else now
 
 
 class LoadBus(Protocol):
-    """Carries samples from brokers to whoever keeps summaries, and summaries to brokers: the latest of each, and lossy.
+    """Carries samples from brokers to the keeper of summaries, and summaries to brokers. It keeps only the latest, and may lose some.
 
-    What holds for every adapter, and is tested by one suite for all of them:
+    The contract of every adapter, which one test suite checks:
 
-    * `latest` gives at most one summary of each broker, ordered by its id: one that was written as a whole, and the newest,
-      or nearly.
-    * A sample may be lost, late, or outlive its broker; nothing about safety rides on it. Who reads looks at its age.
-    * Averages are those of `summarized`, over the samples that came through, whichever handle gave them.
-    * All calls may block for as long as a small file takes: a host in an event loop makes them in a thread.
-    * Several handles on one bus, in one process or in many, are independent. A handle may be used by one thread at a time.
+    * `latest` returns at most one summary per broker, ordered by id. Each was written as a whole, and is the newest or nearly so.
+    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check its age.
+    * Averages are those of `summarized` over the samples that arrived, from any handle.
+    * Calls may block for as long as writing a small file. An event loop makes them in a thread.
+    * Handles on one bus are independent, in one process or in many. Only one thread may use a handle at a time.
     """
 
     def publish(self, sample: Sample) -> None:
-        """Give a sample. Raises `LoadBusUnavailable`; the next one may succeed."""
+        """Publish a sample. Raises `LoadBusUnavailable`; the next call may succeed."""
         ...
 
     def withdraw(self, broker: str) -> None:
-        """Take back what is known of a broker, which leaves. Raises `LoadBusUnavailable`."""
+        """Remove the reports of a broker that leaves. Raises `LoadBusUnavailable`."""
         ...
 
     def latest(self) -> Sequence[Summary]:
-        """The latest summary of each broker; one that cannot be read is left out. Raises `LoadBusUnavailable`."""
+        """Return the latest summary of each broker, without unreadable ones. Raises `LoadBusUnavailable`."""
         ...

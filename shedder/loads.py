@@ -1,8 +1,6 @@
-"""What brokers say of their load, as Pulsar's strategies weigh it: resources, traffic, and two decaying averages.
+"""Define the load of a broker as Pulsar's strategies weigh it (`BrokerLoadData`): resources, traffic, and two decaying averages.
 
-May live here: the values of such a report, and the arithmetic that makes one number of many resources (Pulsar's
-`BrokerLoadData`). A value holds whatever a broker reported, so that a strategy can name what is wrong with it: see
-`fault_of`.
+A value may hold any reported figure, so that a strategy can report what is wrong with it (see `fault_of`).
 """
 
 from __future__ import annotations
@@ -12,29 +10,28 @@ from ctypes import c_float
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-# How often a broker looks at its own load in Pulsar, and in this arithmetic the time in which an average loses
-# `1 - history` of what it was.
+# How often a Pulsar broker measures its load. An average loses `1 - history` of its old value in this time.
 STEP_MS: Final = 5_000
 
-# Above this no figure is believed: a million times what the fastest network card carries in bytes, and squares of it still
-# add up.
+# Larger figures are not believed. This is a million times what the fastest network card carries in bytes, and squares of it can still be
+# summed.
 FIGURE_MAX: Final = 1e18
 
-# Above this no use is believed, a fraction: 100,000 %. A card that carries 100 Gbit/s and was told to be one of 0.1 comes to
-# 1,000; and what lies beyond would hide what all others use, in the mean and in the deviation.
+# A larger use, as a fraction, is not believed: 100,000 %. A card that carries 100 Gbit/s and is configured as 0.1 Gbit/s reaches 1,000. A
+# larger one would hide all other brokers in the mean and the deviation.
 USE_MAX: Final = 1_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """How much of one resource is used, and of how much, in one unit: CPU in percent of a core, memory in MiB, network in Kbit/s."""
+    """The use and the limit of one resource, in one unit: CPU in percent of a core, memory in MiB, network in Kbit/s."""
 
     used: float = 0.0
     limit: float = 0.0
 
     @property
     def percent(self) -> float:
-        """The use in percent, computed in single precision as Pulsar does; 0 where there is no limit."""
+        """The use in percent, in single precision as in Pulsar; 0 without a limit."""
         limit = _single(self.limit)
         return _single(_single(_single(self.used) / limit) * 100) if limit > 0 else 0.0
 
@@ -51,13 +48,13 @@ class Resources:
 
     @property
     def max_use(self) -> float:
-        """The use of the busiest resource as a fraction, memory left out: what decides whether a report is due."""
+        """The use of the busiest resource as a fraction, without memory. It decides whether a report is due."""
         return max(self.cpu.percent, self.direct_memory.percent, self.bandwidth_in.percent, self.bandwidth_out.percent) / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What the use of each resource counts for; Pulsar's `loadBalancer...ResourceWeight`."""
+    """The weight of each resource: Pulsar's `loadBalancer...ResourceWeight`."""
 
     cpu: float = 1.0
     memory: float = 0.0
@@ -66,7 +63,7 @@ class Weights:
     bandwidth_out: float = 1.0
 
     def weighted_max(self, resources: Resources) -> float:
-        """The use of the busiest resource as a fraction, each weighed; it may exceed 1."""
+        """Return the largest weighted use as a fraction. It may exceed 1."""
         return max(
             resources.cpu.percent * self.cpu / 100,
             resources.memory.percent * self.memory / 100,
@@ -78,7 +75,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What goes into a broker or a bundle and out of it, bytes and messages, each per second."""
+    """The traffic of a broker or a bundle: bytes and messages per second."""
 
     bytes_in_per_second: float = 0.0
     bytes_out_per_second: float = 0.0
@@ -102,7 +99,7 @@ RATES: Final = tuple(each.name for each in fields(Traffic))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleTraffic:
-    """What one bundle carries, and what is open in it; `cache_bytes` is what its topics keep in memory."""
+    """The traffic and the open objects of one bundle. `cache_bytes` is what its topics keep in memory."""
 
     bundle: str
     traffic: Traffic = field(default_factory=Traffic)
@@ -114,7 +111,7 @@ class BundleTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averages:
-    """A broker's decaying averages: `weighted_max` a fraction, `bytes_per_second` the throughput both ways."""
+    """A broker's decaying averages: `weighted_max` is a fraction, `bytes_per_second` the throughput both ways."""
 
     weighted_max: float
     bytes_per_second: float
@@ -122,10 +119,9 @@ class Averages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLoad:
-    """What one broker says of itself. `taken_ms` is Unix time by its own clock, of the sample.
+    """The load that one broker reports. `taken_ms` is the Unix time of the sample by its own clock.
 
-    `bundles` are its busiest, in the order in which it reported them, the lightest of them first; the others are only
-    counted. None: it says nothing of them.
+    `bundles` are its busiest, as reported, lightest first. The others are only counted. None: no bundles were reported.
     """
 
     taken_ms: int
@@ -138,16 +134,16 @@ class BrokerLoad:
 
 
 def kept_share(history: float, *, elapsed_ms: int, pulsar_exact: bool = False) -> float:
-    """What share of an average stays after a sample that was taken `elapsed_ms` after the one before.
+    """Return the share of an average that remains after a sample `elapsed_ms` later.
 
-    `history` is Pulsar's `loadBalancerHistoryResourcePercentage`, the share that stays after `STEP_MS`. Pulsar itself keeps
-    it at each call, whenever that is, so that whoever reads its metrics makes the averages run faster.
+    `history` is Pulsar's `loadBalancerHistoryResourcePercentage`, the share that remains after `STEP_MS`. Pulsar applies it at each call,
+    so reading its metrics makes the averages run faster.
     """
     return history if pulsar_exact else history ** (max(elapsed_ms, 0) / STEP_MS)
 
 
 def averaged(before: Averages | None, resources: Resources, traffic: Traffic, *, weights: Weights, kept: float) -> Averages:
-    """The averages after one more sample, when `kept` of those `before` stays; the first sample is its own average."""
+    """Return the averages after one more sample, when the share `kept` of `before` remains. The first sample is its own average."""
     if before is None:
         return Averages(weighted_max=weights.weighted_max(resources), bytes_per_second=traffic.bytes_per_second)
     return Averages(
@@ -157,14 +153,14 @@ def averaged(before: Averages | None, resources: Resources, traffic: Traffic, *,
 
 
 def blend(before: float, now: float, *, kept: float) -> float:
-    """An average of which the share `kept` stays, and the rest is what is new."""
+    """Return the average of `before`, with weight `kept`, and `now`."""
     return before * kept + (1 - kept) * now
 
 
 def fault_of(load: BrokerLoad) -> str | None:
-    """The first figure that no broker can have, told for people; None if there is none.
+    """Return a message about the first impossible figure; None if there is none.
 
-    Such is what is not a number, negative, or above `FIGURE_MAX`; of averages and resources also a use above `USE_MAX`.
+    A figure is impossible if it is NaN, negative, or above `FIGURE_MAX`. A use must not be above `USE_MAX`.
     """
     if not 0 <= load.averages.weighted_max <= USE_MAX:
         return f"its average use is {load.averages.weighted_max!r}"
@@ -186,7 +182,7 @@ def fault_of(load: BrokerLoad) -> str | None:
 
 
 def fault_among(figures: object, names: Sequence[str]) -> str | None:
-    """The first of the named figures that nobody can have, told as name=value; None if there is none. See `fault_of`."""
+    """Return the first impossible figure of those named, as name=value; None if there is none. See `fault_of`."""
     for name in names:
         value = getattr(figures, name)
         if not 0 <= value <= FIGURE_MAX:
@@ -195,5 +191,5 @@ def fault_among(figures: object, names: Sequence[str]) -> str | None:
 
 
 def _single(value: float) -> float:
-    """The nearest number of single precision; what is too large for it is infinite."""
+    """Return the nearest single-precision number; infinity if it is too large."""
     return c_float(value).value

@@ -1,7 +1,6 @@
-"""What a policy of balancing remembers from one round to the next: a value that goes in with the snapshot and comes out with the plan.
+"""Define what a policy remembers between rounds: a value that goes in with the snapshot and comes out with the plan.
 
-May live here: that value, and how it changes between rounds. So a plan can be made anew from what it was made of, and a new
-leader begins with an empty memory.
+So a plan can be computed again from its input. A new leader starts with an empty memory.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Each strategy looks at what is its own, and leaves the rest as it is.
+    """The memory of all strategies. Each reads its own fields and keeps the others.
 
-    `hits`: rounds in a row in which the load was uneven (`TransferShedder`). `gave_ms`, `got_ms`: when a bundle's move from a
-    broker or to it last ended, Unix time (`TransferShedder`). `averages`: of each broker's use, a fraction
-    (`ThresholdShedder` as Pulsar's). `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and
-    much (`AvgShedder`).
+    * `hits`: rounds in a row with uneven load (`TransferShedder`).
+    * `gave_ms`, `got_ms`: when the last move from or to a broker ended, Unix time (`TransferShedder`).
+    * `averages`: of each broker's use, a fraction (`ThresholdShedder` with `pulsar_exact`).
+    * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much (`AvgShedder`).
     """
 
     hits: int = 0
@@ -28,13 +27,13 @@ class Memory:
     high_hits: Mapping[str, int] = field(default_factory=dict)
 
     def without_hits(self) -> Memory:
-        """This memory when rounds have ceased: what was counted in a row begins anew afterwards."""
+        """Return this memory after rounds have stopped: counts of rounds in a row start again at 0."""
         return replace(self, hits=0, low_hits={}, high_hits={})
 
     def after_move(self, source: str, destination: str | None, *, now_ms: int, live: Container[str]) -> Memory:
-        """This memory when a move has ended, after which what both ends said of their load counts no more; None: nobody got it yet.
+        """Return this memory after a move: older reports of both ends no longer count. `destination` None: no broker has the bundle yet.
 
-        Brokers that are not `live` are forgotten: whoever comes back begins anew, and a strategy that reads none of this forgets nothing.
+        Brokers that are not `live` are forgotten here, because a strategy that does not read this never forgets them.
         """
         gave_ms, got_ms = {**self.gave_ms, source: now_ms}, dict(self.got_ms)
         if destination is not None:

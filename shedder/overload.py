@@ -1,6 +1,6 @@
-"""Pulsar's `OverloadShedder`: whoever is used above a threshold gives as much throughput as brings it 5 % below.
+"""Implement Pulsar's `OverloadShedder`: a broker above a threshold sheds throughput until it is 5 % below.
 
-May live here: the strategy `OverloadShedder`. It looks at each broker alone, and says not where its bundles go.
+It looks at each broker alone. Placement chooses where the bundles go.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from equipoise.shedder.plan import Plan
 from equipoise.shedder.reported import told_bytes, told_percent
 from equipoise.shedder.snapshot import Snapshot
 
-# By how much a broker comes to lie below the threshold: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
+# How far below the threshold a broker should end: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
 _MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadShedder:
-    """See the module. A broker at 95 % of which 85 % are allowed gives (95 - 85) + 5 = 15 % of its throughput.
+    """The strategy and its settings. Example: a broker at 95 % with a threshold of 85 % sheds (95 - 85) + 5 = 15 % of its throughput.
 
-    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default nothing moves while there
-    is nobody below it to take it, and one of a broker's bundles always stays.
+    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default nothing moves if no broker is below it,
+    and a broker keeps at least one bundle.
     """
 
     overloaded_percent: float = 85

@@ -1,7 +1,7 @@
-"""Which bundles a broker gives, for the strategies that name no destination, or one for all of them.
+"""Choose the bundles that a broker sheds, for strategies that name no destination, or one for all bundles.
 
-May live here: what Pulsar's classic strategies do alike: who is looked at, which bundles may go, and how much is taken. Where
-a rule of theirs is at fault, the default does it right, and `pulsar_exact` as Pulsar.
+This is the common part of Pulsar's classic strategies: which brokers take part, which bundles may go, and how much is taken. Where their
+rules have faults, the default corrects them, and `pulsar_exact` keeps them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Weight = Callable[[BundleTraffic], float]
 
 
 def throughput(bundle: BundleTraffic) -> float:
-    """What a bundle carries, in bytes per second."""
+    """Return a bundle's bytes per second."""
     return bundle.traffic.bytes_per_second
 
 
 def message_rate(bundle: BundleTraffic) -> float:
-    """What a bundle carries, in messages per second."""
+    """Return a bundle's messages per second."""
     return bundle.traffic.messages_per_second
 
 
@@ -44,19 +44,19 @@ class Picking:
 
     @classmethod
     def of(cls, snapshot: Snapshot, *, pulsar_exact: bool) -> Picking:
-        """A round over a snapshot; Pulsar's takes every report for true."""
+        """Start a round over a snapshot. Pulsar believes every report."""
         seen = Reported(loads=snapshot.loads, out={}, silent=()) if pulsar_exact else reported(snapshot, ttl_ms=LOAD_TTL_MS)
         return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
 
     @property
     def loads(self) -> Mapping[str, BrokerLoad]:
-        """The brokers that take part, with what they said."""
+        """The brokers that take part, with their reported loads."""
         return self.seen.loads
 
     def movable(self, broker: str, *, weight: Weight, destination: str | None = None) -> list[BundleTraffic]:
-        """What `broker` may give (to `destination`, if there is one), the heaviest first, of equals the first by name.
+        """Return the bundles that `broker` may give (to `destination`, if given), heaviest first, ties by name.
 
-        Pulsar keeps equals in the order in which it happens to have them, and asks no rule before it unloads.
+        Pulsar keeps ties in their given order, and checks no rules before it unloads.
         """
         bundles = bundles_of(self.loads[broker])
         if self.pulsar_exact:
@@ -72,13 +72,13 @@ class Picking:
         return sorted(free, key=lambda bundle: (-weight(bundle), bundle.bundle))
 
     def give(self, bundles: Iterable[BundleTraffic], source: str, *, reason: str, destination: str | None = None) -> None:
-        """Plan the moves of some bundles of one broker; where the rules do not allow the destination, placement finds another."""
+        """Plan the moves of some bundles of one broker. If the rules forbid the destination, placement chooses."""
         for bundle in bundles:
             target = None if destination is None or destination not in self.snapshot.candidates(bundle.bundle).allowed else destination
             self.moves.append(Move(bundle=bundle.bundle, source=source, destination=target, cause="Overloaded", reason=reason))
 
     def plan(self, *, idle: str, mean: float | None = None, memory: Memory | None = None) -> Plan:
-        """The plan of what was given; when that is nothing, `idle` tells why of each broker that has no reason of its own."""
+        """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason of its own."""
         found = Plan(moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory)
         stays = in_order(
             {**dict.fromkeys(self.snapshot.live, idle), **self.seen.out, **_waited_for(self.seen.silent), **self.stays}, self.moves
@@ -103,7 +103,7 @@ class Picking:
 
 
 def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> list[BundleTraffic]:
-    """The heaviest until they carry `need` bytes per second together, at least one; with `one_stays` never all of them."""
+    """Return the heaviest bundles that together carry `need` bytes per second, at least one. With `one_stays`, never all."""
     taken: list[BundleTraffic] = []
     carried = 0.0
     for bundle in bundles[: len(bundles) - 1] if one_stays else bundles:

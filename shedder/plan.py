@@ -1,6 +1,6 @@
-"""What a balancer answers: which bundles move where, and why; and why the others stay.
+"""Define a balancer's answer: which bundles move where and why, and why the others stay.
 
-May live here: the plan's values, and the port behind which every policy of balancing is a plug.
+This module also holds `Shedder`, the port of all balancing policies.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Literal, Protocol
 from equipoise.shedder.memory import Memory
 from equipoise.shedder.snapshot import Snapshot
 
-# Pulsar's names for what came of a round, and why; its counters bear them.
+# Pulsar's names for the result and the cause of a round, as in its counters.
 Result = Literal["Success", "Skip", "Failure"]
 Cause = Literal["Overloaded", "Underloaded", "HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Take `bundle` from the broker `source` to the broker `destination`; None: to whichever placement chooses.
+    """Move `bundle` from the broker `source` to the broker `destination`; None: placement chooses.
 
-    `reason` goes on record with it. `cause` says of which end the load is wrong.
+    `reason` is recorded with it. `cause` names the end whose load is wrong.
     """
 
     bundle: str
@@ -34,7 +34,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """Nothing is taken from `subject`, a broker, or it is not moved, a bundle; and why."""
+    """Why a broker gives nothing, or a bundle does not move."""
 
     subject: str
     reason: str
@@ -42,7 +42,7 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """Why a whole round moves nothing: in Pulsar's words, and in a sentence."""
+    """Why a whole round moves nothing: by Pulsar's names, and in a sentence."""
 
     result: Result
     cause: Cause
@@ -51,11 +51,12 @@ class Idle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One round's moves, in the order in which they are to be begun, and the stays, by subject.
+    """The moves of one round, in the order in which they start, and the stays by subject.
 
-    `idle` is set where nothing moves, by a policy that says why. `mean` and `deviation` are those of the brokers' loads as
-    they were, `deviation_after` as the moves should leave it; all fractions, None where the policy did not come to compute
-    them. `memory` is to be given to the next round.
+    * `idle`: set by a policy that moves nothing.
+    * `mean`, `deviation`: of the brokers' loads before. `deviation_after`: as the moves should leave it. All are fractions, or None if not
+      computed.
+    * `memory`: the input of the next round.
     """
 
     moves: tuple[Move, ...]
@@ -67,25 +68,29 @@ class Plan:
     memory: Memory = field(default_factory=Memory)
 
     def with_stays(self, more: Iterable[Stay]) -> Plan:
-        """This plan with stays of what it does not speak of itself."""
+        """Return this plan with stays for subjects that it does not have yet."""
         known = {stay.subject for stay in self.stays} | {move.bundle for move in self.moves}
         added = [stay for stay in more if stay.subject not in known]
         return replace(self, stays=tuple(sorted((*self.stays, *added), key=lambda stay: stay.subject))) if added else self
 
     def counts(self) -> dict[tuple[Result, Cause], int]:
-        """How often each result came for each cause, as Pulsar counts decisions; a move counts as the success that it is to be."""
+        """Return how often each result and cause occurred, as Pulsar counts decisions. A planned move counts as a success."""
         if self.idle is not None:
             return {(self.idle.result, self.idle.cause): 1}
         return {("Success", cause): number for cause, number in Counter(move.cause for move in self.moves).items()}
 
 
 class Shedder(Protocol):
-    """A policy of balancing: a pure function of one snapshot.
+    """A balancing policy: a pure function of one snapshot.
 
-    Whatever the policy: no bundle moves twice in a plan; nothing and nobody that is barred takes part; equal snapshots give
-    equal plans. Every broker that gives nothing has a `Stay`.
+    Every policy keeps these rules:
+
+    * No bundle moves twice in a plan.
+    * Nothing that is barred takes part.
+    * Equal snapshots give equal plans.
+    * Every broker that gives nothing has a `Stay`.
     """
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """The moves of this round. They may be rejected one by one: the fold decides, and the next round sees what came of it."""
+        """Return the plan of this round. The fold may reject single moves; the next round sees the result."""
         ...

@@ -1,7 +1,4 @@
-"""Who takes part in a round that goes by reports: the live brokers with a fresh and possible one; and what is said of the others.
-
-May live here: what all strategies after Pulsar's ask of a snapshot before they decide anything.
-"""
+"""Select the brokers that take part in a round: the live ones with a fresh and plausible report. All strategies after Pulsar's use it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from equipoise.shedder.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The brokers that take part, by id, with their loads; why others do not; and the live ones that said nothing at all."""
+    """The loads of the brokers that take part, by id; why others do not (`out`); and live brokers without any report (`silent`)."""
 
     loads: Mapping[str, BrokerLoad]
     out: Mapping[str, str]
@@ -24,10 +21,10 @@ class Reported:
 
 
 def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
-    """Sort the live brokers by what can be made of their reports.
+    """Sort the live brokers by the state of their reports.
 
-    A report is outdated when it is older than `ttl_ms`, or from further in the future than that: its clock tells nothing. A
-    figure that no broker can have makes the whole report worthless, since nobody knows what else in it is wrong.
+    A report is outdated if its age or its distance into the future is more than `ttl_ms`. One impossible figure invalidates the whole
+    report, because the others may be wrong, too.
     """
     loads: dict[str, BrokerLoad] = {}
     out: dict[str, str] = {}
@@ -52,7 +49,7 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
 
 
 def why_held(snapshot: Snapshot, bundle: str, broker: str) -> str | None:
-    """Why a bundle that `broker` reported must not be taken from it now; None if it may be."""
+    """Return why a bundle that `broker` reported must not move now; None if it may."""
     owner = snapshot.owners.get(bundle)
     if owner != broker:
         return "nobody serves it now" if owner is None else f"{owner} serves it now, not {broker}"
@@ -60,31 +57,31 @@ def why_held(snapshot: Snapshot, bundle: str, broker: str) -> str | None:
 
 
 def bundles_of(load: BrokerLoad) -> tuple[BundleTraffic, ...]:
-    """The bundles that a broker reported, each once, whatever it said; none if it said nothing of them."""
+    """Return the reported bundles, each once; empty if the report has none."""
     return tuple({bundle.bundle: bundle for bundle in load.bundles or ()}.values())
 
 
 def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...]:
-    """The stays by subject, without what moves and the brokers that give something."""
+    """Return the stays by subject, without moving bundles and the brokers that give some."""
     given = {name for move in moves for name in (move.source, move.bundle)}
     return tuple(Stay(subject=subject, reason=stays[subject]) for subject in sorted(stays) if subject not in given)
 
 
 def told_ms(duration_ms: int) -> str:
-    """A duration for people."""
+    """Format a duration."""
     return f"{duration_ms / 1_000:.0f} s"
 
 
 def told_age(age_ms: int) -> str:
-    """How long ago something was for people; less than 0 is what another clock says is still to come."""
+    """Format an age. A negative age means that the other clock is ahead."""
     return f"{told_ms(age_ms)} ago" if age_ms >= 0 else f"{told_ms(-age_ms)} ahead of the clock here"
 
 
 def told_percent(fraction: float) -> str:
-    """A fraction for people."""
+    """Format a fraction as a percentage."""
     return f"{100 * fraction:.0f} %"
 
 
 def told_bytes(bytes_per_second: float) -> str:
-    """A throughput for people."""
+    """Format a throughput."""
     return f"{bytes_per_second / 1_000_000:.3g} MB/s"

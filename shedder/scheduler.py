@@ -1,7 +1,6 @@
-"""When to balance: the time of the next round, which of its moves may begin, what is in flight, and which bundles rest.
+"""Schedule rounds of balancing: when the next is due, which of its moves may start, what is in flight, and which bundles rest.
 
-May live here: the schedule of one broker's rounds, over time that comes in as an argument. What to move is a plug's
-business, moving it the worker's.
+Time comes in as an argument. The plan comes from a shedder, and the broker carries it out.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from equipoise.shedder.plan import Move
 
 Ends = tuple[str | None, str | None]
-"""The brokers that a bundle moves from and to, as far as they are known."""
+"""The brokers that a bundle moves from and to; None if unknown."""
 
 
 class Scheduler:
-    """The rounds of one broker while it leads, and what it has to know when it begins to.
+    """The rounds of one broker while it leads, and what it needs to know when it becomes the leader.
 
-    Times are milliseconds of any one clock that does not jump.
-
-    A round begins an interval after the one before, and not while a move of it waits or is in flight: its cost would be
-    counted neither here nor there with certainty. A bundle rests after its move, and after those that others made.
+    * Times are milliseconds of a clock that does not jump.
+    * A round starts one interval after the last, but not while a move waits or is in flight: the cost of the bundle could not be assigned
+      to either broker.
+    * A bundle rests after every move, by any broker.
     """
 
     def __init__(self) -> None:
@@ -31,9 +30,9 @@ class Scheduler:
         self._moved: dict[str, int] = {}
 
     def due(self, now_ms: int, *, interval_ms: int) -> bool:
-        """Whether a round is to begin now; if so, the next is an interval away.
+        """Return whether a round starts now. If so, the next is due one interval later.
 
-        The first is an interval after the first question, so that a new leader has seen a report of everybody.
+        The first is due one interval after the first call, so that a new leader has a report of every broker.
         """
         if self._began_ms is None:
             self._began_ms = now_ms
@@ -43,20 +42,19 @@ class Scheduler:
         return True
 
     def planned(self, moves: Iterable[Move]) -> None:
-        """These are to be made as soon as there is room for them, in their order."""
+        """Queue these moves, in their order."""
         self._waiting = list(moves)
 
     def dropped(self) -> tuple[Move, ...]:
-        """The moves that had not begun, and will not."""
+        """Remove and return the moves that have not started."""
         dropped, self._waiting = tuple(self._waiting), []
         return dropped
 
     def begin(self, others: Mapping[str, Ends], *, moves_max: int, broker_moves_max: int) -> tuple[Move, ...]:
-        """The planned moves for which there is room; they are in flight from now on.
+        """Return the planned moves that may start now. They count as in flight.
 
-        There may be `moves_max` in the cluster, and `broker_moves_max` at one broker, those from it and to it together.
-        `others` are the bundles that the channel shows on the move, whoever moves them. One move whose ends are busy does not
-        hold up those after it.
+        At most `moves_max` moves run in the cluster, and `broker_moves_max` from and to one broker. `others` are the bundles that move on
+        the channel, by any broker. A move whose brokers are busy does not block the moves after it.
         """
         in_flight = {**others, **self._in_flight}
         busy = Counter(broker for ends in in_flight.values() for broker in ends if broker is not None)
@@ -75,19 +73,19 @@ class Scheduler:
         return tuple(begun)
 
     def ended(self, bundle: str, now_ms: int) -> None:
-        """A move is over, whatever came of it: the bundle rests from now on. One that was refused is not asked for at once again."""
+        """Record the end of a move, whatever its result: the bundle rests now. So a refused move is not retried at once."""
         self._in_flight.pop(bundle, None)
         self.moved(bundle, now_ms)
 
     def moved(self, bundle: str, at_ms: int) -> None:
-        """A bundle has moved, or was cut or joined, whoever did it: it rests from `at_ms` on, or from later if that is known."""
+        """Record that a bundle was moved, split or merged by any broker: it rests from `at_ms` on, or from the latest such time."""
         self._moved[bundle] = max(at_ms, self._moved.get(bundle, at_ms))
 
     def forget(self, now_ms: int, *, rest_ms: int) -> None:
-        """Keep no bundle that has rested: for brokers that ask for no rounds, and take the lead in an hour, or never."""
+        """Forget bundles that have rested. Brokers that run no rounds call this, too, because they may never lead."""
         self._moved = {bundle: moved_ms for bundle, moved_ms in self._moved.items() if now_ms - moved_ms < rest_ms}
 
     def resting(self, now_ms: int, *, rest_ms: int) -> tuple[str, ...]:
-        """The bundles that must not be moved again yet, by name."""
+        """Return the bundles that must not move again yet, by name."""
         self.forget(now_ms, rest_ms=rest_ms)
         return tuple(sorted(self._moved))

@@ -1,11 +1,9 @@
-"""What a balancer looks at: every broker with the bundles that the view gives it, weighed by the reports of the load bus.
+"""Build a balancer's input: every broker with its bundles from the view, weighed by the reports of the load bus.
 
-May live here: the snapshot's values, the cost of a load, and how view and reports are put together. A policy reads the part
-that it goes by: `BalancedShedder` every bundle's cost, the strategies after Pulsar's what brokers say of themselves.
-
-The view says whose a bundle is, the reports what it weighs. So a bundle on its way weighs on its destination already, and
-a report that is older than a move misleads nobody: the weight goes with the bundle. A report names its busiest bundles only:
-each of the others weighs what is left of its broker's cost for one of them.
+* The view defines the owner of a bundle, the reports its weight. So a bundle in transition already counts at its destination, and a report
+  older than a move does no harm: the weight follows the bundle.
+* A report names only the busiest bundles. Each other bundle weighs an equal part of the rest of its broker's cost.
+* `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers' reports.
 """
 
 from __future__ import annotations
@@ -22,14 +20,13 @@ from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.memory import Memory
 
-# Costs are counted in calls per second. The other weights say what takes a broker about as long as one small call: to move
-# 16 KiB, at 160 MB/s where a call takes 0.1 ms; and to keep a hundred sessions alive for a second, at a ping every minute
-# or two from each.
+# Costs are in calls per second. The other weights are amounts that take a broker about as long as one small call: to move 16 KiB (160 MB/s
+# at 0.1 ms per call), and to keep 100 sessions alive for a second (a ping every minute or two from each).
 BYTES_PER_CALL: Final = 16_384
 SESSIONS_PER_CALL: Final = 100
 
-# What a bundle costs before anybody calls it. So bundles spread by number while there is little load, and by load when
-# there is much; and a handful of calls, which is noise, moves nothing.
+# The cost of a bundle without load. Bundles spread by number under little load and by load under much, and the noise of a few calls moves
+# nothing.
 IDLE_COST: Final = 10.0
 
 _DRAINING: Final = "it drains, and moves everything away by itself"
@@ -37,7 +34,7 @@ _DRAINING: Final = "it drains, and moves everything away by itself"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedBundle:
-    """One bundle and what it costs, in calls per second. `barred` says why it must not be moved now; None: it may be."""
+    """One bundle and its cost, in calls per second. `barred`: why it must not move now, or None."""
 
     name: str
     cost: float
@@ -46,7 +43,7 @@ class WeighedBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedBroker:
-    """One live broker and its bundles, by name. `barred` says why it neither gives nor takes now; None: it does both."""
+    """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or None."""
 
     broker: str
     capacity: int
@@ -55,14 +52,14 @@ class WeighedBroker:
 
 
 class WeighedBrokers(Collection[WeighedBroker]):
-    """The brokers of a snapshot, by id, weighed when somebody looks at them first.
+    """The brokers of a snapshot, by id, weighed at the first access.
 
-    Most strategies never look, and to weigh 100,000 bundles takes a quarter of a second, in which the leader does nothing else.
-    It compares as the tuple that it comes to.
+    Most strategies never need them, and weighing 100,000 bundles keeps the leader busy for a quarter of a second. It compares equal to the
+    resulting tuple.
     """
 
     def __init__(self, weigh: Callable[[], tuple[WeighedBroker, ...]]) -> None:
-        """`weigh` is called once at most."""
+        """Store `weigh`, which is called at most once."""
         self._weigh = weigh
 
     @cached_property
@@ -90,27 +87,26 @@ class WeighedBrokers(Collection[WeighedBroker]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Who may take a bundle, by id; and of each of the others why not, told for people."""
+    """The brokers that may take a bundle, by id, and why each of the others may not."""
 
     allowed: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-# Who may take a bundle, by its name. A rule that cannot be read lets nobody take it.
+# Returns who may take a bundle, by name. Under an unreadable rule no broker may.
 Rules = Callable[[str], Candidates]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A cluster at one moment: its live brokers, by id, and what else is known of it.
+    """A cluster at one moment.
 
     * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `WeighedBrokers`.
     * `live`: the ids of the live brokers, in order. `apart`: those of them that neither give nor take now, and why.
-    * `loads`: what brokers say of themselves, in the order in which the load bus gives it; of dead ones, too. Those of their
-      bundles that are at rest have an owner in `owners`; what must not be moved now stands in `resting`, and why.
-    * `policies`: which kind of policy a namespace has, if any. `rules` is asked for the bundles that a policy looks at; None:
-      every live broker may have every bundle.
-    * `memory` is what the plan before told to remember. `now_ms` is Unix time.
+    * `loads`: the reports in the order of the load bus, including those of dead brokers.
+    * `owners`: who serves each reported bundle. `resting`: the reported bundles that must not move now, and why.
+    * `policies`: the kind of policy of a namespace, if any. `rules`: who may have a bundle; None: every live broker.
+    * `memory`: from the previous plan. `now_ms`: Unix time.
     """
 
     brokers: Collection[WeighedBroker] = ()
@@ -125,12 +121,12 @@ class Snapshot:
     memory: Memory = field(default_factory=Memory)
 
     def candidates(self, bundle: str) -> Candidates:
-        """Who may take `bundle`."""
+        """Return the brokers that may take `bundle`."""
         return Candidates(allowed=self.live) if self.rules is None else self.rules(bundle)
 
 
 def costs_of(loads: Iterable[BundleLoad]) -> list[float]:
-    """What bundles of these loads cost their broker, each in calls per second."""
+    """Return the cost of each load, in calls per second."""
     return [
         IDLE_COST + load.calls_per_second + load.bytes_per_second / BYTES_PER_CALL + load.sessions / SESSIONS_PER_CALL for load in loads
     ]
@@ -147,13 +143,12 @@ def take(
     rules: Rules | None = None,
     memory: Memory | None = None,
 ) -> Snapshot:
-    """Weigh the cluster of `view` by the summaries that are at most `age_ms_max` old at `now_ms` (Unix time).
+    """Return the snapshot of `view`, weighed by summaries at most `age_ms_max` old at `now_ms` (Unix time).
 
-    A summary from the future by more than that counts as old, too: its clock tells nothing. One with a figure that no broker
-    can have weighs nothing, and keeps its broker apart. `resting` are bundles that have moved lately and must not move again.
-
-    The strategies that go by `loads` get all of them: each says by itself what is too old for it, and what cannot be. Bundles are
-    weighed for a strategy that looks at `brokers`: as `view` is then, so it is to be asked before the view goes on.
+    * A summary that far in the future counts as old, too. One with an impossible figure weighs nothing and sets its broker `apart`.
+    * `resting` are bundles that have moved lately and must not move again.
+    * `loads` holds all reports: each strategy decides what is too old or impossible for it.
+    * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view changes.
     """
     told = {summary.broker: summary for summary in summaries}
     recent = [summary for summary in told.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
@@ -176,20 +171,20 @@ def take(
 
 
 def _weighed(view: View, told: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str]) -> tuple[WeighedBroker, ...]:
-    """The live brokers, by id, weighed by those of the `recent` summaries that can be true."""
+    """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     return tuple(_weigh(view, broker, told.get(broker.broker), scales, resting) for broker in brokers)
 
 
 class _Scales:
-    """What each bundle costs by the summaries that count, whoever has it."""
+    """The cost of each bundle by the valid summaries, for any owner."""
 
     def __init__(self, summaries: Iterable[Summary]) -> None:
         oldest_first = sorted(summaries, key=lambda summary: (summary.load.taken_ms, summary.broker))
         self.by_broker = {summary.broker: summary for summary in oldest_first}
         self._named: dict[str, float] = {}
-        for summary in oldest_first:  # So that the newest word on a bundle stays.
+        for summary in oldest_first:  # The newest report of a bundle remains.
             self._named.update(summary.costs)
         self._unnamed = {name: cost for name, summary in self.by_broker.items() if (cost := _unnamed_cost(summary)) is not None}
         counted = [max(summary.load.bundle_count, len(summary.costs)) for summary in oldest_first]
@@ -197,9 +192,9 @@ class _Scales:
         self._mean = cost / sum(counted) if sum(counted) else IDLE_COST
 
     def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
-        """What each bundle costs at `broker`: by its own word, else by another's who had it before, else as those that it does not name.
+        """Return the cost of each bundle at `broker`, at least that of an idle one.
 
-        No word makes it cost less than an idle one.
+        The source is the broker's own report, else another broker's, else the mean of the bundles that its report does not name.
         """
         summary = self.by_broker.get(broker)
         own = {} if summary is None else summary.costs
@@ -208,13 +203,13 @@ class _Scales:
 
 
 def _unnamed_cost(summary: Summary) -> float | None:
-    """What each bundle costs that a summary counts and does not name, which may come out as less than nothing; None if there is none."""
+    """Return the mean cost of bundles that a summary counts but does not name, which may be negative; None if there are none."""
     unnamed = summary.load.bundle_count - len(summary.costs)
     return (summary.cost - sum(summary.costs.values())) / unnamed if unnamed > 0 else None
 
 
 def _weigh(view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, resting: frozenset[str]) -> WeighedBroker:
-    """One broker with what it owns or is to own; what is on its way to another broker weighs there."""
+    """Return one broker with the bundles that it owns or will own. A bundle on its way elsewhere counts there."""
     owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
     bundles = [
         WeighedBundle(name=bundle.name, cost=cost, barred=_why_barred(view, bundle, resting))
@@ -238,7 +233,7 @@ def _why_barred(view: View, bundle: BundleEntry, resting: frozenset[str]) -> str
 
 
 def _why_apart(broker: BrokerEntry, summary: Summary | None, *, counts: bool) -> str | None:
-    """Why a broker takes no part; `counts` says whether its summary is fresh and possible."""
+    """Return why a broker takes no part. `counts`: its summary is fresh and plausible."""
     if broker.status == "draining":
         return _DRAINING
     if counts:

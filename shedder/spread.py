@@ -1,7 +1,4 @@
-"""How far the loads of brokers lie apart: their mean and deviation, also while moves are planned.
-
-May live here: that arithmetic (Pulsar's `LoadStats`).
-"""
+"""Compute the mean and deviation of broker loads while moves are planned (Pulsar's `LoadStats`)."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from collections.abc import Iterable
 class Spread:
     """Mean and population deviation of loads, which are fractions.
 
-    Pulsar keeps a sum of squares, which loses every digit where the loads are alike, and may become less than nothing; then
-    the deviation is not a number.
+    With `pulsar_exact` it keeps a sum of squares, as Pulsar does. Similar loads then lose all digits, and a negative variance makes the
+    deviation NaN.
     """
 
     def __init__(self, loads: Iterable[float], *, pulsar_exact: bool) -> None:
@@ -27,7 +24,7 @@ class Spread:
         self.deviation = self._by_squares() if pulsar_exact else self._measured()
 
     def move(self, most: float, least: float, shed: float) -> None:
-        """Take `shed` from a broker of load `most` and give it to one of `least`. No load becomes negative."""
+        """Move `shed` from a broker of load `most` to one of load `least`. No load becomes negative."""
         given, got = max(most - shed, 0.0), least + shed
         if self._pulsar_exact:
             self._squares -= most * most + least * least

@@ -1,6 +1,6 @@
-"""Pulsar's `ThresholdShedder`: whoever is used by more than the mean and a threshold gives what is above it, and 5 % more.
+"""Implement Pulsar's `ThresholdShedder`: brokers above the mean plus a threshold shed the excess and 5 % more.
 
-May live here: the strategy `ThresholdShedder`. It says not where bundles go.
+Placement chooses where the bundles go.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from equipoise.shedder.plan import Plan
 from equipoise.shedder.reported import told_bytes, told_percent
 from equipoise.shedder.snapshot import Snapshot
 
-# How much more than the excess is given: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
+# What is shed in addition to the excess: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
 _MARGIN: Final = 0.05
 
-# What part of the threshold is taken from the most used when somebody is far below the mean: Pulsar's
-# `LOWER_BOUNDARY_THRESHOLD_MARGIN`.
+# The share of the threshold that the most used broker sheds if another is far below the mean: Pulsar's `LOWER_BOUNDARY_THRESHOLD_MARGIN`.
 _LOWER_BOUNDARY_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdShedder:
-    """See the module. The settings are Pulsar's, by other names.
+    """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `threshold_percent`: so far above the mean a broker may be (`loadBalancerBrokerThresholdShedderPercentage`).
-    * `bytes_min`: less is not worth a move, bytes per second (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
-    * `lower_boundary`: when nobody is too high but somebody as far below, the most used gives (`lowerBoundarySheddingEnabled`).
-    * `history`, `weights`: with `pulsar_exact` the strategy makes its own averages, one step a round; by default it goes by
-      those that brokers report, which decay by time and outlive a leader.
+    * `threshold_percent`: allowed use above the mean, in percentage points (`loadBalancerBrokerThresholdShedderPercentage`).
+    * `bytes_min`: the least throughput to shed, bytes per second (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
+    * `lower_boundary`: if no broker is too high but one is as far below, the most used one sheds (`lowerBoundarySheddingEnabled`).
+    * `history`, `weights`: with `pulsar_exact` the strategy computes its own averages, one step per round. By default it uses the reported
+      averages, which decay by time and survive a change of the leader.
     """
 
     threshold_percent: float = 10
@@ -55,12 +54,13 @@ class ThresholdShedder:
             if use < bound:
                 picking.stays[broker] = f"{_told(use, mean)}; up to {self.threshold_percent:.0f} points above that are let be"
             elif not self.pulsar_exact and 0 < now < bound:
-                # What it has given shows at once in its use, and in its average only after many rounds: it would give each time.
+                # After a move the use falls at once, but its average only after many rounds. Without this check the broker would shed each
+                # time.
                 picking.stays[broker] = f"{_told(use, mean)}, on average; now it is used by {told_percent(now)}"
             else:
                 self._shed(picking, broker, use - bound + _MARGIN, _told(use, mean))
         if self.lower_boundary and not picking.moves:
-            if self.pulsar_exact:  # It makes the averages once more, so that they run twice as fast.
+            if self.pulsar_exact:  # Pulsar updates the averages a second time here, so they run twice as fast.
                 uses = self._uses(picking, uses)
                 mean = _mean_of(uses)
                 memory = replace(memory, averages=uses)
@@ -74,7 +74,7 @@ class ThresholdShedder:
         return {broker: blend(before[broker], use, kept=self.history) if broker in before else use for broker, use in now.items()}
 
     def _shed(self, picking: Picking, broker: str, share: float, told: str) -> None:
-        """Plan that `broker` gives this share of its throughput, if that is enough and it has two bundles."""
+        """Plan that `broker` sheds this share of its throughput, if that is enough and it has two bundles."""
         load = picking.loads[broker]
         need = load.traffic.bytes_per_second * share
         if need < self.bytes_min:

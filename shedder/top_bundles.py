@@ -1,7 +1,4 @@
-"""Which bundles a broker reports one by one: its busiest, since a report must stay small however many it has.
-
-May live here: the ranking, and the choice by it (Pulsar's `TopKBundles` and `NamespaceBundleStats`).
-"""
+"""Rank bundles and choose the busiest for a broker's report (Pulsar's `TopKBundles` and `NamespaceBundleStats`)."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from typing import Final
 from equipoise.shedder.loads import FIGURE_MAX, BundleTraffic
 
 TOP_BUNDLES_MAX: Final = 10
-"""How many a report names, as in Pulsar (`loadBalancerMaxNumberOfBundlesInBundleLoadReport`)."""
+"""How many bundles a report names, as in Pulsar (`loadBalancerMaxNumberOfBundlesInBundleLoadReport`)."""
 
 SYSTEM_NAMESPACES: Final = frozenset({"pulsar/system"})
 """Namespaces whose bundles Pulsar never sheds."""
 
-# What counts as no difference between two bundles, so that noise does not reorder them: Pulsar's steps.
+# Smaller differences do not reorder bundles, so that noise has no effect: Pulsar's steps.
 _BYTES_STEP: Final = 100_000
 _MESSAGES_STEP: Final = 100
 _OPEN_STEP: Final = 500
@@ -28,7 +25,7 @@ _CACHE_STEP: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleFigures:
-    """What bundles are ranked by, figure by figure: place i of each is of the bundle `names[i]`. Rates are per second.
+    """The figures that rank bundles, in columns: place i of each is of the bundle `names[i]`. Rates are per second.
 
     `opened` are topics, consumers and producers together.
     """
@@ -44,7 +41,7 @@ class BundleFigures:
 def top_bundles(
     bundles: Iterable[BundleTraffic], *, at_most: int = TOP_BUNDLES_MAX, passed_over: Collection[str] = SYSTEM_NAMESPACES
 ) -> tuple[BundleTraffic, ...]:
-    """The `at_most` busiest bundles, as `busiest_places` finds them."""
+    """Return the `at_most` busiest bundles, as `busiest_places` finds them."""
     told = list(bundles)
     figures = BundleFigures(
         names=[bundle.bundle for bundle in told],
@@ -60,21 +57,21 @@ def top_bundles(
 def busiest_places(
     figures: BundleFigures, *, at_most: int = TOP_BUNDLES_MAX, passed_over: Collection[str] = SYSTEM_NAMESPACES
 ) -> Sequence[int]:
-    """The places of the `at_most` busiest bundles, the lightest of them first, because a shedder tries them in this order.
+    """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries them in this order.
 
-    Left out are those that carry nothing, those of the namespaces `passed_over`, and those with figures that cannot be
-    compared: not a number, negative, or absurd. Of equals the first by name is the heavier.
+    Bundles without load, of the namespaces `passed_over`, or with impossible figures (NaN, negative, absurd) are left out. Of equals the
+    first by name is the heavier.
     """
     spared = tuple(f"{namespace}/" for namespace in sorted(passed_over))
     bytes_in = figures.bytes_in
     places: Sequence[int] = range(len(figures.names))
     least = nlargest(at_most, bytes_in)[-1] if 0 < at_most < len(places) else -math.inf
     undecided = _fit(figures, spared, [place for place in places if bytes_in[place] >= least - _BYTES_STEP])
-    # What is a step below so many that are fit is out of the question; but of those there may have been too few.
+    # Bundles more than a step below the last of the top are out, unless too few of the top are fit.
     if sum(bytes_in[place] >= least for place in undecided) < at_most:
         undecided = _fit(figures, spared, places)
-    # The heavier the larger: bytes in, then bytes out, then messages, then what is open, then what is kept in memory. Only
-    # those that one figure does not decide are looked at by the next: to rank thousands by all of them takes milliseconds.
+    # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only the ties of the one before: ranking
+    # thousands of bundles by all of them takes milliseconds.
     ranking = (
         (bytes_in, _BYTES_STEP, 0.5),
         (figures.bytes_out, _BYTES_STEP, 0.5),
@@ -95,7 +92,7 @@ def busiest_places(
 
 
 def _fit(figures: BundleFigures, spared: tuple[str, ...], places: Sequence[int]) -> list[int]:
-    """Those of `places` that may be named at all; what is not a number fails each comparison, too."""
+    """Return the places that a report may name. NaN fails each comparison, too."""
     names, bytes_in, bytes_out, messages = figures.names, figures.bytes_in, figures.bytes_out, figures.messages
     return [
         place
@@ -107,16 +104,16 @@ def _fit(figures: BundleFigures, spared: tuple[str, ...], places: Sequence[int])
 
 
 def _parted(places: Sequence[int], column: Sequence[float], step: int, up: float, wanted: int) -> tuple[list[int], list[int]]:
-    """Those that are certainly among the `wanted` heaviest by one figure, and those that it leaves equal to the last of these."""
+    """Return the places that are certainly among the `wanted` heaviest by one figure, and those that tie with the last of them."""
     told = column if len(places) == len(column) else [column[place] for place in places]
     if _steps(max(told), step, up) == _steps(min(told), step, up):
         return [], list(places)
     last = _steps(nlargest(wanted, told)[-1], step, up)
-    ranks = [math.floor(value / step + up) for value in told]  # As `_steps`.
+    ranks = [math.floor(value / step + up) for value in told]  # The same as `_steps`, inlined.
     heavier = [place for place, rank in zip(places, ranks, strict=True) if rank > last]
     return heavier, [place for place, rank in zip(places, ranks, strict=True) if rank == last]
 
 
 def _steps(value: float, step: int, up: float) -> int:
-    """Of how many whole steps a value is; what is left over counts as one if `up` makes it one, as in Java's rounding."""
+    """Return the number of whole steps in a value. `up` of 0.5 rounds as Java does."""
     return math.floor(value / step + up)

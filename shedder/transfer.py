@@ -1,12 +1,12 @@
-"""Pulsar's `TransferShedder`: pairs the most loaded broker with the least loaded one, and moves half of the difference.
+"""Implement Pulsar's `TransferShedder`: pair the most loaded broker with the least loaded one, and move half of the difference.
 
-May live here: the strategy `TransferShedder`. It acts when the deviation of the brokers' average uses is above the target,
-or one broker is idle or overloaded beside the others, for several rounds in a row. What a broker may give is counted in
-throughput: the part of it that half the difference is of its load. Where a bundle is too heavy for that, lighter ones may come
-back for it (a swap).
+* It acts if, for several rounds in a row, the deviation of the brokers' average uses is above the target, or one broker is idle or
+  overloaded compared with the others.
+* A broker gives throughput. The share of its throughput is the share of its load that half of the difference is.
+* If a bundle is too heavy, lighter ones may come back for it (a swap).
 
-With `pulsar_exact` it decides as the class of Pulsar 4.2.4 does, faults and all. How the two differ, and why, stands in
-docs/reference/balancing.md.
+With `pulsar_exact` it decides as the class of Pulsar 4.2.4, with its faults. docs/reference/balancing.md lists the differences and their
+reasons.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from equipoise.shedder.reported import Reported, bundles_of, in_order, reported,
 from equipoise.shedder.snapshot import Snapshot
 from equipoise.shedder.spread import Spread
 
-# A broker is idle beside the others below the mean times half the target, but never above half of the mean.
+# A broker counts as idle below the mean times half of the target, but never above half of the mean.
 _IDLE_SHARE_MAX: Final = 0.5
 
-# A swap must take at least a quarter of its throughput from the broker that gives.
+# A swap must take at least a quarter of its throughput from the source.
 _SWAP_SHARE_MAX: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferShedder:
-    """See the module. The settings are Pulsar's, by other names.
+    """The strategy and its settings, with Pulsar's names in brackets.
 
     * `target_deviation`: of the brokers' average uses, a fraction (`loadBalancerBrokerLoadTargetStd`).
-    * `hit_count_threshold`: so many rounds in a row may be uneven before one acts (`loadBalancerSheddingConditionHitCountThreshold`).
-    * `sources_max`: so many brokers give in one round (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
+    * `hit_count_threshold`: uneven rounds in a row before one acts (`loadBalancerSheddingConditionHitCountThreshold`).
+    * `sources_max`: how many brokers give in one round (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
     * `transfer`: moves name their destination, and swaps are tried (`loadBalancerTransferEnabled`).
-    * `overloaded_percent`: from there on a broker may be overloaded (`loadBalancerBrokerOverloadedThresholdPercentage`).
+    * `overloaded_percent`: a broker above it may be overloaded (`loadBalancerBrokerOverloadedThresholdPercentage`).
     * `load_ttl_ms`: how long a report counts (`loadBalancerBrokerLoadDataTTLInSeconds`).
-    * `cool_down_ms`: how much younger than a move a report must be (`loadBalanceSheddingDelayInSeconds`).
+    * `cool_down_ms`: a report must be at least this much younger than a move (`loadBalanceSheddingDelayInSeconds`).
     * `with_policies`: bundles of namespaces with policies move, too (`loadBalancerSheddingBundlesWithPoliciesEnabled`).
     * `excluded_namespaces`: their bundles never move (`loadBalancerSheddingExcludedNamespaces`).
-    * `pulsar_debug`: with `pulsar_exact`, as Pulsar in its debug mode, the only one in which it counts what a swap brings back.
+    * `pulsar_debug`: with `pulsar_exact`, decide as Pulsar in debug mode. Only that mode counts what a swap brings back.
     """
 
     target_deviation: float = 0.25
@@ -82,7 +82,7 @@ class TransferShedder:
         return replace(found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0))
 
     def _sound(self, snapshot: Snapshot) -> _Seen:
-        """Who takes part, and why nobody does: by live brokers alone, with reports that can be true."""
+        """Return the brokers that take part, or why none does: live brokers with plausible reports."""
         found = reported(snapshot, ttl_ms=self.load_ttl_ms)
         gave_ms = self._still_cooling(snapshot, found, snapshot.memory.gave_ms)
         got_ms = self._still_cooling(snapshot, found, snapshot.memory.got_ms)
@@ -94,13 +94,14 @@ class TransferShedder:
             idle = _nobody(has_outdated=found.has_outdated)
         elif found.silent:
             idle = _silent(found.silent[0], len(found.silent))
-        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)  # Of equals the first by id stays the first.
+        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)  # Ties keep the order of ids.
         return _Seen(order=order, counted=tuple(found.loads.values()), gave_ms=gave_ms, got_ms=got_ms, idle=idle, out=found.out)
 
     def _still_cooling(self, snapshot: Snapshot, found: Reported, ended_ms: Mapping[str, int]) -> dict[str, int]:
-        """The brokers whose last report is not `cool_down_ms` younger than their last move; of one without a report time alone decides.
+        """Return the brokers whose last report is less than `cool_down_ms` younger than their last move, with the time of the move.
 
-        A time in the future is taken for now: a clock that was set back must not make it last for ever.
+        For a broker without a report, only the time since the move counts. A time in the future counts as now: a clock that was set back
+        must not make the cool-down last for ever.
         """
         cooling: dict[str, int] = {}
         for broker, moved_ms in ended_ms.items():
@@ -112,7 +113,7 @@ class TransferShedder:
         return cooling
 
     def _as_pulsar(self, snapshot: Snapshot) -> _Seen:
-        """As `_sound`, in Pulsar's way: over all that the store of reports holds, in its order, until a broker that cools down."""
+        """Like `_sound`, as Pulsar does it: over all stored reports, in their order, up to a broker that is cooling down."""
         missing = dict.fromkeys(snapshot.live)
         gave_ms = dict(snapshot.memory.gave_ms)
         out: dict[str, str] = {}
@@ -150,9 +151,9 @@ class TransferShedder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What a snapshot comes to: brokers from the least loaded to the most, who still cools down, why nothing can be done.
+    """The evaluation of a snapshot: brokers from the least loaded to the most, brokers that cool down, and why nothing can be done.
 
-    `counted` are the loads that make the mean: with `pulsar_exact` not those of outdated brokers, which it orders all the same.
+    `counted` are the loads that make the mean. With `pulsar_exact`, outdated brokers are in `order` but not in `counted`.
     """
 
     order: Sequence[tuple[str, BrokerLoad]]
@@ -178,7 +179,7 @@ class _Round:
     _without_bundles: int = 0
 
     def cause(self, low: int, high: int) -> Cause | None:
-        """Why the pair is worth a move, or None if it is not: the spread of all, else its least loaded, else its most loaded."""
+        """Return why the pair is worth a move, or None. It checks the spread of all, then the least loaded, then the most loaded."""
         settings, least, most = self.settings, self.order[low][1], self.order[high][1]
         if self.spread.deviation > settings.target_deviation:
             return "Overloaded"
@@ -192,7 +193,7 @@ class _Round:
         return None
 
     def run(self) -> None:
-        """Plan the moves: who gives is taken once, whatever comes of it; who takes, until it has got something."""
+        """Plan the moves. A source is used once, with or without success; a destination until it has received something."""
         low, high, sources = 0, len(self.order) - 1, 0
         while sources < self.settings.sources_max and low < high:
             cause = self.cause(low, high)
@@ -204,17 +205,17 @@ class _Round:
             high -= 1
 
     def why_none(self) -> Cause:
-        """What a round without moves is counted as."""
+        """Return the cause to count for a round without moves."""
         return "NoLoadData" if self._without_load else "NoBundles" if self._without_bundles else "HitCount"
 
     def stays(self) -> dict[str, str]:
-        """Why brokers and bundles that were looked at stay, and why others were not looked at."""
+        """Return why each checked broker and bundle stays, and the use of the others."""
         mean = told_percent(self.spread.mean)
         told = {name: f"it is used by {told_percent(load.averages.weighted_max)}, where the mean is {mean}" for name, load in self.order}
         return {**told, **self._why}
 
     def _shed(self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause) -> bool:
-        """Plan what goes from one broker to another, and what comes back; tell whether anything does."""
+        """Plan the moves between two brokers, in both directions. Return whether there are any."""
         (name, load), (_, least) = source, destination
         bundles = bundles_of(load)
         if len(bundles) < 2:  # noqa: PLR2004
@@ -241,8 +242,8 @@ class _Round:
         return True
 
     def _budget(self, load: BrokerLoad, offload: float) -> float:
-        """What a broker may give in bytes per second, when `offload` of its load is to go."""
-        if load.averages.weighted_max == 0:  # Its load tells nothing of its throughput; Pulsar then gives away all but one.
+        """Return how many bytes per second a broker may give, if `offload` of its load is to go."""
+        if load.averages.weighted_max == 0:  # Load 0 gives no relation to throughput. Pulsar then gives away all but one bundle.
             return math.inf if self.settings.pulsar_exact else 0.0
         return load.traffic.bytes_per_second * offload / load.averages.weighted_max
 
@@ -253,11 +254,11 @@ class _Round:
         self._moved.add(bundle.bundle)
 
     def stay(self, bundle: BundleTraffic, reason: str) -> None:
-        """Tell why a bundle stays."""
+        """Note why a bundle stays."""
         self._why[bundle.bundle] = reason
 
     def why_not(self, bundle: BundleTraffic, source: str, destination: str, *, is_swapped: bool = False) -> str | None:
-        """Why a bundle may not go from one broker to the other; None if it may. Pulsar asks less of one that comes back in a swap."""
+        """Return why a bundle may not move between the brokers; None if it may. Pulsar checks less for one that comes back in a swap."""
         settings, snapshot, name = self.settings, self.snapshot, bundle.bundle
         if not (settings.pulsar_exact and is_swapped):
             held = why_held(snapshot, name, source)
@@ -280,9 +281,9 @@ class _Round:
 
 @dataclass(slots=True, kw_only=True)
 class _Pair:
-    """What goes from one broker to another within a budget, and what comes back. Throughputs are bytes per second.
+    """The exchange between two brokers within a budget. Throughputs are bytes per second.
 
-    `out` has been planned to go, `gain` to come back.
+    `out` is planned to go, `gain` to come back.
     """
 
     round: _Round
@@ -295,7 +296,7 @@ class _Pair:
     gain: float = 0.0
 
     def run(self, bundles: Sequence[BundleTraffic]) -> None:
-        """Go through what the source reported, the lightest first; one of it always stays."""
+        """Try the reported bundles of the source, lightest first. One of them always stays."""
         source, destination, settings = self.source[0], self.destination[0], self.round.settings
         remaining = len(bundles)
         for bundle in bundles:
@@ -326,7 +327,7 @@ class _Pair:
             remaining -= 1
 
     def _swap(self, throughput: float) -> Sequence[BundleTraffic]:
-        """Bundles of the destination that make up for one of `throughput` that is too heavy alone; none if they do not."""
+        """Return bundles of the destination that compensate for one of `throughput` that is too heavy alone; empty if there are none."""
         if not self.round.settings.transfer:
             return ()
         giving = self.source[1].traffic.bytes_per_second
@@ -341,13 +342,13 @@ class _Pair:
                 continue
             chosen.append(bundle)
             most, least = most + weight, least - weight
-            # The budget is half of the difference. More than all of it would leave the two further apart than they were.
+            # The budget is half of the difference. Moving more than the whole difference would increase it.
             if least <= most < giving * _SWAP_SHARE_MAX and (self.round.settings.pulsar_exact or giving - most <= 2 * self.budget):
                 return chosen
         return ()
 
     def _offered(self) -> Iterable[BundleTraffic]:
-        """What may come back. Pulsar looks at each bundle once in a pair; ours is offered again for the next one."""
+        """Return the bundles that may come back. Pulsar looks at each once per pair; here all are offered again for the next bundle."""
         return self.back if self.round.settings.pulsar_exact else bundles_of(self.destination[1])
 
     def _reason(self, throughput: float) -> str:
@@ -371,13 +372,13 @@ def _silent(broker: str, number: int) -> Idle:
 
 
 def _idle_plan(plan: Plan, snapshot: Snapshot, stays: Mapping[str, str]) -> Plan:
-    """The plan of a round in which nothing moves: what holds for all is said of each that has no reason of its own."""
+    """Return the plan of a round without moves. Its reason applies to each broker without a reason of its own."""
     assert plan.idle is not None
     return replace(plan, stays=in_order({**dict.fromkeys(snapshot.live, plan.idle.reason), **stays}, ()))
 
 
 def _over(number: float, divisor: float) -> float:
-    """A quotient as floating point has it; Python raises where it has infinity, or none."""
+    """Divide by IEEE rules, with infinity and NaN where Python raises."""
     if divisor:
         return number / divisor
     return math.copysign(math.inf, number) if number else math.nan

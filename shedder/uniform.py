@@ -1,7 +1,6 @@
-"""Pulsar's `UniformLoadShedder`: compares the busiest broker with the idlest, and takes a part of the difference from it.
+"""Implement Pulsar's `UniformLoadShedder`: move a share of the difference between the busiest and the idlest broker.
 
-May live here: the strategy `UniformLoadShedder`. It counts messages, or bytes where those do not differ enough, and not what
-they cost a broker; it says not where bundles go.
+It compares messages, or bytes if messages do not differ enough, but not their cost. Placement chooses where the bundles go.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from equipoise.shedder.snapshot import Snapshot
 
 _INTEGER_MAX: Final = 2**31 - 1
 
-# Below this Pulsar takes a rate for none, and counts 1 for it, so that ratios are finite.
+# Pulsar treats a smaller rate as none, and counts it as 1 to keep ratios finite.
 _NOTHING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformLoadShedder:
-    """See the module. The settings are Pulsar's, by other names.
+    """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `rate_difference_percent`: by so much of the idlest's message rate the busiest may differ; 0: never mind
+    * `rate_difference_percent`: allowed difference of message rates, relative to the idlest; 0: off
       (`loadBalancerMsgRateDifferenceShedderThreshold`).
-    * `throughput_ratio`: so many times the idlest's throughput the busiest may have; 0: never mind
+    * `throughput_ratio`: allowed ratio of the busiest's throughput to the idlest's; 0: off
       (`loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold`).
-    * `unloaded_share`: what part of the difference is taken (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: less is not worth a move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
-    * `bundles_max`: so many are taken at most; None: as many as fit (`maxUnloadBundleNumPerShedding`, there -1).
+    * `unloaded_share`: the share of the difference that moves (`maxUnloadPercentage`).
+    * `messages_min`, `bytes_min`: the least amount to move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
+    * `bundles_max`: the most bundles to move; None: no limit (`maxUnloadBundleNumPerShedding`, there -1).
     """
 
     rate_difference_percent: float = 50
@@ -73,13 +72,13 @@ class UniformLoadShedder:
 
     def _range(self, carried: Mapping[str, float]) -> _Range:
         least = min(carried.values())
-        if self.pulsar_exact:  # It begins its search for the least with the greatest integer of 32 bits.
+        if self.pulsar_exact:  # Pulsar starts its search for the least with the greatest 32-bit integer.
             least = min(least, _INTEGER_MAX)
         busiest = max(carried, key=lambda broker: carried[broker])
         return _Range(busiest=busiest, most=carried[busiest], least=1.0 if -_NOTHING <= least <= _NOTHING else least)
 
     def _fitting(self, bundles: Sequence[BundleTraffic], weight: Weight, need: float) -> list[BundleTraffic]:
-        """The heaviest that fit into what is still needed."""
+        """Return the heaviest bundles that fit into what is still needed."""
         chosen: list[BundleTraffic] = []
         for bundle in bundles:
             if self.bundles_max is not None and len(chosen) >= self.bundles_max:
@@ -90,7 +89,7 @@ class UniformLoadShedder:
         return chosen
 
     def _whole(self, number: float) -> float:
-        """Pulsar counts in integers of 32 bits."""
+        """Round as Pulsar does, which counts in 32-bit integers."""
         if not self.pulsar_exact:
             return number
         return 0 if math.isnan(number) else int(min(max(number, -_INTEGER_MAX - 1), _INTEGER_MAX))
@@ -98,7 +97,7 @@ class UniformLoadShedder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Who carries the most, how much that is per second, and what the idlest carries; 1 for nothing."""
+    """The busiest broker and its rate per second, and the rate of the idlest (1 if it has none)."""
 
     busiest: str
     most: float
