@@ -1,1 +1,1 @@
-"""A whole broker process: the composition root and its background tasks."""
+"""Run a whole broker process: the composition root and its background tasks."""

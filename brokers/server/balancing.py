@@ -1,7 +1,7 @@
-"""Balancing: the leader's rounds, and by what every broker places.
+"""Run the leader's rounds of balancing, and set the placement of every broker.
 
-May live here: the loop that carries load reports to shedder and placement, and moves from the shedder to the channel. What is
-moved is the shedder's decision; that it is safe, the fold's.
+The loop carries load reports to the shedder and the placement, and moves to the channel. The shedder decides what moves; the fold keeps it
+safe.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from equipoise.shedder.scheduler import Ends, Scheduler
 
 _logger: Final = logging.getLogger(__name__)
 
-# How often it is looked whether a round is due, and whether there is room for the next of its moves: settings change at run time.
+# How often to check for a due round and for free slots for moves. Settings change at run time.
 _LOOK_MS: Final = 500
 
 
 class Balancing:
-    """The balancer of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and tried anew."""
+    """The balancer of one worker. `run` continues until it is cancelled; it logs a failed round and retries."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Balancing:
         decided: Callable[[Decision], None],
         choose: Callable[[BalancingSettings], Shedder] = shedder_of,
     ) -> None:
-        """`settings` gives those of the moment, `choose` the shedder that they name; `decided` is told of every round."""
+        """`settings` returns the current settings, `choose` their shedder. `decided` is called with every round."""
         self._worker = worker
         self._bus = bus
         self._settings = settings
@@ -69,7 +69,7 @@ class Balancing:
         )
 
     async def run(self) -> None:
-        """Place by what is reported; when this broker leads, shed. Its end is that of all that it waits for, too."""
+        """Place by the load reports, and shed while this broker leads. At the end, cancel the moves in progress."""
         end = self._worker.listen(self._note_folded, resynced=self._note_resync)
         try:
             while True:
@@ -90,14 +90,14 @@ class Balancing:
             self._drop()
         self._begin_moves()
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
-        # Moves under way hold up rounds, maybe for minutes; what is placed meanwhile goes by the load of now all the same.
+        # Moves in progress can delay rounds for minutes. Placement must use the present load meanwhile.
         if not is_due and now.boot_ms - self._looked_ms < interval_ms:
             return
         self._looked_ms = now.boot_ms
         self._scheduler.forget(now.boot_ms, rest_ms=settings.balancing.rest_ms)
         try:
             await self._look(settings, plans=is_due)
-        except Exception as error:  # noqa: BLE001 - what a shedder gets wrong must not end balancing unheard.
+        except Exception as error:  # noqa: BLE001 - an error of a shedder must not end balancing silently.
             self._failures.failed(error, self._worker.clock.now().boot_ms)
             if is_due and self._sheds(settings):
                 self._decide(Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory), settings.balancing.shedder)
@@ -105,7 +105,7 @@ class Balancing:
             self._failures.succeeded()
 
     def _drop(self) -> None:
-        """Somebody switched balancing off, or another broker leads: what has not begun is not begun any more, and hits begin anew."""
+        """Drop the moves that have not started, and reset the hits: balancing is off, or another broker leads."""
         self._memory = self._memory.without_hits()
         for move in self._scheduler.dropped():
             _logger.info("a move is not begun any more", extra={"bundle": move.bundle, "destination": move.destination})
@@ -126,9 +126,9 @@ class Balancing:
     # --- placing ---
 
     async def _place(self, settings: BalancingSettings, summaries: Sequence[Summary]) -> Placement:
-        """Have the agent place by the strategy of the settings, with the load as it is reported now."""
+        """Give the agent the configured placement, with the loads as reported now."""
         known = fresh(summaries, settings, now_ms=self._worker.clock.now().wall_ms)
-        # In a thread: what a thousand brokers report is put together in tens of milliseconds.
+        # In a thread: combining the reports of 1,000 brokers takes tens of milliseconds.
         placement = await asyncio.to_thread(placement_of, settings, known, before=self._placement)
         if placement != self._placement:
             self._placement = placement
@@ -138,7 +138,7 @@ class Balancing:
     # --- rounds ---
 
     def _round(self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement) -> None:
-        """Plan, tell, and begin."""
+        """Plan a round, log and record it, and start its moves."""
         view, now = self._worker.view, self._worker.clock.now()
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
@@ -154,7 +154,7 @@ class Balancing:
         self._decided(decision_of(plan, at_ms=at_ms, broker=self._worker.broker_id, kind=kind, strategy=strategy))
 
     def _note_refused(self, summaries: Sequence[Summary]) -> None:
-        """Count and name each report of a live broker that cannot be true, when it comes up."""
+        """Count and log each implausible report of a live broker when it first occurs."""
         live = _live_in(self._worker.view)
         reports = [summary for summary in summaries if summary.broker in live]
         refused = {summary.broker: fault for summary in reports if (fault := fault_of_summary(summary)) is not None}
@@ -165,7 +165,7 @@ class Balancing:
         self._refused = refused
 
     def _tell(self, plan: Plan) -> None:
-        """Log why nothing moves, of each that stays and of the whole round, when it is another reason than before."""
+        """Log why nothing moves, for each stay and for the round, if the reason has changed."""
         told = {stay.subject: stay.reason for stay in plan.stays}
         if plan.idle is not None:
             told["the round"] = plan.idle.reason
@@ -177,16 +177,16 @@ class Balancing:
     # --- moves ---
 
     def _note_folded(self, folded: Folded) -> None:
-        """Each broker notes all moves, whoever makes them: who takes the lead must not move at once what has just been moved."""
+        """Note all moves, by any broker: a broker that becomes the leader must not move at once what has just moved."""
         moved = moved_in(folded.verdict.changes)
         if moved:
             assert isinstance(folded.record, Record), "what changes something can be read"
             now = self._worker.clock.now()
-            # By the time that it bears, since a broker that has just started reads what is long past; but none is yet to come.
+            # Use the record's time, because a starting broker reads old records, but no time in the future.
             self._note_moved(moved, now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms))
 
     def _note_resync(self, resync: Resync) -> None:
-        """When what was left out has happened nothing tells: the latest is now."""
+        """Note the moves in skipped records as of now, the latest possible time."""
         self._note_moved(moved_in(resync.changes), self._worker.clock.now().boot_ms)
 
     def _note_moved(self, bundles: Sequence[str], at_ms: int) -> None:
@@ -194,7 +194,7 @@ class Balancing:
             self._scheduler.moved(bundle, at_ms)
 
     def _begin_moves(self) -> None:
-        """Begin the planned moves for which there is room, and which are still right."""
+        """Start the planned moves that have a free slot and are still right."""
         settings, view = self._settings(), self._worker.view
         rounds = settings.balancing
         begun = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
@@ -215,7 +215,7 @@ class Balancing:
         self._metrics.under_way(len(self._moves))
 
     async def _move(self, move: Move, timeout_ms: int) -> None:
-        """Ask for one move and wait for its end, whatever it is: owned there, cancelled, or the deadline."""
+        """Request one move and wait for its end: owned there, cancelled, or the deadline."""
         intent: Intent = (
             MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True)
             if move.destination is None
@@ -234,12 +234,12 @@ class Balancing:
 
 
 def _failure(error: Exception) -> Idle:
-    """What a round that failed comes to."""
+    """Return the outcome of a round that failed."""
     return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {told_error(error)}")
 
 
 def moving_in(view: View) -> dict[str, Ends]:
-    """The bundles on the move, whoever moves them, with both ends. What nobody serves is placed, not moved."""
+    """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is placed, not moved."""
     moving: dict[str, Ends] = {}
     for bundle in view.unsettled():
         if bundle.source is not None:

@@ -1,12 +1,10 @@
-"""Compacting: the leader has the channel's log compacted, by how much has come to stand on it and by the time since.
+"""Start compactions of the channel's log, while this broker leads, by the number of new records and by time.
 
-May live here: when a broker begins a compaction, and what it tells of it. How one is run is `brokers.server.compacting_once`'s business,
-and what it does, `compaction.compactor`'s.
+`compacting_once` runs a compaction; `compaction.compactor` does the work.
 
-Nobody is told of a compaction on the channel, and none needs to be: each begins with what the snapshot says, so that a new leader
-goes on where the old one stopped. Until it has compacted for the first time it counts from its own start; at worst that is one
-compaction more than was due, which finds little to do. For the same reason it does no harm if two who both take themselves for
-the leader compact at once.
+Compactions are not recorded on the channel. Each starts from the latest snapshot, so a new leader continues where the old one stopped.
+Until its first compaction a leader counts from its own start. At worst this is one early compaction, which finds little to do. So two
+brokers that both believe to lead may compact at once.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ from equipoise.compaction.holds import holds_in
 _logger: Final = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
-"""How often it is looked whether a compaction is due: a comparison of three numbers."""
+"""How often to check whether a compaction is due: a comparison of three numbers."""
 
 RETRY_MS: Final = 60_000
-"""The pause after a compaction that failed. What it met is an outage, or waits for somebody to act: neither is over at once."""
+"""The pause after a failed compaction. The cause is an outage, or needs an operator: both take a while."""
 
-# Another compactor was at it: by hand, or a leader that has just been replaced. That one does the work.
+# Another compactor was faster: an operator, or a leader that has just been replaced. It does the work.
 _OVERTAKEN: Final = "SnapshotFenced"
 
 
 class Compacting:
-    """The compactor of one worker. `run` goes on until it is cancelled; whatever fails is told, and tried anew."""
+    """The compactor of one worker. `run` continues until it is cancelled; it logs failures and retries."""
 
     def __init__(self, worker: Worker, *, compact_once: CompactOnce | None = None) -> None:
-        """`compact_once` is how a compaction is run; by the kind of log, if it is not given."""
+        """`compact_once` runs a compaction; by default the log's kind decides."""
         config = worker.config
         self._worker = worker
         self._compact_once = compact_once or compact_once_of(config.log_url)
@@ -50,7 +48,7 @@ class Compacting:
         self._lapsed: tuple[str, ...] = ()
 
     async def run(self) -> None:
-        """Look every second whether a compaction is due, and have it run if so; where `compact_records` is 0, never."""
+        """Check every second whether a compaction is due, and run it. If `compact_records` is 0, return at once."""
         if not self._worker.config.compact_records:
             return
         end = self._worker.listen(self._folded, resynced=self._resynced)
@@ -67,7 +65,7 @@ class Compacting:
         self._worker.metrics.compaction.uncompacted(self._records)
 
     def _resynced(self, _resync: Resync) -> None:
-        """Somebody has compacted, and this broker goes on from there."""
+        """Start counting again: another process has compacted, and this broker continues from its snapshot."""
         self._records = 0
         self._since_ms = self._worker.clock.now().boot_ms
 
@@ -78,7 +76,7 @@ class Compacting:
         return self._records >= config.compact_records or now.boot_ms - self._since_ms >= config.compact_age_ms
 
     async def _compact(self) -> None:
-        """One compaction, from its beginning to its end, whatever that is."""
+        """Run one compaction to its end, and handle its failure."""
         clock, metrics = self._worker.clock, self._worker.metrics.compaction
         began_ms, began_records = clock.now().boot_ms, self._records
         try:
@@ -89,7 +87,7 @@ class Compacting:
             return
         took_ms = clock.now().boot_ms - began_ms
         self._since_ms, self._told = began_ms, None
-        # What was folded meanwhile may be in the snapshot already, or not: to count it again is the safe mistake.
+        # Records folded during the compaction may or may not be in the snapshot. Counting them again is the safe error.
         self._records = max(self._records - began_records, 0)
         if horizon != NOT_BEGUN:
             metrics.succeeded(horizon=horizon, took_ms=took_ms)
@@ -108,7 +106,7 @@ class Compacting:
             _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": "log_clock", "offset": ahead})
 
     def _tell_holds(self) -> None:
-        """Which archives keep the log long, and which have stood still for so long that their holds no longer count."""
+        """Report the archives whose retention holds keep the log long, and those whose holds have lapsed because they stopped moving."""
         held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
         self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
         if held.lapsed and held.lapsed != self._lapsed:
@@ -119,7 +117,7 @@ class Compacting:
         self._lapsed = held.lapsed
 
     def _failed(self, error: CompactionFailed) -> None:
-        """What was told already is not told again: a log that cannot be compacted refuses it every minute."""
+        """Count a failure and log it, but only once in a row: a log that cannot be compacted fails every minute."""
         broker = self._worker.broker_id
         if error.error == _OVERTAKEN:
             _logger.info("%s", error, extra={"broker": broker})

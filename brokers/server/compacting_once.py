@@ -1,7 +1,4 @@
-"""One compaction of a broker's log: beside the broker, so that folding a million records holds nothing up.
-
-May live here: the two ways to have `compaction.compactor` run, and what both say of how it ended.
-"""
+"""Run one compaction of a broker's log, outside the event loop, so that folding a million records blocks nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import parse_retention
 
 _NICE: Final = 10
-"""A compaction gives way to what serves clients, on a machine that has no core to spare."""
+"""The niceness of a compaction: on a busy machine, serving clients comes first."""
 
 _OUTPUT_BYTES_MAX: Final = 1 << 16
-"""What a child may say: one document, or one error."""
+"""The most output of a child: one document, or one error."""
 
 _TOLD_BYTES: Final = 500
-"""How much is told of what a child says that is neither."""
+"""How much unexpected output of a child an error quotes."""
 
 NOT_BEGUN: Final = -1
-"""The horizon of a log on which nothing stands that a snapshot could hold."""
+"""The horizon of a log without records for a snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """What to compact: the log of `log_url`, if it is that of `cluster`, keeping `retain`."""
+    """The parameters of a compaction: the log at `log_url`, which must be that of `cluster`, and the retention `retain`."""
 
     log_url: str
     cluster: str
@@ -46,23 +43,23 @@ class Compaction:
 
 
 class Done(NamedTuple):
-    """What a compaction came to: `horizon` and `ahead` as `compaction.compactor.Compacted` has them, or `NOT_BEGUN`."""
+    """The result: `horizon` (or `NOT_BEGUN`) and `ahead` as in `compaction.compactor.Compacted`."""
 
     horizon: int
     ahead: int | None = None
 
 
 CompactOnce = Callable[[Compaction], Awaitable[Done]]
-"""Compacts, and returns what came of it; raises `CompactionFailed`."""
+"""Compacts, and returns the result; raises `CompactionFailed`."""
 
 
 def compact_once_of(log_url: str) -> CompactOnce:
-    """The way for a log: a child process, or a thread where no other process can open it."""
+    """Return how to compact a log: in a child process, or in a thread if no other process can open it."""
     return compact_in_thread if is_in_memory(log_url) else compact_in_child
 
 
 async def compact_in_thread(compaction: Compaction) -> Done:
-    """Compact in a thread of this process. Raises `CompactionFailed`; who is cancelled leaves it to come to its end."""
+    """Compact in a thread of this process. Raises `CompactionFailed`. If the caller is cancelled, the thread still runs to its end."""
     return await asyncio.to_thread(_compact_here, compaction)
 
 
@@ -79,17 +76,17 @@ def _compact_here(compaction: Compaction) -> Done:
 
 
 async def compact_in_child(compaction: Compaction) -> Done:
-    """Compact in a process of its own, which does not outlive this one. Raises `CompactionFailed`."""
+    """Compact in a child process, which does not outlive this one. Raises `CompactionFailed`."""
     command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "channel", "compact", "--json", "--stop-on-eof"]
     command += ["--retain", compaction.retain, "--cluster", compaction.cluster, "--timeout", str(COMPACT_S_MAX)]
     command += ["--log", compaction.log_url]
     try:
-        # We hold the other end of its standard input: however this process ends, the child hears of it.
+        # This process holds the other end of the child's standard input. Whenever this process ends, the child reads the end of its input.
         child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
     except OSError as error:
         raise CompactionFailed(log=compaction.log_url, error=type(error).__name__, problem=str(error)) from error
     try:
-        with suppress(OSError):  # It may have ended already; and one that cannot be made nice works all the same.
+        with suppress(OSError):  # The child may have ended already. A failure to lower its priority does no harm.
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         async with asyncio.timeout(COMPACT_S_MAX):
             output, errors = await _said(child)
@@ -105,7 +102,7 @@ async def compact_in_child(compaction: Compaction) -> Done:
 
 
 async def _said(child: Process) -> tuple[bytes, bytes]:
-    """What a child says until it ends, up to a bound beyond which it would not be one of ours. Its input stays open meanwhile."""
+    """Return all output of a child, up to a limit that no valid output reaches. Its input stays open meanwhile."""
     assert child.stdout is not None, "it was asked for"
     assert child.stderr is not None, "it was asked for"
     output, errors = await asyncio.gather(_all_of(child.stdout), _all_of(child.stderr))
@@ -120,7 +117,7 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
 
 
 def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Done:
-    """What a child that has ended says. Raises `CompactionFailed`."""
+    """Return the result of a child that has ended. Raises `CompactionFailed`."""
     try:
         if code == 0:
             told = orjson.loads(output)

@@ -1,6 +1,6 @@
-"""The writer of a broker's decisions: it counts each, and has those that tell something new written to the decision log.
+"""Count the decisions of a broker, and write those with news to the decision log.
 
-May live here: the queue between the loops that decide and the thread that writes, and what need not be written again.
+A queue connects the loops that decide and the thread that writes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from equipoise.channel.core.errors import Overloaded
 
 _logger: Final = logging.getLogger(__name__)
 
-# Decisions that wait to be written: each loop of a broker makes one a second at most, so that these are minutes of an outage.
+# The most decisions that wait. Each loop makes at most one a second, so this covers minutes of an outage.
 _WAITING_MAX: Final = 1_000
 
 REPEATED_MS: Final = 60_000
-"""Rounds of a shedder that move nothing, and come to the same, are written once in so long; all are counted."""
+"""Equal rounds of a shedder without moves are written once in this time; all are counted."""
 
 
 class DecisionWriter:
-    """Takes decisions of one broker, in its loop; `run` writes them, in a thread, until it is cancelled."""
+    """Takes decisions of one broker, on its loop. `run` writes them in a thread until it is cancelled."""
 
     def __init__(self, log: DecisionLog, *, broker: str, clock: Clock, counted: Callable[[Decision], None]) -> None:
-        """`counted` is told of every decision, written or not."""
+        """`counted` is called with every decision, written or not."""
         self._log = log
         self._clock = clock
         self._counted = counted
@@ -37,7 +37,7 @@ class DecisionWriter:
         self._failures = ToldFailures(_logger, broker=broker, failed="a decision is not kept", over="decisions are kept again")
 
     def decided(self, decision: Decision) -> None:
-        """Count a decision, and have it written if it tells something new, as those of splits and merges always do."""
+        """Count a decision, and queue it for writing if it has news. Splits and merges always have."""
         self._counted(decision)
         if decision.kind == "shed":
             now_ms, written = self._clock.now().boot_ms, self._shed
@@ -50,12 +50,12 @@ class DecisionWriter:
             self._failed(Overloaded(what=f"the row of decisions to be written at broker {decision.broker}", limit=_WAITING_MAX))
 
     async def run(self) -> None:
-        """Write what was decided, one after the other; what cannot be written is lost, and told once a minute."""
+        """Write the queued decisions in order. A decision that cannot be written is lost, which is logged once a minute."""
         while True:
             decision = await self._waiting.get()
             try:
                 await asyncio.to_thread(self._log.write, decision)
-            except Exception as error:  # noqa: BLE001 - what one decision meets must not end all that come after it.
+            except Exception as error:  # noqa: BLE001 - one failed decision must not end the loop.
                 self._failed(error)
             else:
                 self._failures.succeeded()
@@ -65,5 +65,5 @@ class DecisionWriter:
 
 
 def _is_like(decision: Decision, before: Decision) -> bool:
-    """Whether two rounds that move nothing came to the same: what is told of single brokers differs a little at each look."""
+    """Return whether two rounds without moves have the same outcome. Details of single brokers differ a little each time."""
     return not before.moves and (decision.strategy, decision.counted) == (before.strategy, before.counted)

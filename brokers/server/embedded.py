@@ -1,7 +1,6 @@
-"""A broker inside a user's program: beside whatever else runs on its event loop, or in a thread if it has none.
+"""Run a broker inside a user's program, on its event loop or in a thread.
 
-May live here: `Worker` and `WorkerInThread`, which wrap `brokers.server.main.Broker` with the defaults that suit a program rather
-than a service manager. No signal is handled here: they are the program's.
+`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. They handle no signals, which belong to the program.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Worker:
         self._services = service if isinstance(service, Mapping) else {"*": service}
         self._listens = http_port is not None
         self._advertised_addresses = dict(advertised_addresses or {})
-        is_nameless = broker_id is None and not http_port  # Who listens at a given port is named after its address.
+        is_nameless = broker_id is None and not http_port  # A broker with a fixed port is named after its address.
         if data_dir is None and not is_nameless:
             data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
         self._data_dir = data_dir
@@ -155,7 +154,7 @@ class Worker:
             policies = {ON_CHANNEL_LOSS: on_channel_loss}
             await host.request(CreateNamespace(name=namespace, boundaries=boundaries, policies=policies), timeout_ms=timeout_ms)
         except Rejected:
-            if namespace not in host.view.namespaces:  # Otherwise somebody else was first.
+            if namespace not in host.view.namespaces:  # Otherwise another process was first.
                 raise
 
     async def finished(self) -> None:
@@ -175,9 +174,9 @@ class Worker:
 
 
 def _directory_beside(log_url: str, broker: str) -> str | None:
-    """Where a named broker keeps its data if nobody says; None beside a log in memory, which dies with its process.
+    """Return the default data directory of a named broker; None for a log in memory, which ends with its process.
 
-    Raises `InvalidConfig` for a log that lies on other machines.
+    Raises `InvalidConfig` for a log on other machines.
     """
     path = log_path(log_url)
     if log_url.startswith("kafka:"):
@@ -193,7 +192,7 @@ class WorkerInThread(InThread):
     """
 
     def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:
-        """Only `Worker.in_thread` makes one."""
+        """For `Worker.in_thread` only."""
         super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
         self._worker = worker
 

@@ -1,7 +1,4 @@
-"""A process that is about to run out of files: its broker says so, and gives its bundles away while it still can.
-
-May live here: when a broker is short of files, and what follows. How many there are is read in `channel.system.open_files`.
-"""
+"""Watch for a process that is about to run out of files: report it, and drain the broker while it still can."""
 
 from __future__ import annotations
 
@@ -16,34 +13,35 @@ from equipoise.channel.system.open_files import files_left, reserve
 _logger: Final = logging.getLogger(__name__)
 
 PROBLEM: Final = "files"
-"""The key of what this says among the worker's `client_problems`."""
+"""The key of this problem in the worker's `client_problems`."""
 
 _LOOK_S: Final = 1.0
 
-# Connections never take what is in reserve: with three quarters of it gone something else leaves files open.
+# Connections never use the reserve. If three quarters of it are gone, something else leaks files.
 _SHORT_DIVISOR: Final = 4
 
 
 class FileWatch:
-    """Looks after one broker, which would go on to renew its lease although nobody could connect to it."""
+    """Watches one broker. Without files it would still renew its lease, although no client could connect."""
 
     def __init__(self, worker: Worker, *, left: Callable[[], tuple[int, int]] = files_left) -> None:
-        """`left` says how many files may be opened yet, and how many may be open in all."""
+        """`left` returns how many more files may be opened, and the limit."""
         self._worker = worker
         self._left = left
         self._short_since_ms: int | None = None
         self._has_drained = False
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Check every second, for ever."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Say whether files are short; drain once they have been for a lease, if there is another broker to take the bundles.
+        """Report whether files are short. Drain once they have been for a lease, if another broker can take the bundles.
 
-        Not before that, because a drain is not taken back. Not without another broker, because then nobody would serve.
+        It does not drain earlier, because a drain cannot be undone. It does not drain without another broker, because then no broker would
+        serve.
         """
         worker, (left, limit) = self._worker, self._left()
         if left >= reserve(limit) // _SHORT_DIVISOR:

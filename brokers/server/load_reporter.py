@@ -1,7 +1,6 @@
-"""A broker's load reports: it looks at itself every so often, and gives a sample to the load bus when one is due.
+"""Sample a broker's load at intervals, and publish it to the load bus when a report is due.
 
-May live here: the loop that carries figures from services and the system to the bus. What they come to is said by
-`brokers.balancing.sampling` and `brokers.balancing.resource_use`, when they are due by `brokers.balancing.report_due`.
+`sampling` and `resource_use` compute the figures; `report_due` decides when to publish.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class LoadReporter:
-    """The reports of one worker. `run` goes on until it is cancelled; whatever fails in a turn is told, and tried anew."""
+    """The reports of one worker. `run` continues until it is cancelled; it logs failures and retries."""
 
     def __init__(self, worker: Worker, bus: LoadBus, settings: Callable[[], BalancingSettings]) -> None:
-        """`settings` are asked at each turn, because they change while brokers run. The handle `bus` is this reporter's own."""
+        """`settings` is called each turn, because settings change at run time. `bus` is this reporter's own handle."""
         self._worker = worker
         self._settings = settings
         self._bus = _Gate(bus)
@@ -45,14 +44,14 @@ class LoadReporter:
         self._failures = ToldFailures(_logger, broker=worker.broker_id, failed="load was not reported", over="load is reported again")
 
     def bundles(self) -> Sequence[BundleTraffic]:
-        """What each open bundle carries, on average, by name, as it was at the last look; none before the first.
+        """Return the average load of each open bundle, by name, as of the last sample; empty before the first.
 
-        Call it in a thread: to tell of thousands takes tens of milliseconds.
+        Call it in a thread: thousands of bundles take tens of milliseconds.
         """
         return self._carried.bundles()
 
     async def run(self) -> None:
-        """Look and report until cancelled; then take back what was reported, since nobody must weigh a broker that has left."""
+        """Sample and report until cancelled. Then withdraw the report, because no broker should weigh one that has left."""
         try:
             while True:
                 await self._turn()
@@ -64,12 +63,12 @@ class LoadReporter:
         try:
             now, settings = self._worker.clock.now(), self._settings()
             services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
-            # In a thread: it takes milliseconds, in which the loop has better things to do.
+            # In a thread: it takes milliseconds, which would block the loop.
             carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
             self._carried = carried
             if sample is not None:
                 await self._report(Reported(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
-        except Exception as error:  # noqa: BLE001 - what a system cannot tell must not end the reports unheard.
+        except Exception as error:  # noqa: BLE001 - a figure that the system does not have must not end the reports.
             self._failures.failed(error, self._worker.clock.now().boot_ms)
         else:
             self._failures.succeeded()
@@ -77,7 +76,7 @@ class LoadReporter:
     def _look(
         self, services: ServiceSample, open_bundles: tuple[str, ...], now: Instant, settings: BalancingSettings
     ) -> tuple[Carried, Sample | None]:
-        """What the bundles carry, and the sample that would be reported; the latter None at the first look, which has none before it."""
+        """Return the load of the bundles, and the sample to report; None at the first look, which has no earlier counters."""
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
         carried = self._averages.update(open_bundles, services.loads, elapsed_ms=elapsed_ms)
         bytes_in, bytes_out = carried_bytes(services.loads)
@@ -106,10 +105,9 @@ class LoadReporter:
 
 
 class _Gate:
-    """The way to the bus, for one thread at a time, and closed by the withdrawal.
+    """Access to the bus for one thread at a time, until the withdrawal closes it.
 
-    Whoever is cancelled while a thread of its own publishes does not wait for that thread: what it publishes must not come
-    after the withdrawal, nor at the same time on the same handle.
+    A cancelled task does not wait for its publishing thread. Its sample must not follow the withdrawal, or use the handle at the same time.
     """
 
     def __init__(self, bus: LoadBus) -> None:

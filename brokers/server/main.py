@@ -1,8 +1,4 @@
-"""The composition root: one broker process, from its configuration to its end.
-
-May live here: the joining of worker, HTTP and services, and what a process owes its operating system (sockets, signals).
-Nothing is decided here.
-"""
+"""Compose and run one broker process: worker, HTTP, services, sockets and signals. No decisions are made here."""
 
 from __future__ import annotations
 
@@ -43,15 +39,15 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
-# A broker that is not ready says so this often, for as long as it is not.
+# How often a broker logs that it is not ready yet.
 _READY_MS: Final = 60_000
 
 
 class Broker:
-    """One broker on the running loop, as a context: its worker, its HTTP, its balancer. Leaving the context stops it gracefully.
+    """One broker on the running loop, as a context: its worker, HTTP and balancer. Leaving the context stops it gracefully.
 
-    The port listens before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready, and while
-    the log is waited for.
+    The port listens before the broker joins, so that the advertised address is true. HTTP answers 503 until the broker is ready, and while
+    it waits for the log.
     """
 
     def __init__(
@@ -63,9 +59,9 @@ class Broker:
         advertised_addresses: Mapping[str, str] | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
-        """`services` maps patterns of namespaces to services. Once `stopping` is set a start does not wait for its log any more.
+        """`services` maps patterns of namespaces to services. Once `stopping` is set, the start no longer waits for the log.
 
-        `listens`: whether its ports are served. `advertised_addresses`: where the program itself serves clients.
+        `listens`: whether to serve its ports. `advertised_addresses`: where the program itself serves clients.
         """
         self._config = config
         self._services = services
@@ -75,7 +71,7 @@ class Broker:
         self._parts = AsyncExitStack()
 
     async def __aenter__(self) -> Worker:
-        """Bind, serve and start; the worker is not `ready` yet. Raises what makes a start impossible."""
+        """Bind, serve and start. The worker is not `ready` yet. Raises the error that makes a start impossible."""
         async with AsyncExitStack() as parts:
             worker = await self._start(parts)
             self._parts = parts.pop_all()
@@ -91,7 +87,7 @@ class Broker:
                 if port is not None:
                     listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
                     config = config.model_copy(update={name: listening[name].getsockname()[1]})
-            if "http" in addresses:  # Clients go to the program, but other brokers come here.
+            if "http" in addresses:  # Clients use the program's address, but other brokers connect here.
                 addresses = {PEER: config.http_url} | addresses
             addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
         worker = Worker(config, self._services, addresses=addresses, serves_peers=self._listens)
@@ -120,7 +116,7 @@ class Broker:
 
 
 async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> None:
-    """Run one broker until SIGTERM, SIGINT, or an error that it cannot go on with, which is raised."""
+    """Run one broker until SIGTERM, SIGINT, or a fatal error, which is raised."""
     stopping = stop_event()
     async with AsyncExitStack() as parts:
         try:
@@ -141,7 +137,7 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
 
 
 async def _announce(worker: Worker) -> None:
-    """Tell when the worker is ready, however late, and meanwhile that it is not. One that ends tells so itself."""
+    """Log when the worker is ready, and until then that it is not. A worker that ends logs this itself."""
     while True:
         try:
             await worker.ready(timeout_ms=_READY_MS)
@@ -162,14 +158,14 @@ async def _cancelled(task: asyncio.Future[None]) -> None:
 
 
 def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
-    """What a broker does by itself about load: it reports, it places and sheds, it splits and merges, and it puts down why.
+    """Return the loops that report load, place and shed, split and merge, and record decisions.
 
-    The settings say what of it is done; they change at run time, so that all of it runs always.
+    All of them always run, because the settings that enable them change at run time.
     """
     log_url, settings = worker.config.log_url, SettingsInForce(worker)
     metrics = worker.metrics.balancing
     writer = DecisionWriter(open_decision_log(log_url), broker=worker.broker_id, clock=worker.clock, counted=metrics.decided)
-    # A handle each, since each is used in threads of its own.
+    # One bus handle per loop, because each loop uses its handle in its own threads.
     reporter = LoadReporter(worker, open_load_bus(log_url, keep=worker.config.observations), settings)
     balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
     splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
@@ -178,7 +174,7 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
 
 @asynccontextmanager
 async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, listening: socket.socket) -> AsyncIterator[None]:
-    """HTTP for one worker on a bound socket, with Pulsar's topics if it has any; what is under way at its end may still be answered."""
+    """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
     app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
     if topics is not None:
         app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
@@ -191,8 +187,8 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
 
 @asynccontextmanager
 async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Topics]:
-    """Pulsar's protocol for the service of a worker that speaks it; gives its topics as they are to be served over HTTP."""
-    # Here, because what speaks it is an extra of the package, and not needed by those who serve something else.
+    """Serve Pulsar's protocol for the one service that speaks it. Yield its topics, for serving over HTTP."""
+    # Imported here, because Pulsar's protocol is an optional extra of the package.
     from equipoise.brokers.pulsar.admin import Topics  # noqa: PLC0415
     from equipoise.brokers.pulsar.server import Server  # noqa: PLC0415
     from equipoise.brokers.pulsar.service import PulsarService  # noqa: PLC0415
@@ -210,7 +206,7 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
 
 
 def _with_room(config: WorkerConfig) -> WorkerConfig:
-    """The settings of a broker that listens, with as many connections as its process may have open; says so if that is fewer."""
+    """Return the settings with connection limits that fit the process's limit of open files. Warn if they are reduced."""
     pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
     wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
     files = wanted.http + wanted.pulsar + RESERVED
@@ -229,11 +225,11 @@ def _with_room(config: WorkerConfig) -> WorkerConfig:
 
 
 def _add_routes(app: web.Application, service: Service) -> None:
-    """Serve what a service wants served; raises `InvalidService` with what is wrong with it."""
+    """Add the routes of a service. Raises `InvalidService` if one is invalid."""
     name = type(service).__name__
     try:
         routes: Sequence[object] = list(service.routes())
-    except Exception as error:  # It is a user's code.
+    except Exception as error:  # User code may raise anything.
         raise InvalidService(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
     for route in routes:
         if not isinstance(route, web.RouteDef):
@@ -243,19 +239,19 @@ def _add_routes(app: web.Application, service: Service) -> None:
             raise InvalidService(service=name, problem=problem)
         try:
             app.add_routes([typed(route)])
-        except Exception as error:  # A path, or a handler, that aiohttp does not take.
+        except Exception as error:  # aiohttp rejects the path or the handler.
             problem = f"its route {route.method} {route.path} cannot be served: {type(error).__name__}: {error}"
             raise InvalidService(service=name, problem=problem) from error
 
 
 def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
-    """Whether the application has a route of this method and path, which aiohttp would match first, and say nothing."""
+    """Return whether the application already has this method and path. aiohttp would silently match that route first."""
     routes = app.router.routes()
     return any(known.resource is not None and (known.method, known.resource.canonical) == (route.method, route.path) for known in routes)
 
 
 def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
-    """A listening TCP socket; raises `AddressInUse`, which names the `setting` of the port, if that is not possible."""
+    """Return a listening TCP socket. Raises `AddressInUse` with the `setting` of the port if this fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

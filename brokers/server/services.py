@@ -1,7 +1,4 @@
-"""Services as a command line names them: `[PATTERN=]MODULE:CLASS`, or by the short name of one that comes with the package.
-
-May live here: from that text to the class and an instance of it, with an error that says what is wrong wherever it goes wrong.
-"""
+"""Load services by their command-line names: `[PATTERN=]MODULE:CLASS`, or the short name of a built-in one."""
 
 from __future__ import annotations
 
@@ -24,38 +21,38 @@ ALL_NAMESPACES: Final = "*"
 PULSAR: Final = "pulsar"
 COUNTER: Final = "counter"
 
-# What comes with the package has a short name.
+# The short names of the built-in services.
 _NAMED: Final = {COUNTER: "equipoise.examples.counter:Counter", PULSAR: "equipoise.brokers.pulsar.service:PulsarService"}
 
-# What Pulsar's protocol needs beside the package: its extra `pulsar`.
+# The modules that the extra `pulsar` installs.
 _NEEDED_BY_PULSAR: Final = ("google.protobuf", "google_crc32c")
 
-# A module's name has neither `=` nor `:`, a pattern may have both, as namespaces do.
+# A module name has neither `=` nor `:`. A pattern may have both, like a namespace.
 _match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)").fullmatch
 
 
 def default_service() -> str:
-    """What serves all namespaces if nobody says otherwise: Pulsar's clients if the extra for them is installed, else the example."""
+    """Return the default service of all namespaces: `pulsar` if its extra is installed, else the example."""
     return PULSAR if _can_speak_pulsar() else COUNTER
 
 
 def _can_speak_pulsar() -> bool:
-    """Whether the extra is installed without which Pulsar's protocol cannot be served."""
+    """Return whether the extra for Pulsar's protocol is installed."""
     try:
         return all(find_spec(module) for module in _NEEDED_BY_PULSAR)
-    except ModuleNotFoundError:  # The package above a module is not there either.
+    except ModuleNotFoundError:  # Its parent package is missing, too.
         return False
 
 
 def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
-    """Whether one of these services takes Pulsar's clients, and so needs a port for them."""
+    """Return whether one of these services takes Pulsar's clients, and so needs a port for them."""
     module, _, name = _NAMED[PULSAR].partition(":")
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and any(issubclass(each, kind) for each in kinds)
 
 
 def load_services(named: Iterable[str]) -> Mapping[str, Service]:
-    """Services by the pattern of the namespaces that they serve; a class that is named for several serves them as one instance.
+    """Return services by pattern of namespaces. A class that is named several times gives one instance.
 
     Raises `InvalidService`, as `service_classes` does.
     """
@@ -70,9 +67,9 @@ def load_services(named: Iterable[str]) -> Mapping[str, Service]:
 
 
 def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
-    """The classes of services by pattern, of which no instance is made.
+    """Return the classes of services by pattern, without making instances.
 
-    Modules are looked for where Python looks for them, and then in the working folder. Raises `InvalidService`.
+    Modules are searched on Python's path, then in the working directory. Raises `InvalidService`.
     """
     classes: dict[str, type[Service]] = {}
     for service in named:
@@ -84,14 +81,14 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
         if pattern in classes:
             raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
         kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
-        # Its class can be had without the extra, and would only fail when the broker begins to listen.
+        # The class can be imported without the extra, but would fail when the broker starts to listen.
         if speaks_pulsar([kind]) and not _can_speak_pulsar():
             raise InvalidService(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
     return classes
 
 
 def _spelled_out(service: str) -> str:
-    """The same with a short name replaced by what it stands for."""
+    """Return the service with its short name expanded."""
     pattern, equals, name = service.rpartition("=")
     return f"{pattern}{equals}{_NAMED.get(name, name)}"
 
@@ -111,7 +108,7 @@ def _class(service: str, *, module: str, name: str) -> type[Service]:
 def _instance(kind: type[Service]) -> Service:
     try:
         return kind()
-    except Exception as error:  # The class is the user's: whatever it raises is what is wrong with it.
+    except Exception as error:  # User code may raise anything.
         service = f"{kind.__module__}:{kind.__qualname__}"
         raise InvalidService(service=service, problem=f"making one failed with {_told(error)}") from error
 
@@ -127,7 +124,7 @@ def _imported(service: str, module: str) -> ModuleType:
         is_itself = module == missing or module.startswith(f"{missing}.")
         problem = f"there is no module {missing}" if is_itself else f"the module {module} imports {missing}, which is not there"
         raise InvalidService(service=service, problem=problem) from error
-    except (Exception, SystemExit) as error:  # As above.
+    except (Exception, SystemExit) as error:  # User code may raise anything.
         raise InvalidService(service=service, problem=f"importing {module} failed with {_told(error)}") from error
 
 

@@ -1,7 +1,4 @@
-"""The settings of balancing that are in force at one broker, read anew when the channel changes them.
-
-May live here: `SettingsInForce`, which all that a broker does by itself asks before it does it.
-"""
+"""Provide the balancing settings in force at one broker, read again when the channel changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class SettingsInForce:
-    """Called, it gives the settings of this moment: what the channel says, and the broker's own where it says nothing."""
+    """A callable that returns the current settings: the channel's, and the broker's own where the channel has none."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -25,7 +22,7 @@ class SettingsInForce:
         self._last: int | None = None
 
     def __call__(self) -> BalancingSettings:
-        """Read them only when they have changed. What of them cannot be read is told, and our own holds in its place."""
+        """Return the settings, parsed again only after a change. An unreadable one is logged, and the broker's own applies."""
         view = self._worker.view
         entry = view.policies.get(KEY)
         last = None if entry is None else entry.last

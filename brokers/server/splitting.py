@@ -1,8 +1,7 @@
-"""Splits and merges that nobody asks for: each broker's rounds over the bundles that it owns.
+"""Run a broker's rounds of automatic splits and merges over the bundles that it owns.
 
-May live here: the loop, and how what was decided is carried out. What is split and merged is decided in
-`brokers.balancing.splitting.auto_split` and `brokers.balancing.splitting.auto_merge`; what rounds look at, remember and tell, in
-`brokers.balancing.splitting.splitting_memory`.
+`auto_split` and `auto_merge` decide; `splitting_memory` prepares the input and keeps the state. This module runs the loop and makes the
+changes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from equipoise.shedder.loads import BundleTraffic
 
 _logger: Final = logging.getLogger(__name__)
 
-# What may fail, each told for itself.
+# What may fail. Each is logged separately.
 _ROUND: Final = "a round of splits and merges"
 _SPLIT: Final = "a split"
 _MERGE: Final = "a merge"
@@ -39,10 +38,10 @@ _UNLOADED: Final = "a part of a bundle that was split for its load; the parts ar
 
 
 class Splitting:
-    """The rounds of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and decided anew.
+    """The rounds of one worker. `run` continues until it is cancelled; it logs a failed round and decides again.
 
-    A round looks at all bundles that the broker carries, in a thread: the loop goes on meanwhile. What is due then is carried
-    out at once, and waited for; the next round begins an interval after that.
+    A round looks at all bundles of the broker, in a thread. It makes the due changes at once and waits for them. The next round starts one
+    interval later.
     """
 
     def __init__(
@@ -52,9 +51,9 @@ class Splitting:
         settings: Callable[[], BalancingSettings],
         decided: Callable[[Decision], None],
     ) -> None:
-        """`bundles` gives what each bundle that is open here carries, and is called in a thread.
+        """`bundles` returns the load of each open bundle; it is called in a thread.
 
-        `settings` gives what is in force; `decided` is told of rounds.
+        `settings` returns the settings in force. `decided` is called with decisions.
         """
         self._worker = worker
         self._bundles = bundles
@@ -68,12 +67,12 @@ class Splitting:
         }
 
     async def run(self) -> None:
-        """Divide and join, an interval after each round. The first is an interval after the start, so that there are averages."""
+        """Run rounds, one interval apart. The first starts one interval after the start, so that there are averages."""
         while True:
             await interval_passed(lambda: self._settings().balancing.split_interval_ms, self._worker.clock)
             try:
                 await self._round(self._settings())
-            except Exception as error:  # noqa: BLE001 - whatever one round meets, the next may succeed.
+            except Exception as error:  # noqa: BLE001 - the next round may succeed, whatever the error.
                 self._failed(_ROUND, error)
             else:
                 self._failures[_ROUND].succeeded()
@@ -93,8 +92,8 @@ class Splitting:
         *,
         wanted: bool,
     ) -> None:
-        """One half of a round, if it is `wanted` and this broker may; else `forget` what was counted for it."""
-        standing = self._standing(bundles) if wanted else None  # Of merges anew, because splits take their time.
+        """Run one half of a round if `wanted` and possible; otherwise `forget` its counts."""
+        standing = self._standing(bundles) if wanted else None  # Read again for merges, because splits take time.
         if standing is None:
             forget()
             return
@@ -103,7 +102,7 @@ class Splitting:
             self._decided(decision)
 
     def _standing(self, bundles: Sequence[BundleTraffic]) -> Standing | None:
-        """How the bundles stand; None if this broker is no member, or drains: what it has goes away as it is."""
+        """Return the state of the bundles; None if this broker is not a member, or drains."""
         view, incarnation = self._worker.view, self._worker.agent.incarnation
         member = None if incarnation is None else view.live.get(incarnation)
         if member is None or member.status != "up":
@@ -131,7 +130,7 @@ class Splitting:
         )
 
     async def _carry_out_split(self, split: SplitDecision, rounds: RoundSettings) -> str | None:
-        """Have a bundle cut; why it was not."""
+        """Split a bundle. Return why it failed, or None."""
         intent = SplitBundle(bundle=split.bundle, algorithm=rounds.split_algorithm, positions=split.cuts, reason=split.reason)
         deadline = Deadline.after(timeout_ms=rounds.move_timeout_ms)
         try:
@@ -144,7 +143,7 @@ class Splitting:
         return None
 
     async def _carry_out_merge(self, merge: MergeDecision, rounds: RoundSettings) -> str | None:
-        """Have two neighbours joined; why they were not."""
+        """Merge two neighbours. Return why it failed, or None."""
         intent = MergeBundles(left=merge.left, right=merge.right, reason=merge.reason)
         try:
             await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
@@ -154,7 +153,7 @@ class Splitting:
         return None
 
     async def _unload(self, child: str, rounds: RoundSettings) -> None:
-        """Begin to move a part of a split away, if anybody else may have it."""
+        """Start to move a child of a split away, if another broker may have it."""
         intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True)
         try:
             await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
@@ -170,12 +169,12 @@ class Splitting:
         return self._worker.clock.now().boot_ms
 
     def _failed(self, what: str, error: Exception) -> str:
-        """Tell that something has failed, once a while; what the problem is."""
+        """Log a failure, at intervals. Return its message."""
         self._failures[what].failed(error, self._now_ms)
         return str(error)
 
 
 async def _together(deeds: Mapping[str, Coroutine[None, None, str | None]]) -> Mapping[str, str]:
-    """Carry out deeds side by side: the problems of those that failed, by the names that they are given under."""
+    """Run the coroutines concurrently. Return the problems of those that failed, by name."""
     problems = await asyncio.gather(*deeds.values())
     return {name: problem for name, problem in zip(deeds, problems, strict=True) if problem is not None}

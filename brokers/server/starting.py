@@ -1,7 +1,4 @@
-"""Starting while the log is away: a broker waits for it, within a bound, and says so.
-
-May live here: the wait, its lines, and what is answered meanwhile to those who watch over the process.
-"""
+"""Start a broker while its log is unavailable: wait for the log up to a limit, and report the wait."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 
-# The pause after a log could not be opened: cheap, and short against what a start takes.
+# The pause after a failed attempt to open the log: cheap, and short compared with a start.
 _TRY_AGAIN_MS: Final = 1_000
 
-# While it waits one line in this time says so, as of failed appends.
+# How often the wait is logged, as for failed appends.
 _TOLD_AGAIN_MS: Final = 10_000
 
 
 class Starting:
-    """The start of one worker, on a log that may be away for a while, as it may be later on."""
+    """The start of one worker, on a log that may be unavailable for a while."""
 
     def __init__(self, worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event) -> None:
-        """At `listening`, if there is one, it is answered that the broker is not ready; once `stopping` is set nobody waits any more."""
+        """On `listening`, if given, requests get the answer that the broker is not ready. Once `stopping` is set, the wait ends."""
         self._worker = worker
         self._listening = listening
         self._stopping = stopping
@@ -41,9 +38,9 @@ class Starting:
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     async def start(self) -> None:
-        """Start the worker, and try again while its log is away, for `log_wait_ms`.
+        """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.
 
-        Raises what `Worker.start` raises: what is wrong with the log at once, and `LogUnavailable` at the end of the wait.
+        Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end of the wait.
         """
         deadline = Deadline.after(timeout_ms=self._worker.config.log_wait_ms)
         async with AsyncExitStack() as room:
@@ -59,7 +56,7 @@ class Starting:
                 else:
                     return
                 if not is_open and self._listening is not None:
-                    # A copy of the socket: what is served here ends with it, and the port goes on listening.
+                    # A copy of the socket: it ends with this server, and the port keeps listening.
                     answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
                     await room.enter_async_context(served(answering, self._listening.dup(), self._worker))
                     is_open = True
@@ -74,7 +71,7 @@ class Starting:
             _logger.warning("the log is waited for: %s", error, extra=fields)
 
     async def _is_stopping_after(self, pause_ms: int) -> bool:
-        """Let some time pass; whether nobody waits any more."""
+        """Wait. Return whether a stop was requested."""
         try:
             async with asyncio.timeout(pause_ms / 1_000):
                 await self._stopping.wait()
