@@ -37,7 +37,7 @@ class SampledBundle:
     cost: float
 
     def blended(self, before: SampledBundle | None, *, kept: float) -> SampledBundle:
-        """Return the average traffic, of which the share `kept` comes from `before`. Counts are not averaged."""
+        """Return the traffic averaged with `before`, which has the weight `kept`. Counts are not averaged."""
         if before is None:
             return self
         old, new = before.traffic.traffic, self.traffic.traffic
@@ -141,7 +141,7 @@ class LoadBus(Protocol):
 
     * `latest` returns at most one summary per broker, ordered by id. Each was written as a whole, and is the newest or nearly so.
     * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check its age.
-    * Averages are those of `summarized` over the samples that arrived, from any handle.
+    * Averages are computed by `summarized` over the samples that arrived, from any handle.
     * Calls may block for as long as writing a small file. An event loop makes them in a thread.
     * Handles on one bus are independent, in one process or in many. Only one thread may use a handle at a time.
     """

@@ -17,8 +17,8 @@ STEP_MS: Final = 5_000
 # summed.
 FIGURE_MAX: Final = 1e18
 
-# A larger use, as a fraction, is not believed: 100,000 %. A card that carries 100 Gbit/s and is configured as 0.1 Gbit/s reaches 1,000. A
-# larger one would hide all other brokers in the mean and the deviation.
+# A larger use, as a fraction, is not believed: 100,000 %. A card that carries 100 Gbit/s and is configured as 0.1 Gbit/s reaches 1,000.
+# A larger use would hide all other brokers in the mean and the deviation.
 USE_MAX: Final = 1_000.0
 
 

@@ -73,7 +73,7 @@ class Scheduler:
         return tuple(begun)
 
     def ended(self, bundle: str, now_ms: int) -> None:
-        """Record the end of a move, whatever its result: the bundle rests now. So a refused move is not retried at once."""
+        """Record the end of a move with any result: the bundle rests now. So a refused move is not retried at once."""
         self._in_flight.pop(bundle, None)
         self.moved(bundle, now_ms)
 

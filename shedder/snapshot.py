@@ -102,8 +102,8 @@ class Snapshot:
     """A cluster at one moment.
 
     * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `WeighedBrokers`.
-    * `live`: the ids of the live brokers, in order. `apart`: those of them that neither give nor take now, and why.
-    * `loads`: the reports in the order of the load bus, including those of dead brokers.
+    * `live`: the ids of the live brokers, in order. `apart`: live brokers that neither give nor take now, and why.
+    * `loads`: the reports in the order of the load bus, also of dead brokers.
     * `owners`: who serves each reported bundle. `resting`: the reported bundles that must not move now, and why.
     * `policies`: the kind of policy of a namespace, if any. `rules`: who may have a bundle; None: every live broker.
     * `memory`: from the previous plan. `now_ms`: Unix time.
@@ -192,7 +192,7 @@ class _Scales:
         self._mean = cost / sum(counted) if sum(counted) else IDLE_COST
 
     def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
-        """Return the cost of each bundle at `broker`, at least that of an idle one.
+        """Return the cost of each bundle at `broker`, at least `IDLE_COST`.
 
         The source is the broker's own report, else another broker's, else the mean of the bundles that its report does not name.
         """

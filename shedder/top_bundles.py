@@ -115,5 +115,5 @@ def _parted(places: Sequence[int], column: Sequence[float], step: int, up: float
 
 
 def _steps(value: float, step: int, up: float) -> int:
-    """Return the number of whole steps in a value. `up` of 0.5 rounds as Java does."""
+    """Return the number of whole steps in a value. With `up` of 0.5 it rounds as Java does."""
     return math.floor(value / step + up)

@@ -2,7 +2,7 @@
 
 * It acts if, for several rounds in a row, the deviation of the brokers' average uses is above the target, or one broker is idle or
   overloaded compared with the others.
-* A broker gives throughput. The share of its throughput is the share of its load that half of the difference is.
+* The amount is a throughput. If half of the difference is 10 % of a broker's load, the broker gives 10 % of its throughput.
 * If a bundle is too heavy, lighter ones may come back for it (a swap).
 
 With `pulsar_exact` it decides as the class of Pulsar 4.2.4, with its faults. docs/reference/balancing.md lists the differences and their

@@ -87,10 +87,10 @@ class _Covering:
 
 
 class Destinations:
-    """The allowed destinations for one view and one set of load reports (by broker id), as they were at construction.
+    """The allowed destinations for one view and one set of load reports (by broker id), as of construction.
 
-    Call `placed` for each bundle of a batch, so that it counts for the next ones. `policies` replace those of the view, to check a change
-    before it is made.
+    Call `placed` for each bundle of a batch, so that it counts for the next ones. `policies` replace the view's, to check a change before
+    it is made.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ def not_up(brokers: Brokers) -> Refused:
 
 
 def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
-    """Return the brokers that must not have the bundle now, whatever the other rules allow."""
+    """Return the brokers to avoid now, regardless of the other rules."""
     return {broker.broker: "it is not to have this bundle now" for broker in brokers if broker.incarnation in avoid}
 
 
@@ -294,7 +294,7 @@ def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) ->
 
 
 def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
-    """Return the brokers that are not a primary of `policy`. Secondaries are returned only while enough primaries are available.
+    """Return the brokers that `policy` excludes: all but primaries and, while too few primaries are available, secondaries.
 
     `meant` are the brokers that the policy names. Pulsar counts each primary as available and ignores `usage_threshold`.
     """

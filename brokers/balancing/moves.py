@@ -116,8 +116,7 @@ class Moves:
 def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
     """Return the bundles that a live broker released, or that a split or a merge created.
 
-    `changes` are those of one record, or of a resync. Bundles of a new namespace and of a dead owner are left out: nobody chose their
-    place.
+    `changes` come from one record, or from a resync. Bundles of a new namespace or of a dead owner are left out: nobody chose their place.
     """
     dead = {change.dead for change in changes if isinstance(change, BrokerChanged)}
     created = {change.name for change in changes if isinstance(change, NamespaceChanged) and change.before is None}

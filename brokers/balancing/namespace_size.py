@@ -9,9 +9,9 @@ from equipoise.channel.core.errors import InvalidBoundaries
 NEW_BUNDLES_MAX: Final = 4_096
 """The most bundles of a new namespace. Each costs a record or two when placed and when its broker dies, and every broker reads them.
 
-Measured with three brokers on two cores:
+Measured with three brokers on two cores, for the first placement and after the death of a broker:
 
-* 4,096 bundles: placed in 2.4 s; those of a dead broker in 0.5 s, which is less than a lease.
+* 4,096 bundles: 2.4 s and 0.5 s, which is less than a lease.
 * 16,384 bundles: 8 to 14 s, and 2 to 3 s.
 * 65,536 bundles: a quarter had no owner after 100 s. The brokers mostly read late proposals of one another.
 """

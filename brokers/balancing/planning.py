@@ -123,10 +123,9 @@ def plan_round(
     resting: Collection[str] = (),
     choose: Callable[[BalancingSettings], Shedder] = shedder_of,
 ) -> BalancingRound:
-    """Return the plan of one round over `cluster`.
+    """Return the plan of one round over `cluster`, which was made with the same `settings` and `resting`.
 
-    Bundles that violate a policy go first, alone; the next round sees the load after that. `settings` and `resting` must be those of
-    `cluster`. `placement` chooses where violating bundles go.
+    If bundles violate a policy, only they move, to where `placement` puts them; the next round sees the load after that.
     """
     snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max

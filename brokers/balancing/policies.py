@@ -231,8 +231,8 @@ def _compiled(text: str) -> tuple[Pattern | None, str]:
 def _repeats_a_repeat(text: str) -> bool:
     """Return whether a pattern repeats a group without bound that itself holds an unbounded repeat, as in `([a-z]+-?)+`.
 
-    A name of thirty letters that does not match such a pattern can take minutes, on every broker at once, which is longer than any lease.
-    Some such patterns are harmless, but each can be written in another way.
+    A name of thirty letters that does not match can then take minutes, on every broker at once, which is longer than any lease. Some of
+    these patterns are harmless, but each can be written in another way.
     """
     holds = [False]  # For each open group, and the whole pattern at the bottom: does it hold an unbounded repeat?
     place = 0

@@ -21,10 +21,10 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
 
     Raises `InvalidPolicy`. Raises `PolicyLeavesNobody` in two cases:
 
-    * A bundle that some broker may have now could be had by none.
+    * A bundle that some broker may have now would have no allowed broker.
     * None of the brokers that the policy names is up.
 
-    Without any broker that is up, neither case applies.
+    If no broker is up, neither case applies.
     """
     after = {name: entry.document for name, entry in view.policies.items() if name != key}
     policy = None

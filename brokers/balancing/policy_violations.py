@@ -101,7 +101,7 @@ def _ruled(view: View, destinations: Destinations) -> Iterator[BundleEntry]:
     for namespace in namespaces:
         bundles = view.bundles_of(namespace)
         if namespace not in pinned:
-            # Without pins all bundles of a namespace have one answer. There may be 65,536, so skip those of allowed owners at once.
+            # Without pins all bundles of a namespace have one answer. There may be 65,536, so skip allowed owners at once.
             refused = {view.brokers[broker].incarnation for broker in destinations.bound(bundles[0]).refused}
             bundles = [bundle for bundle in bundles if bundle.owner in refused]
         yield from bundles

@@ -18,8 +18,7 @@ _GBIT_KBIT: Final = 1_000_000.0
 class Counters:
     """Counters at the moment `at_ms` (boot time).
 
-    `cpu_seconds` is for all processes of the broker, including its ended children. `memory_bytes` is what they hold now. `bytes_in` and
-    `bytes_out` are those of the network cards.
+    `cpu_seconds` includes ended child processes. `memory_bytes` is the present use. `bytes_in` and `bytes_out` come from the network cards.
     """
 
     at_ms: int

@@ -2,9 +2,9 @@
 
 `compacting_once` runs a compaction; `compaction.compactor` does the work.
 
-Compactions are not recorded on the channel. Each starts from the latest snapshot, so a new leader continues where the old one stopped.
-Until its first compaction a leader counts from its own start. At worst this is one early compaction, which finds little to do. So two
-brokers that both believe to lead may compact at once.
+* Compactions are not recorded on the channel. Each starts from the latest snapshot, so a new leader continues where the old one stopped.
+* Until its first compaction a leader counts from its own start. At worst it compacts too early, and finds little to do.
+* For the same reason, two brokers that both believe to lead may compact at once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ NOT_BEGUN: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """The parameters of a compaction: the log at `log_url`, which must be that of `cluster`, and the retention `retain`."""
+    """The parameters of a compaction: the log, its expected cluster, and the retention."""
 
     log_url: str
     cluster: str

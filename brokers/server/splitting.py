@@ -72,7 +72,7 @@ class Splitting:
             await interval_passed(lambda: self._settings().balancing.split_interval_ms, self._worker.clock)
             try:
                 await self._round(self._settings())
-            except Exception as error:  # noqa: BLE001 - the next round may succeed, whatever the error.
+            except Exception as error:  # noqa: BLE001 - the next round may succeed after any error.
                 self._failed(_ROUND, error)
             else:
                 self._failures[_ROUND].succeeded()

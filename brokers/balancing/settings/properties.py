@@ -1,6 +1,6 @@
 """Parse Java's properties files, the format of Pulsar's `broker.conf`, as `java.util.Properties` does.
 
-Java reads such a file as ISO-8859-1. The text comes in decoded.
+Java reads them as ISO-8859-1. The text comes in decoded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Convert the balancing settings of a Pulsar `broker.conf` to ours.
 
-Every entry goes to one of three lists: taken; without meaning here, and why; not understood, and why. For the last, our default stays.
+Every entry is taken, has no meaning here, or is not understood. The last two carry a reason. Our default stays for an entry that is not
+understood.
 
-Keys, types and meanings are those of Pulsar 4.0.8 and 4.2.4, and values are converted as Pulsar does. One exception: where Pulsar accepts
+Keys, types and meanings follow Pulsar 4.0.8 and 4.2.4, and values are converted as Pulsar does. One exception: where Pulsar accepts
 nonsense (any word but `true` is false), the entry is not understood.
 """
 

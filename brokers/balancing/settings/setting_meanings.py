@@ -1,6 +1,6 @@
 """Describe each setting of balancing and its range of numbers, as data.
 
-Types and defaults are those of the fields in `balancing_settings`.
+Types and defaults come from the fields in `balancing_settings`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read, check and change the settings of balancing that the channel holds.
 
-They are in one `policy` record with the key `KEY`. Its document maps GROUP.FIELD to each setting that was set, and holds nothing else but
-`changed_by`: who made the last change, if the publisher of the record does not show it. The format:
+One `policy` record with the key `KEY` holds all of them. Its document has one entry GROUP.FIELD per setting that was set. `changed_by` is
+the author of the last change, if the record's publisher does not show it. The format:
 
 * A number with a fraction is a text, because the channel has no fractions.
 * An absent value is the text `none`.

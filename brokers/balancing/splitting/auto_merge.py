@@ -35,7 +35,7 @@ Pair = tuple[str, str]
 class MergeSettings:
     """When neighbours are merged. Raises `InvalidSetting`.
 
-    * `limits`: those of splits.
+    * `limits`: as for splits.
     * `hits_threshold`: a pair is merged in the round after so many cold ones. It is higher than for splits, because one bundle too few
       costs more than one too many.
     * `merges_max`: per round.
@@ -93,7 +93,7 @@ class MergePlan:
 
 
 class _Cold(NamedTuple):
-    """A pair that has been cold for long enough, and the limit of which it uses the largest fraction."""
+    """A pair that has been cold for long enough, and its fullest measure."""
 
     left: str
     right: str
@@ -103,7 +103,7 @@ class _Cold(NamedTuple):
 
 
 def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[Pair, int]) -> MergePlan:
-    """Return the plan of one round. `hits` are those of the previous plan, empty at first. The coldest go first, ties by name."""
+    """Return the plan of one round. `hits` come from the previous plan, empty at first. The coldest go first, ties by name."""
     stays: dict[str, str] = {}
     hits_after: dict[Pair, int] = {}
     due: list[_Cold] = []

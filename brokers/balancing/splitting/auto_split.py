@@ -49,7 +49,7 @@ class SplitSettings:
 class SplitSnapshot:
     """The input of a round. `bundles` are all that `broker` has open, in the order of its report.
 
-    * `not_owned`: those of them that belong to others. `splitting`: bundles of any broker that are being split.
+    * `not_owned`: the ones among them that belong to others. `splitting`: bundles of any broker that are being split.
     * `bundle_counts`: the number of bundles of each namespace; missing if unknown.
     * `find_cuts`: None if the service chooses the cuts during the split; then the plan counts one cut.
     """
@@ -93,10 +93,10 @@ class SplitPlan:
 
 
 def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> SplitPlan:
-    """Return the plan of one round. `hits` are those of the previous plan, empty at first.
+    """Return the plan of one round. `hits` come from the previous plan, empty at first.
 
-    Due bundles that exceed a limit most come first, ties by name. With `pulsar_exact`, the order is that of the snapshot, and the round
-    ends at `splits_max` without counting the hits of the others, as in Pulsar.
+    Due bundles that exceed a limit most come first, ties by name. With `pulsar_exact` the round follows the order of the report and ends at
+    `splits_max`, without counting the hits of the others.
     """
     planning = _Planning(snapshot, settings, hits)
     if settings.pulsar_exact:
@@ -201,7 +201,7 @@ class _Planning:
         self._failures += no.is_failure
 
     def _why_unfit(self, bundle: BundleTraffic) -> _No | None:
-        """Return why a bundle cannot be split, whatever its load."""
+        """Return why a bundle cannot be split at any load."""
         exact = self._settings.pulsar_exact
         # A bundle without topics holds keys, which nobody counts. Pulsar serves topics only.
         if bundle.topics == 1 or (exact and bundle.topics < 1):

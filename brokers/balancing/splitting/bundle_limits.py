@@ -81,7 +81,7 @@ class BundleLimits:
         return next((measure for measure in self.measures(bundle) if measure.is_exceeded), None)
 
     def fullest(self, *bundles: BundleTraffic) -> Measure:
-        """Return the measure of which bundles together use the largest fraction; of equals the first."""
+        """Return the measure with the largest used fraction, of the bundles together; of equals the first."""
         return max(self.measures(*bundles), key=lambda measure: measure.share)
 
 

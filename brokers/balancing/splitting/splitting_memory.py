@@ -27,7 +27,7 @@ class Standing:
     """The state of the bundles of `broker` on the channel: a copy that any thread may use.
 
     * `lasts`: bundles that it owns and that are not in transition, each with the offset of its last change.
-    * `problems`: why the others can be neither split nor merged. `splitting`: those of them that are being split.
+    * `problems`: why the others can be neither split nor merged. `splitting`: the ones among them that are being split.
     * `bundle_counts`: the number of bundles of each namespace.
     * `brokers`: the number of live brokers.
     """
