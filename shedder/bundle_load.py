@@ -57,7 +57,6 @@ class BundleLoad:
 
 
 def _refusal_of(load: BundleLoad | Messaging) -> InvalidLoad:
-    """Return the error for the first impossible figure."""
     figures = ((each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging")
     name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
     return InvalidLoad(subject="bundle", field=name, value=value)

@@ -211,7 +211,6 @@ _Weigh = Callable[[BrokerForecast, Standing], float]
 
 
 def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, str]:
-    """Return the live brokers that take no part, and why."""
     if measure == "cost":
         return {broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None}
     found = reported(snapshot, ttl_ms=ttl_ms)

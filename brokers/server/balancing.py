@@ -138,7 +138,6 @@ class Balancing:
     # --- rounds ---
 
     def _round(self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement) -> None:
-        """Plan a round, log and record it, and start its moves."""
         view, now = self._worker.view, self._worker.clock.now()
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
@@ -234,7 +233,6 @@ class Balancing:
 
 
 def _failure(error: Exception) -> Idle:
-    """Return the outcome of a round that failed."""
     return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {told_error(error)}")
 
 

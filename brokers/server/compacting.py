@@ -76,7 +76,6 @@ class Compacting:
         return self._records >= config.compact_records or now.boot_ms - self._since_ms >= config.compact_age_ms
 
     async def _compact(self) -> None:
-        """Run one compaction to its end, and handle its failure."""
         clock, metrics = self._worker.clock, self._worker.metrics.compaction
         began_ms, began_records = clock.now().boot_ms, self._records
         try:
@@ -98,7 +97,6 @@ class Compacting:
             self._tell_clock(ahead)
 
     def _tell_clock(self, ahead: int | None) -> None:
-        """Report a record whose time is ahead of this machine's clock."""
         self._worker.metrics.compaction.clock_ahead(ahead)
         if ahead is not None:
             self._worker.metrics.alarm("log_clock")

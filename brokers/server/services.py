@@ -37,7 +37,6 @@ def default_service() -> str:
 
 
 def _can_speak_pulsar() -> bool:
-    """Return whether the extra for Pulsar's protocol is installed."""
     try:
         return all(find_spec(module) for module in _NEEDED_BY_PULSAR)
     except ModuleNotFoundError:  # Its parent package is missing, too.
@@ -88,7 +87,6 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
 
 
 def _spelled_out(service: str) -> str:
-    """Return the service with its short name expanded."""
     pattern, equals, name = service.rpartition("=")
     return f"{pattern}{equals}{_NAMED.get(name, name)}"
 

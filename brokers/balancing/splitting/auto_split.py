@@ -263,7 +263,6 @@ def _place(name: str) -> BundleName | _No:
 
 
 def _overlaps(bundle: str, splitting: str) -> bool:
-    """Return whether two bundles share a point of one namespace."""
     namespace, low, high = parse_bundle(bundle)
     other = parse_bundle(splitting)
     return namespace == other.namespace and low < other.high and other.low < high

@@ -150,7 +150,6 @@ def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
 
 
 def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
-    """Return the load at each point, in rising order."""
     by_point: defaultdict[int, list[TopicLoad]] = defaultdict(list)
     for topic in topics:
         by_point[topic.point].append(topic)
