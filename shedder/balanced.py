@@ -213,7 +213,7 @@ def _is_uneven(piles: Sequence[_Pile], mean: float, ratio: float) -> bool:
 def _told(bundle: WeighedBundle, source: _Pile, destination: _Pile, mean: float) -> Move:
     """Return the move with its reason. Call it before the move is applied, because the reason shows the piles as they are."""
     reason = (
-        f"levelling: {source.broker} carries {_percent(source.fill, mean)} of the mean load, {destination.broker} "
+        f"balanced: {source.broker} carries {_percent(source.fill, mean)} of the mean load, {destination.broker} "
         f"{_percent(destination.fill, mean)}; the bundle is {_percent(bundle.cost, source.cost)} of what {source.broker} carries"
     )
     return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason)

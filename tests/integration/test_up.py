@@ -141,7 +141,7 @@ def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
 
         os.kill(cluster.pids[destination], signal.SIGKILL)
         assert -signal.SIGKILL == cluster.heard("ended", destination)["exit_code"]
-        declared_dead = cluster.heard("buried", destination)
+        declared_dead = cluster.heard("declared_dead", destination)
         view = look(cluster.log, lambda view: all(owners(view)), what="an child for each bundle")
         assert ("down", False) == (view.brokers[destination].status, destination in owners(view))
 
@@ -178,7 +178,7 @@ def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> No
         broker = cluster.broker(1)
         first = cluster.pids[broker]
         os.kill(first, signal.SIGKILL)
-        declared_dead = cluster.heard("buried", broker)
+        declared_dead = cluster.heard("declared_dead", broker)
         assert 500 == cluster.heard("starts_again", broker)["pause_ms"]
         again = cluster.heard("ready", broker)
         assert isinstance(declared_dead["offset"], int)

@@ -380,7 +380,7 @@ class Host:
         """Continue from the snapshot after a truncation. The rest of the log comes in another delivery."""
         left = process.read
         process.read, view = self._log.restored()
-        self.stage.story.say(self.name, "JUMPS over {} entries", process.read - left)
+        self.stage.story.say(self.name, "RESYNCS over {} entries", process.read - left)
         process.end_at_start = None  # Forces another delivery, even if nothing follows the snapshot.
         self.deliver(process, Resynced(reader=Reader(log="simulated", cluster=CLUSTER, view=view)))
         if process.alive:

@@ -59,7 +59,7 @@ class Tokens:
 
     def __init__(self) -> None:
         # The greatest token of a deleted namespace stays here: the namespace must begin above it if it is created again.
-        self._history_snapshot: dict[str, int] = {}
+        self._lowest: dict[str, int] = {}
         self._server: dict[str, tuple[int, int]] = {}
 
     def folded(self, folded: Folded) -> None:
@@ -72,17 +72,17 @@ class Tokens:
                 self._check(change.after, before, folded.offset)
         for bundle in gone:
             self._server.pop(bundle.name, None)
-            self._history_snapshot[bundle.namespace] = max(self._history_snapshot.get(bundle.namespace, 0), bundle.token)
+            self._lowest[bundle.namespace] = max(self._lowest.get(bundle.namespace, 0), bundle.token)
 
     def _check(self, after: BundleEntry, before: list[BundleEntry], offset: int) -> None:
-        history_snapshot = max((bundle.token for bundle in before), default=self._history_snapshot.get(after.namespace, 0))
-        if after.token < history_snapshot:
-            raise _fall(f"at offset {offset} the token of {after.name} falls from {history_snapshot} to {after.token}")
+        lowest = max((bundle.token for bundle in before), default=self._lowest.get(after.namespace, 0))
+        if after.token < lowest:
+            raise _fall(f"at offset {offset} the token of {after.name} falls from {lowest} to {after.token}")
         is_reshaped = bool(before) and all(bundle.name != after.name for bundle in before)
-        if is_reshaped and after.token != history_snapshot:
+        if is_reshaped and after.token != lowest:
             raise InvariantViolated(
                 invariant="section 3: the children of a split keep its token, and a merge takes the greater one",
-                what=f"at offset {offset} {after.name} begins under token {after.token}, and what it is made of had {history_snapshot}",
+                what=f"at offset {offset} {after.name} begins under token {after.token}, and what it is made of had {lowest}",
             )
         if after.phase not in ("owned", "splitting") or after.owner is None:
             return

@@ -116,7 +116,7 @@ def test_ties_break_by_name() -> None:
 
 def test_each_move_says_why() -> None:
     """A move names both sides, how full they were when it was decided, and how heavy the bundle is."""
-    reason = "levelling: a carries 180 % of the mean load, b 20 %; the bundle is 44 % of what a carries"
+    reason = "balanced: a carries 180 % of the mean load, b 20 %; the bundle is 44 % of what a carries"
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
     assert Move(bundle="a2", source="a", destination="b", reason=reason) == move
 
