@@ -1,11 +1,9 @@
-"""Bytes to records and back: total, exact, and by hand.
+"""Encode records as flat JSON objects, and decode and check them without a view.
 
-May live here: the spelling of records as flat JSON objects, and the checks of form (types, ranges, bounds) that need no view.
-A check that can change a verdict is written out here, so that no library's version can change a verdict; `channel.core.schema`
-publishes the same rules as pydantic models, and a property test holds the two together.
-
-`decode` never raises: what is no record becomes an `Unreadable` that says why. Unknown fields are ignored, and `null` is
-the same as absent. Integers lie from 0 to 2**63 - 1, and `true` is no integer.
+* The checks (types, ranges, bounds) are written by hand: a library's version must not change a verdict. `channel.core.schema`
+  publishes the same rules as pydantic models; a property test keeps the two equal.
+* `decode` never raises. It returns an `Unreadable` with the problem for bytes that are not a record.
+* Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is not an integer.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ _POLICY_CHANGES: Final = frozenset({"set", "removed"})
 
 
 def decode(data: bytes) -> AnyRecord | Unreadable:
-    """The record that these bytes spell, or an `Unreadable` with the first problem found; never raises."""
+    """Return the record in these bytes, or an `Unreadable` with the first problem found. Never raises."""
     try:
         raw = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -91,7 +89,7 @@ def decode(data: bytes) -> AnyRecord | Unreadable:
 
 
 def encode(record: AnyRecord) -> bytes:
-    """The bytes of a record; `decode` gives the same record back."""
+    """Return the bytes of a record; `decode` returns an equal record."""
     raw = _own_fields(record)
     raw["key"] = record.key
     raw["based_on"] = record.based_on
@@ -110,7 +108,7 @@ Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int]
 
 
 class _EnvelopeFields(TypedDict):
-    """The fields that every record has, ready to be passed on by name."""
+    """The fields that every record has, by name."""
 
     key: str
     based_on: int
@@ -123,9 +121,9 @@ class _EnvelopeFields(TypedDict):
 
 
 def _hot_envelope(raw: Raw) -> Envelope:
-    """The envelope as a tuple, in the order of `_EnvelopeFields`: for transitions and renewals, nine tenths of a channel.
+    """Return the envelope of a transition or renewal as a tuple, in the order of `_EnvelopeFields`.
 
-    The one test is the whole check for what brokers write; what it does not take is read field by field.
+    These are nine tenths of a channel. One test accepts what brokers write; anything else is read field by field.
     """
     try:
         key, based_on, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
@@ -138,7 +136,7 @@ def _hot_envelope(raw: Raw) -> Envelope:
         and type(incarnation) is int
         and type(sequence) is int
         and type(timestamp_ms) is int
-        # One test for four ranges: a negative number, or one of 64 bits, leaves something above bit 62 of the union.
+        # One test for four ranges: a negative number, or one of 64 bits, sets a bit above bit 62 of the union.
         and not (based_on | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
         and 0 < len(key) <= KEY_CHARACTERS_MAX
         and 0 < len(publisher) <= KEY_CHARACTERS_MAX
@@ -151,7 +149,7 @@ def _hot_envelope(raw: Raw) -> Envelope:
 
 
 def _envelope(raw: Raw) -> _EnvelopeFields:
-    """The envelope of a broker's or an admin's record."""
+    """Return the envelope of a broker's or an admin's record."""
     key, based_on = _key(raw), integer(raw, "based_on")
     publisher, incarnation, sequence, as_of = _publisher(raw)
     return {
@@ -176,7 +174,7 @@ def _publisher(raw: Raw) -> tuple[str, int | None, int | None, int | None]:
 
 
 def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
-    """The envelope of `genesis` and `joined`, which come before there is an incarnation."""
+    """Return the envelope of `genesis` or `joined`, which precede an incarnation."""
     for name in ("incarnation", "sequence", "as_of"):
         if raw.get(name) is not None:
             fail(f"genesis and joined come before there is an incarnation: they have no {name}")
@@ -212,7 +210,7 @@ def _timestamp_ms(raw: Raw) -> int:
 
 
 def _unreadable(raw: Raw, problem: str) -> Unreadable:
-    """Keep of a broken record what settles its publisher's attempt, if so much of the envelope of a broker can be read."""
+    """Keep the part of a broken record that settles its publisher's attempt, if it can be read."""
     try:
         level = _level(raw)
     except MalformedError:
@@ -228,7 +226,10 @@ def _unreadable(raw: Raw, problem: str) -> Unreadable:
 
 
 def _remark(raw: Raw, name: str) -> str | None:
-    """A text that came to level 1 later. Versions that do not know it ignore it, so none of its forms may make a record malformed."""
+    """Return a text that format version 1 gained later, or None.
+
+    Older code ignores this field, so no value of it may make a record malformed.
+    """
     value = raw.get(name)
     return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
 
@@ -240,7 +241,7 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
     key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
     get = raw.get
     state, owner, source = get("state"), get("owner"), get("source")
-    # As in `_hot_envelope`: what is in order is taken at a look, and only what is not is read by the one that tells why.
+    # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again to name the problem.
     if owner is not None and (type(owner) is not int or owner >> _INTEGER_BITS):
         owner = integer(raw, "owner")
     if source is not None and (type(source) is not int or source >> _INTEGER_BITS):
@@ -261,14 +262,14 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
         state=cast("State", state),
         owner=owner,
         source=source,
-        # Most transitions have none of these: asking first is cheaper than calling.
+        # Most transitions have none of these: a test is cheaper than a call.
         reason=None if get("reason") is None else text(raw, "reason"),
         algorithm=None if get("algorithm") is None else text(raw, "algorithm"),
         positions=None if get("positions") is None else integers(raw, "positions", CUTS_MAX),
         handover=None if get("handover") is None else handover(raw),
     )
     if as_of is not None or level != 1:
-        # Not among the arguments above: CPython 3.11 takes four times as long over sixteen keywords as over fifteen.
+        # Set afterwards: CPython 3.11 takes four times as long over sixteen keywords as over fifteen.
         object.__setattr__(record, "as_of", as_of)
         object.__setattr__(record, "level", level)
     return record
@@ -357,7 +358,7 @@ def _decode_joined(raw: Raw) -> Joined:
 
 def _decode_genesis(raw: Raw) -> Genesis:
     envelope = _first_of_its_kind(raw)
-    # Of form, not of the fold: a reader must know that the first genesis is accepted before it counts offsets from its base.
+    # Checked here, not in the fold: a reader counts offsets from the base of the first genesis, so it must know that it is accepted.
     if envelope["based_on"]:
         fail("genesis is based on 0")
     return Genesis(
@@ -398,7 +399,7 @@ _DECODERS: Final[Mapping[str, Callable[[Raw], AnyRecord]]] = {
 
 # --- writing --------------------------------------------------------------------------------------------------------------
 
-# type -> (kind, status if the type fixes it, its own fields in the order in which they are written)
+# type -> (kind, status if the type fixes it, its own fields in the order of writing)
 _OWN_FIELDS: Final[Mapping[type[AnyRecord], tuple[str, str | None, tuple[str, ...]]]] = {
     Genesis: ("genesis", None, ("cluster", "base")),
     BundleTransition: ("bundle", None, ("state", "owner", "source", "reason", "algorithm", "positions", "handover")),

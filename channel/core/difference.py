@@ -1,7 +1,6 @@
-"""What changed between two views of one channel, for a reader that was cut off and has not read the records in between.
+"""Compare two views of one channel, for a reader that missed the records in between.
 
-May live here: the comparison of two views as the changes that verdicts tell of, and the resync of a reader. Where the newer view
-comes from is `channel.snapshots.restore`'s business.
+`channel.snapshots.restore` provides the newer view.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from equipoise.channel.core.table import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resync:
-    """A reader has left out the records above logical offset `before` and up to `offset`: truncation took them before it came.
+    """A reader skipped the records above logical offset `before` and up to `offset`: truncation removed them.
 
-    What was accepted among them is told by `changes` alone, and nothing tells what was rejected.
+    `changes` summarises the accepted records. The rejected ones are unknown.
     """
 
     before: int
@@ -26,17 +25,17 @@ class Resync:
 
 
 def resync_between(before: View, after: View) -> Resync:
-    """The resync of a reader that had `before`, and goes on from `after`."""
+    """Return the resync of a reader that had `before` and goes on from `after`."""
     return Resync(before=before.offset, offset=after.offset, changes=tuple(changes_between(before, after)))
 
 
 def changes_between(before: View, after: View) -> Sequence[Change]:
-    """What the records between two views of one channel came to, one change for each key that is not as it was.
+    """Return one change for each key that differs between two views of one channel.
 
-    In the order in which verdicts tell of changes that belong together: a namespace before its bundles, a broker's death
-    before what it frees, bundles that are gone before those that took their place; within that by name. A key that was
-    removed and made anew has changed; a renewal is no change, as in a verdict. Of several incarnations of one broker that
-    ended in between, only the one that `before` knew is told as dead.
+    * The order is that of verdicts: a namespace before its bundles, a broker's death before the bundles that it frees, removed
+      bundles before their replacements; then by name.
+    * A key that was removed and made anew has changed. A renewal is no change, as in a verdict.
+    * If several incarnations of one broker ended in between, only the one in `before` is reported as dead.
     """
     kinds = (_level, _policies, _namespaces, _brokers, _bundles)
     return [change for changes in kinds for change in changes(before, after)]
@@ -64,14 +63,14 @@ def _namespaces(before: View, after: View) -> Iterator[NamespaceChanged]:
 def _brokers(before: View, after: View) -> Iterator[BrokerChanged]:
     for name in sorted(before.brokers.keys() | after.brokers.keys()):
         was, now = before.brokers.get(name), after.brokers.get(name)
-        # Not by `last`, which every renewal raises.
+        # Not `last`, which every renewal raises.
         if was is None or now is None or (was.incarnation, was.status) != (now.incarnation, now.status):
             dead = was.incarnation if was is not None and was.live and was.incarnation not in after.live else None
             yield BrokerChanged(name=name, before=None if was is None else was.status, after=now, dead=dead)
 
 
 def _bundles(before: View, after: View) -> Iterator[BundleChanged]:
-    # Sorted after they were compared: of 100,000 bundles a resync changes few, and holds its loop up meanwhile.
+    # Compared first, then sorted: of 100,000 bundles a resync changes few, and it blocks its event loop meanwhile.
     old, new = before.bundles, after.bundles
     for name in sorted([name for name in old if name not in new]):
         yield BundleChanged(name=name, before=old[name], after=None)

@@ -1,7 +1,4 @@
-"""What a view holds, as values: the entries, the changes that a record makes to them, and the verdict on a record.
-
-May live here: value types, how they are made, and what can be told from one of them alone.
-"""
+"""Define the values that a view holds: entries, changes to them, and the verdict on a record."""
 
 from __future__ import annotations
 
@@ -16,17 +13,20 @@ from equipoise.channel.core.records import Document, Joined, Reason, State
 
 BrokerStatus = Literal["up", "draining", "left", "down"]
 
-# Who serves a bundle in each phase, so that a reader needs not know the table by heart.
+# The phases in which the owner serves.
 _SERVED_BY_OWNER: Final = frozenset({"owned", "splitting"})
 _SERVED_BY_SOURCE: Final = frozenset({"transferring", "handing_over", "unloading"})
 
 
 @hot_frozen
 class BundleEntry:
-    """One bundle. `owner` and `source` are incarnations; `last` is the offset of the record that changed it last.
+    """One bundle of a namespace.
 
-    `token` is the fencing token: the offset at which the present owner's ownership began. `algorithm` and `positions` are
-    set while it is `splitting`: how its owner is to cut it. `weight` and `part` are its place in the digest.
+    * `owner` and `source` are incarnations.
+    * `last` is the offset of the record that changed it last.
+    * `token` is the fencing token: the offset at which the present ownership began.
+    * `algorithm` and `positions` are set while it is `splitting`: how the owner is to cut it.
+    * `weight` and `part` are its contribution to the digest.
     """
 
     name: str
@@ -45,18 +45,18 @@ class BundleEntry:
 
     @property
     def state(self) -> State:
-        """The state as records spell it."""
+        """The state as records write it."""
         return STATE_OF_PHASE[self.phase]
 
     @property
     def server(self) -> int | None:
-        """The incarnation that serves it now, as far as the log says; None while it must be waited for."""
+        """The incarnation that serves it now; None while nobody does."""
         if self.phase in _SERVED_BY_OWNER:
             return self.owner
         return self.source if self.phase in _SERVED_BY_SOURCE else None
 
     def contains(self, point: int) -> bool:
-        """Whether this hash point lies in the bundle."""
+        """Return whether this hash point lies in the bundle."""
         return bundle_contains(self.low, self.high, point)
 
 
@@ -76,7 +76,7 @@ def bundle_entry(
     algorithm: str | None = None,
     positions: tuple[int, ...] | None = None,
 ) -> BundleEntry:
-    """A bundle whose range is new to the view: its name is spelled, and its weight hashed, this once."""
+    """Return a bundle whose range is new to the view. Its name is made and its weight hashed only here."""
     name = bundle_name(namespace, low, high)
     key_weight = weight("bundle", name)
     return BundleEntry(
@@ -107,7 +107,7 @@ def next_entry(
     algorithm: str | None = None,
     positions: tuple[int, ...] | None = None,
 ) -> BundleEntry:
-    """The same bundle, in its next phase."""
+    """Return the same bundle in its next phase."""
     after = blank(BundleEntry)
     _init_entry(
         after,
@@ -130,11 +130,14 @@ def next_entry(
 
 @dataclass(slots=True, kw_only=True)
 class BrokerEntry:
-    """One broker id and its newest incarnation; `joined` is the record that made it, with addresses, capacity and promises.
+    """One broker id and its newest incarnation.
 
-    The one entry that is changed in place, by `channel.core.view` alone: `last` moves with every renewal and `sequence` with
-    every record of its own, nine tenths of a channel, and a new entry for each would cost more than the rest of the fold.
-    `digest_after` is the view's digest just after its last accepted record: what its next renewal must say.
+    `joined` is the record that made the incarnation. `digest_after` is the view's digest just after this key's last accepted
+    record: the digest that the next renewal must carry.
+
+    This is the one entry that changes in place; only `channel.core.view` writes it. `last` rises with every renewal and
+    `sequence` with each of the broker's records, nine tenths of a channel. A new entry each time would cost more than the rest
+    of the fold.
     """
 
     broker: str
@@ -150,12 +153,12 @@ class BrokerEntry:
 
     @property
     def live(self) -> bool:
-        """Whether the log counts it as alive: up or draining."""
+        """Whether the broker counts as alive: up or draining."""
         return self.status in ("up", "draining")
 
 
 def broker_entry(joined: Joined, *, incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int = 0) -> BrokerEntry:
-    """A broker in a new incarnation or status; its weights are hashed, this once."""
+    """Return a broker in a new incarnation or status. Its weights are hashed only here."""
     key_weight = weight("broker", joined.key, joined.nonce, str(joined.supported_level))
     return BrokerEntry(
         broker=joined.key,
@@ -173,7 +176,7 @@ def broker_entry(joined: Joined, *, incarnation: int, status: BrokerStatus, last
 
 @hot_frozen
 class NamespaceEntry:
-    """One namespace; its bundles are entries of their own."""
+    """One namespace. Its bundles are entries of their own."""
 
     name: str
     status: Literal["created", "deleting"]
@@ -193,7 +196,7 @@ class PolicyEntry:
 
 @hot_frozen
 class BundleChanged:
-    """A bundle before and after; None means that it was not there, or no longer is."""
+    """A bundle before and after. None means that it did not exist, or no longer does."""
 
     name: str
     before: BundleEntry | None
@@ -202,9 +205,9 @@ class BundleChanged:
 
 @hot_frozen
 class BrokerChanged:
-    """A broker's status or incarnation changed. A renewal changes neither, and is told by its record alone.
+    """A broker's status or incarnation changed. A renewal changes neither.
 
-    `dead` is the incarnation that this record ended, if it ended one.
+    `dead` is the incarnation that this record ended, if any.
     """
 
     name: str
@@ -233,7 +236,7 @@ class PolicyChanged:
 
 @hot_frozen
 class LevelChanged:
-    """The level of rules before and after; before the genesis it is 0."""
+    """The format version before and after; 0 before the genesis."""
 
     before: int
     after: int
@@ -244,10 +247,10 @@ Change = BundleChanged | BrokerChanged | NamespaceChanged | PolicyChanged | Leve
 
 @hot_frozen
 class Verdict:
-    """What the fold says of a record: accepted (`reason` is None) with its changes, or rejected with the reason.
+    """The fold's verdict on a record: accepted with its changes (`reason` is None), or rejected with the reason.
 
-    `problem` says more to people where the reason alone does not. `diverged` is set on an accepted renewal whose digest is
-    not this view's: two readers of one log no longer hold the same.
+    `problem` adds details for people. `diverged` is set on an accepted renewal with another digest than this view's: two
+    readers of one log hold different views.
     """
 
     reason: Reason | None = None
@@ -266,7 +269,7 @@ _init_bundle_changed: Final = BundleChanged.__init__
 
 
 def bundle_moved(before: BundleEntry, after: BundleEntry) -> Verdict:
-    """An accepted record that changed this one bundle, and nothing else."""
+    """Return the verdict on an accepted record that changed only this bundle."""
     change = blank(BundleChanged)
     _init_bundle_changed(change, name=after.name, before=before, after=after)
     verdict = blank(Verdict)

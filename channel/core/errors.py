@@ -1,37 +1,36 @@
-"""Every error that Equipoise raises on purpose: one root, split by who must act.
+"""Define every error that Equipoise raises on purpose, grouped by who must act.
 
-May live here: exception classes with typed attributes. A message says what happened, to what, and what to do next.
-A race lost on the channel is no error: it is a `Verdict` with a reason.
+A lost race on the channel is not an error: it is a `Verdict` with a reason.
 """
 
 from __future__ import annotations
 
 
 class EquipoiseError(Exception):
-    """The root of all errors raised on purpose by Equipoise."""
+    """The root of all errors that Equipoise raises on purpose."""
 
 
 class CallerError(EquipoiseError):
-    """The caller passed something wrong, and can mend it by passing something else."""
+    """The caller passed a wrong value and can pass another one."""
 
 
 class OperatorError(EquipoiseError):
-    """Somebody who runs the cluster must act: a wrong setting, a damaged file, a full disk."""
+    """The operator must act: a wrong setting, a damaged file, a full disk."""
 
 
 class PeerError(EquipoiseError):
-    """Another part is away, slow or changed its mind; trying again later may work."""
+    """Another part is away, slow or changed its mind. A later retry may work."""
 
 
 class Bug(EquipoiseError):
-    """Equipoise broke a promise to itself; please report it with the message."""
+    """Equipoise broke an invariant of its own. Report it with the message."""
 
 
 class InvalidName(CallerError):
-    """A tenant, namespace, bundle, broker id or topic that does not have the form it must have."""
+    """A malformed tenant, namespace, bundle, broker id or topic."""
 
     def __init__(self, *, what: str, name: str, expected: str) -> None:
-        """`what` is the kind of name, `name` the offender, `expected` the form it must have."""
+        """`what` is the kind of name, `expected` the form it must have."""
         self.what = what
         self.name = name
         self.expected = expected
@@ -39,7 +38,7 @@ class InvalidName(CallerError):
 
 
 class InvalidBoundaries(CallerError):
-    """Cuts of a hash range that do not lie strictly inside it, in rising order."""
+    """Cuts of a hash range that do not rise strictly, or do not lie strictly inside it."""
 
     def __init__(self, *, subject: str, problem: str) -> None:
         """`subject` names the bundle or namespace, `problem` what is wrong with the cuts."""
@@ -49,10 +48,10 @@ class InvalidBoundaries(CallerError):
 
 
 class InvalidLogUrl(CallerError):
-    """A log URL that names no log that this installation can open."""
+    """A log URL that this installation cannot open."""
 
     def __init__(self, *, url: str, problem: str) -> None:
-        """`url` as given, `problem` what is wrong with it."""
+        """`url` is the URL as given."""
         self.url = url
         self.problem = problem
         super().__init__(
@@ -61,40 +60,40 @@ class InvalidLogUrl(CallerError):
 
 
 class MissingExtra(CallerError):
-    """What was asked for needs packages that come with an extra of this one, and are not installed."""
+    """A feature needs packages of an extra that is not installed."""
 
     def __init__(self, *, what: str, extra: str) -> None:
-        """`what` cannot be done without the extra named `extra`."""
+        """`what` is the feature that needs the extra named `extra`."""
         self.what = what
         self.extra = extra
         super().__init__(f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'")
 
 
 class InvalidKafkaSetting(CallerError):
-    """A setting of the Kafka client that does not exist, has a wrong value, or is not the user's to choose."""
+    """A setting of the Kafka client that is unknown, has a wrong value, or is not the user's to choose."""
 
     def __init__(self, *, setting: str, problem: str) -> None:
-        """`setting` is its name in librdkafka's words, `problem` what is wrong with it; its value is never quoted."""
+        """`setting` is its librdkafka name. The message never quotes its value."""
         self.setting = setting
         self.problem = problem
         super().__init__(f"the Kafka setting {setting!r} cannot be used: {problem}")
 
 
 class LogNotBegun(CallerError):
-    """There is no log yet where somebody wants to read one, or none that any broker has started on."""
+    """The log to read does not exist, or no broker has started on it yet."""
 
     def __init__(self, *, log: str, problem: str) -> None:
-        """`log` is its URL, `problem` says what is there instead."""
+        """`log` is its URL, `problem` what was found instead."""
         self.log = log
         self.problem = problem
         super().__init__(f"the log {log} has not begun: {problem}; start a broker on it, or check the URL")
 
 
 class LogUnavailable(PeerError):
-    """The log did not answer in time; what was in flight may be on it, unless `in_doubt` is false."""
+    """The log did not answer in time. Records in flight may be on it, unless `in_doubt` is false."""
 
     def __init__(self, *, log: str, problem: str, in_doubt: bool = True) -> None:
-        """`log` names the log, `problem` says what it did; `in_doubt` is false where nothing can have been appended."""
+        """`problem` is what the log did. `in_doubt` is false where nothing can have been appended."""
         self.log = log
         self.problem = problem
         self.in_doubt = in_doubt
@@ -103,10 +102,10 @@ class LogUnavailable(PeerError):
 
 
 class LogDamaged(OperatorError):
-    """The log's storage cannot be read, or is not a log of ours."""
+    """The log's storage cannot be read, or is not an Equipoise log."""
 
     def __init__(self, *, log: str, problem: str, offset: int | None = None) -> None:
-        """`log` names the log, `problem` says what is wrong with its storage, `offset` at which entry, if that is known."""
+        """`offset` is the damaged entry, if known."""
         self.log = log
         self.problem = problem
         self.offset = offset
@@ -114,10 +113,10 @@ class LogDamaged(OperatorError):
 
 
 class LogAccessDenied(OperatorError):
-    """The log's storage does not let this process in, or not do what it must do there."""
+    """The log's storage refuses this process access, or an operation that it needs."""
 
     def __init__(self, *, log: str, problem: str) -> None:
-        """`log` names the log, `problem` is what its storage says."""
+        """`problem` is the storage's message."""
         self.log = log
         self.problem = problem
         super().__init__(
@@ -127,10 +126,10 @@ class LogAccessDenied(OperatorError):
 
 
 class UnfitTopic(OperatorError):
-    """A Kafka topic that has a setting with which it could lose what it must keep, or could not be totally ordered."""
+    """A Kafka topic with a setting that could lose records or break their total order."""
 
     def __init__(self, *, log: str, topic: str, setting: str, found: str, needed: str) -> None:
-        """`setting` of `topic` is `found`, and must be as `needed`."""
+        """`setting` of `topic` is `found` and must be `needed`."""
         self.log = log
         self.topic = topic
         self.setting = setting
@@ -143,7 +142,7 @@ class UnfitTopic(OperatorError):
 
 
 class LogStorageFull(OperatorError):
-    """The log's disk is full: nothing was appended."""
+    """The log's disk is full. Nothing was appended."""
 
     def __init__(self, *, log: str) -> None:
         """`log` names the log whose disk is full."""
@@ -152,10 +151,10 @@ class LogStorageFull(OperatorError):
 
 
 class LogWentBack(OperatorError):
-    """The end of the log lies below what this reader has read: it is another log of the same name."""
+    """The log ends below the reader's position: it is another log of the same name."""
 
     def __init__(self, *, log: str, position: int, end: int) -> None:
-        """`position` is the next offset that the reader expects, `end` where the log now ends."""
+        """`position` is the next offset that the reader expects, `end` the end of the log now."""
         self.log = log
         self.position = position
         self.end = end
@@ -166,10 +165,10 @@ class LogWentBack(OperatorError):
 
 
 class LogReplaced(OperatorError):
-    """A file of the log was replaced or deleted while it was open: others now read another log than this process."""
+    """A file of the log was replaced or deleted while open: other processes now read another log."""
 
     def __init__(self, *, log: str, path: str) -> None:
-        """`log` names the log, `path` is the file that is no longer the one that was opened."""
+        """`path` is the file that is no longer the one that was opened."""
         self.log = log
         self.path = path
         super().__init__(
@@ -182,7 +181,7 @@ class LogHardLinked(OperatorError):
     """A file of the log has a second name (a hard link). Processes that open it by different names would corrupt it."""
 
     def __init__(self, *, log: str, path: str, names: int) -> None:
-        """`log` is the log's URL, `path` the file, `names` how many names it has."""
+        """`path` is the file, `names` its number of names."""
         self.log = log
         self.path = path
         self.names = names
@@ -194,20 +193,20 @@ class LogHardLinked(OperatorError):
 
 
 class NetworkFileSystem(OperatorError):
-    """A file whose locks and shared memory must be trusted lies where two kernels may see it."""
+    """A file that needs reliable locks and shared memory lies on a network file system."""
 
     def __init__(self, *, path: str, file_system: str) -> None:
-        """`path` is the file or folder, `file_system` the type it lies on, such as `nfs4`."""
+        """`path` is the file or folder, `file_system` its type, such as `nfs4`."""
         self.path = path
         self.file_system = file_system
         super().__init__(f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this machine")
 
 
 class AppendTooLarge(CallerError):
-    """A record, or a batch of records, that is larger than a log takes at once; nothing was appended."""
+    """A record or a batch is larger than the log accepts. Nothing was appended."""
 
     def __init__(self, *, log: str, what: str, size: int, size_max: int) -> None:
-        """`what` says of which unit `size` and `size_max` are, such as `bytes in one record`."""
+        """`what` is the unit of `size` and `size_max`, such as `bytes in one record`."""
         self.log = log
         self.what = what
         self.size = size
@@ -216,10 +215,10 @@ class AppendTooLarge(CallerError):
 
 
 class BegunAbove(PeerError):
-    """A log that had no beginning starts as the copy of another log. The state before its genesis is in its snapshot."""
+    """A log that was empty now starts as the copy of another log. The state before its genesis is in its snapshot."""
 
     def __init__(self, *, log: str, base: int) -> None:
-        """`log` is its URL, `base` the offset above which it goes on."""
+        """The log goes on above offset `base`."""
         self.log = log
         self.base = base
         super().__init__(
@@ -232,7 +231,7 @@ class LogTruncated(PeerError):
     """The reader's position lies below the first offset that the log still has."""
 
     def __init__(self, *, log: str, position: int, start: int) -> None:
-        """`position` is the next offset that the reader expects, `start` the first one that is left."""
+        """`position` is the next offset that the reader expects, `start` the first one left."""
         self.log = log
         self.position = position
         self.start = start
@@ -240,7 +239,7 @@ class LogTruncated(PeerError):
 
 
 class ForeignLog(OperatorError):
-    """The log belongs to another cluster than the one configured."""
+    """The log belongs to another cluster than the configured one."""
 
     def __init__(self, *, log: str, expected: str, found: str) -> None:
         """`expected` and `found` are cluster ids."""
@@ -251,10 +250,10 @@ class ForeignLog(OperatorError):
 
 
 class LevelTooNew(OperatorError):
-    """The log has been raised to a protocol level that this version does not know."""
+    """The log was raised to a format version that this code does not know."""
 
     def __init__(self, *, level: int, supported: int, offset: int) -> None:
-        """`level` is active from `offset` on; this version supports up to `supported`."""
+        """Format version `level` is active from `offset` on. This code supports versions up to `supported`."""
         self.level = level
         self.supported = supported
         self.offset = offset
@@ -264,10 +263,10 @@ class LevelTooNew(OperatorError):
 
 
 class LogClosed(OperatorError):
-    """The log was closed for good, because its channel was copied to another one."""
+    """The log was closed for good, because its channel was copied to another log."""
 
     def __init__(self, *, log: str, offset: int) -> None:
-        """`log` is its URL; `offset` is that of its last record, which closed it."""
+        """`offset` is the log's last record, which closed it."""
         self.log = log
         self.offset = offset
         super().__init__(
@@ -278,39 +277,39 @@ class LogClosed(OperatorError):
 
 
 class SnapshotDamaged(PeerError):
-    """A snapshot whose bytes do not give the view that they promise; folding from zero heals it."""
+    """A snapshot's bytes do not match its checksum or digest. A fold from the log's start replaces it."""
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` says what does not fit."""
+        """`problem` is the mismatch."""
         self.problem = problem
         super().__init__(f"the snapshot cannot be used: {problem}; fold the log from its start instead")
 
 
 class DeadlineExceeded(PeerError):
-    """Something that was waited for did not happen in time; it may still happen."""
+    """An awaited event did not happen in time. It may still happen."""
 
     def __init__(self, *, what: str, waited_ms: int) -> None:
-        """`what` was waited for during `waited_ms` milliseconds."""
+        """`what` is the event."""
         self.what = what
         self.waited_ms = waited_ms
         super().__init__(f"{what} did not happen within {waited_ms} ms; ask again, it may still happen")
 
 
 class Overloaded(PeerError):
-    """Something that takes a bounded number at once has as many as it takes."""
+    """A bounded queue or pool is full."""
 
     def __init__(self, *, what: str, limit: int) -> None:
-        """`what` has `limit` of them, the most that it takes."""
+        """`what` already holds `limit`, its maximum."""
         self.what = what
         self.limit = limit
         super().__init__(f"{what} already holds {limit}, the most that it takes; try again when some are done")
 
 
 class OutcomeUnknown(PeerError):
-    """A record was handed to the log, and nobody can tell yet whether it was accepted; it may still be."""
+    """A record was handed to the log, and its verdict is not known. It may still be accepted."""
 
     def __init__(self, *, log: str, subject: str, problem: str) -> None:
-        """`subject` is the key that the record wants to change, `problem` says why its verdict is not known."""
+        """`subject` is the key that the record changes, `problem` why its verdict is not known."""
         self.log = log
         self.subject = subject
         self.problem = problem
@@ -321,30 +320,30 @@ class OutcomeUnknown(PeerError):
 
 
 class CompactedSnapshotDamaged(OperatorError):
-    """What the snapshot of a channel holds is not what its marker promises; a channel that is whole can be folded instead."""
+    """The channel's compacted snapshot does not match its marker. A channel that is whole can be folded instead."""
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` says what does not fit."""
+        """`problem` is the mismatch."""
         self.problem = problem
         super().__init__(f"the channel's snapshot cannot be used: {problem}; compact again if the channel is whole, else restore a backup")
 
 
 class SnapshotFenced(PeerError):
-    """Another compactor has taken the snapshot over; nothing was written, and that one goes on where this one stopped."""
+    """Another compactor has claimed the snapshot and continues this one's work. Nothing was written."""
 
     def __init__(self, *, log: str) -> None:
-        """`log` names the log whose snapshot it is."""
+        """`log` names the log that the snapshot belongs to."""
         self.log = log
         super().__init__(f"another compactor has taken over the snapshot of {log}: nothing was written; leave it to that one")
 
 
 class ChannelIncomplete(OperatorError):
-    """The beginning of a channel is gone, and no snapshot stands for it: what the channel says cannot be told."""
+    """The beginning of a channel is gone and no snapshot replaces it: its state cannot be computed."""
 
     def __init__(self, *, log: str, first: int, last: int | None, compacted_snapshot: str, copied: bool = False) -> None:
-        """What is lost are the records from `first` to `last`, both offsets of `log`, or of what `log` was `copied` from.
+        """The records from `first` to `last` are lost: offsets of `log`, or of the log that it was `copied` from.
 
-        `last` is None where nothing tells it. `snapshot` says what is the matter with the snapshot that should stand for them.
+        `last` is None if unknown. `compacted_snapshot` is what is wrong with the snapshot that should replace them.
         """
         self.log = log
         self.first = first
@@ -360,10 +359,10 @@ class ChannelIncomplete(OperatorError):
 
 
 class CompactionRefused(OperatorError):
-    """Compacting now might lose what nobody could bring back; the log and its snapshot are as they were."""
+    """Compaction could lose data for good. The log and its snapshot are unchanged."""
 
     def __init__(self, *, log: str, problem: str, remedy: str) -> None:
-        """`log` names the log, `problem` says what was found, `remedy` what to do."""
+        """`problem` is what was found, `remedy` what to do."""
         self.log = log
         self.problem = problem
         self.remedy = remedy
@@ -371,7 +370,7 @@ class CompactionRefused(OperatorError):
 
 
 class InvalidRetention(CallerError):
-    """A text that does not say how much of a compacted log is kept."""
+    """A text that is not a valid retention."""
 
     def __init__(self, *, text: str) -> None:
         """`text` as given."""

@@ -1,7 +1,6 @@
-"""The fields of a record as JSON gives them: each is checked for type, range and bound, and no further.
+"""Check the fields of a record, as decoded from JSON, for type, range and bound.
 
-May live here: one function for each form that a field can have. Each returns the field's value, or raises `MalformedError`
-with a problem that names the field.
+Each function returns a field's value, or raises `MalformedError` with a problem that names the field.
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, HANDOVER_BYTES_
 
 Raw = dict[str, object]
 
-# What a problem repeats of a value that is wrong: enough to recognise it, short enough for a log line.
+# How much of a wrong value a problem repeats: enough to recognise it, short enough for a log line.
 _SHOWN_CHARACTERS_MAX: Final = 200
 
 
 class MalformedError(Exception):
-    """Leaves a decoder at the first field that is wrong; caught by the codec, never seen outside of it."""
+    """Raised at the first wrong field. Only the codec catches it."""
 
 
 def fail(problem: str) -> NoReturn:
-    """Give up on the record, for this problem."""
+    """Raise `MalformedError` with this problem."""
     raise MalformedError(problem)
 
 
 def shown(value: object) -> str:
-    """A value as a problem shows it. Lists and objects are only named: `repr` gives up on one that is nested deeply."""
+    """Return a value as a problem shows it. Lists and objects show only their type: `repr` fails on deep nesting."""
     return (
         repr(value)[:_SHOWN_CHARACTERS_MAX] if value is None or isinstance(value, str | int | float) else f"of type {type(value).__name__}"
     )
 
 
 def integer(raw: Raw, name: str) -> int:
-    """An integer from 0 to 2**63 - 1; `true` is none."""
+    """Return an integer from 0 to 2**63 - 1; `true` is not an integer."""
     value = raw.get(name)
     if type(value) is not int or value < 0 or value > INTEGER_MAX:
         fail(f"{name} must be an integer from 0 to 2**63 - 1")
@@ -43,12 +42,12 @@ def integer(raw: Raw, name: str) -> int:
 
 
 def optional_integer(raw: Raw, name: str, absent: int | None = None) -> int | None:
-    """An integer, or `absent` where there is none."""
+    """Return an integer, or `absent` if there is none."""
     return absent if raw.get(name) is None else integer(raw, name)
 
 
 def text(raw: Raw, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """A text that is not empty."""
+    """Return a non-empty text."""
     value = raw.get(name)
     if type(value) is not str or not value or len(value) > characters_max:
         fail(f"{name} must be a text of 1 to {characters_max} characters")
@@ -56,12 +55,12 @@ def text(raw: Raw, name: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
 
 
 def optional_text(raw: Raw, name: str) -> str | None:
-    """A text, or None where there is none."""
+    """Return a text, or None if there is none."""
     return None if raw.get(name) is None else text(raw, name)
 
 
 def choice(raw: Raw, name: str, choices: frozenset[str]) -> str:
-    """One of a few words."""
+    """Return one of `choices`."""
     value = raw.get(name)
     if type(value) is not str or value not in choices:
         fail(f"{name} must be one of {', '.join(sorted(choices))}")
@@ -69,7 +68,7 @@ def choice(raw: Raw, name: str, choices: frozenset[str]) -> str:
 
 
 def integers(raw: Raw, name: str, count_max: int) -> tuple[int, ...]:
-    """A list of integers."""
+    """Return a list of integers."""
     value = raw.get(name)
     if type(value) is not list or len(value) > count_max:
         fail(f"{name} must be a list of at most {count_max} integers")
@@ -80,7 +79,7 @@ def integers(raw: Raw, name: str, count_max: int) -> tuple[int, ...]:
 
 
 def document(raw: Raw, name: str) -> Document:
-    """A flat object of texts, integers and booleans."""
+    """Return a flat object of texts, integers and booleans."""
     value = raw.get(name)
     if type(value) is not dict or len(value) > DOCUMENT_ENTRIES_MAX:
         fail(f"{name} must be an object of at most {DOCUMENT_ENTRIES_MAX} entries")
@@ -97,7 +96,7 @@ def document(raw: Raw, name: str) -> Document:
 
 
 def texts(raw: Raw, name: str) -> Mapping[str, str]:
-    """A flat object of texts; empty where there is none."""
+    """Return a flat object of texts; empty if there is none."""
     if raw.get(name) is None:
         return {}
     mapped = document(raw, name)
@@ -107,7 +106,7 @@ def texts(raw: Raw, name: str) -> Mapping[str, str]:
 
 
 def boolean(raw: Raw, name: str) -> bool:
-    """True or false; false where there is none."""
+    """Return a boolean; false if there is none."""
     value = raw.get(name)
     if value is not None and type(value) is not bool:
         fail(f"{name} must be true or false")
@@ -115,7 +114,7 @@ def boolean(raw: Raw, name: str) -> bool:
 
 
 def handover(raw: Raw) -> bytes:
-    """Bytes, spelled in base64."""
+    """Return the bytes of a base64 field."""
     value = raw.get("handover")
     if type(value) is not str or len(value) > (HANDOVER_BYTES_MAX + 2) // 3 * 4:
         fail(f"handover must be at most {HANDOVER_BYTES_MAX} bytes in base64")
@@ -123,7 +122,7 @@ def handover(raw: Raw) -> bytes:
         decoded = b64decode(value, validate=True)
     except ValueError:
         fail("handover must be base64")
-    # Only the one spelling that encoding gives: what else a decoder lets pass differs from version to version.
+    # Accept only the canonical form: what else a decoder accepts differs from version to version.
     if b64encode(decoded).decode() != value:
         fail("handover must be base64")
     if len(decoded) > HANDOVER_BYTES_MAX:

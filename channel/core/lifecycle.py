@@ -1,12 +1,12 @@
-"""The life of a bundle as data: which phase may follow which, who may say so, and what a death makes of each.
+"""Define the life of a bundle as data: the allowed transitions, who may propose them, and the effects of a death.
 
-May live here: the tables and the small types of their cells. `channel.core.view` reads them to judge records, `brokers.agent`
-to act, and the diagrams in the docs are drawn from them (`python -m tests.reference_pages` rewrites them).
+`channel.core.view` judges records by these tables, `brokers.agent` acts by them, and `python -m tests.reference_pages` draws
+the diagrams in the docs from them.
 
-A *phase* is a bundle's state together with who is named in it, because `assigning` with a source (a transfer, the source
-still serves) and `assigning` without one (nobody serves) have nothing in common but their spelling:
+A *phase* is a bundle's state together with the holders that it names. `assigning` with a source is a transfer: the source still
+serves. `assigning` without one has no server.
 
-    phase          spelled as                        who serves
+    phase          record                            who serves
     free           free                              nobody
     assigning      assigning(owner)                  nobody yet
     transferring   assigning(owner, source)          the source
@@ -37,7 +37,7 @@ STATE_OF_PHASE: Final[Mapping[Phase, State]] = {
     "splitting": "splitting",
 }
 
-# (state, owner is named, source is named) -> phase. What is not here is malformed.
+# (state, owner is named, source is named) -> phase. Any other shape is malformed.
 PHASE_OF_SHAPE: Final[Mapping[tuple[State, bool, bool], Phase]] = {
     ("free", False, False): "free",
     ("assigning", True, False): "assigning",
@@ -50,7 +50,7 @@ PHASE_OF_SHAPE: Final[Mapping[tuple[State, bool, bool], Phase]] = {
 
 
 class Actor(Enum):
-    """Who may propose a transition; `OWNER` and `SOURCE` are those that the bundle names before it."""
+    """Who may propose a transition. `OWNER` and `SOURCE` are those that the bundle names before it."""
 
     ANY_BROKER = "any live broker"
     ADMIN = "an admin"
@@ -59,7 +59,7 @@ class Actor(Enum):
 
 
 class Holder(Enum):
-    """Where the incarnation that a record names as owner or source must come from."""
+    """Where a record's owner or source must come from."""
 
     NOBODY = "nobody"
     OWNER = "the owner before"

@@ -1,7 +1,6 @@
-"""Intentions to records: what one wants done, spelled against what one has read.
+"""Build one record per intention, with the expected offset taken from the entry that it changes.
 
-May live here: functions that make one record each, with its `based_on` taken from the entry that it is about. They decide
-nothing: whether a proposal is accepted is the fold's business, whether it is wise its author's.
+These functions decide nothing: the fold decides whether a proposal is accepted, and its author whether it is wise.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from equipoise.channel.core.records import (
 )
 from equipoise.channel.core.table import View
 
-# How the reason begins of a record by which a broker says that its service does not take a bundle: of an owner's unload, and
-# of a destination's end of a transfer. For placement, never for the fold: nobody's verdict depends on it.
+# The reason of a record by which a broker reports that its service does not take a bundle: an owner's unload, or a
+# destination's end of a transfer. For placement only; no verdict depends on it.
 _COULD_NOT_OPEN: Final = "could not open it: "
 _COULD_NOT_PREPARE: Final = "could not prepare it: "
 
@@ -45,8 +44,9 @@ class _Signature(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Author:
-    """Who proposes. A broker has an `incarnation` and a `sequence` of this one attempt, an admin the offset of its view, `as_of`.
+    """The author of a proposal.
 
+    A broker has an `incarnation` and the `sequence` of this attempt. An admin has `as_of`, the offset of its view.
     `timestamp_ms` is Unix time, for people and audits.
     """
 
@@ -58,7 +58,7 @@ class Author:
 
     @property
     def signature(self) -> _Signature:
-        """The fields of the envelope that tell who speaks."""
+        """The fields of the envelope that identify the author."""
         return {
             "publisher": self.publisher,
             "incarnation": self.incarnation,
@@ -69,9 +69,9 @@ class Author:
 
 
 def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> Genesis:
-    """The first record of a log. Its author needs no incarnation and no view.
+    """Return the first record of a log. Its author needs no incarnation and no view.
 
-    The genesis of a copy names the base and the level of the view that the copy begins with.
+    The genesis of a copy has the base and the format version of the view that the copy begins with.
     """
     return Genesis(
         key="genesis", based_on=0, publisher=author.publisher, level=level, timestamp_ms=author.timestamp_ms, cluster=cluster, base=base
@@ -79,11 +79,11 @@ def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> G
 
 
 def close_log(author: Author, view: View, *, copied_to: str | None = None, identity: str | None = None) -> LevelRecord:
-    """The last record of a log whose channel goes on in a copy: accepted once no broker of it is alive.
+    """Return the last record of a log whose channel goes on in a copy. It is accepted once no broker of the log is alive.
 
-    `copied_to` is the URL of the log with the copy, and `identity` tells it from every other.
+    `copied_to` is the URL of the copy's log, `identity` its id.
     """
-    # For people, so that a path which is no text is spelled as far as it can be.
+    # For people: a path that is not valid text is kept as far as possible.
     spelled = None if copied_to is None else copied_to.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
     return LevelRecord(
         key="level",
@@ -99,22 +99,22 @@ def close_log(author: Author, view: View, *, copied_to: str | None = None, ident
 
 
 def assign(author: Author, bundle: BundleEntry, *, owner: int, reason: str | None = None) -> BundleTransition:
-    """Give a free bundle to incarnation `owner`, or one whose owner is silent to another."""
+    """Assign a free bundle to incarnation `owner`, or a bundle with a silent owner to another broker."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="assigning", owner=owner, reason=reason)
 
 
 def opened(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """Its owner has opened an assigned bundle."""
+    """Record that the owner has opened an assigned bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner)
 
 
 def refuse(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
-    """The broker that it was assigned to cannot open it."""
+    """Record that the assigned broker cannot open the bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free", reason=reason)
 
 
 def transfer(author: Author, bundle: BundleEntry, *, destination: int, reason: str | None = None) -> BundleTransition:
-    """Move an owned bundle to incarnation `destination`; its owner serves until that one is ready."""
+    """Move an owned bundle to incarnation `destination`. The owner serves until the destination is ready."""
     return BundleTransition(
         key=bundle.name,
         based_on=bundle.last,
@@ -127,19 +127,19 @@ def transfer(author: Author, bundle: BundleEntry, *, destination: int, reason: s
 
 
 def let_go(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """The destination of a transfer is warm: the source may let go."""
+    """Record that the destination of a transfer is warm: the source may release the bundle."""
     return BundleTransition(
         key=bundle.name, based_on=bundle.last, **author.signature, state="releasing", owner=bundle.owner, source=bundle.source
     )
 
 
 def hand_over(author: Author, bundle: BundleEntry, *, handover: bytes | None = None) -> BundleTransition:
-    """The source of a transfer has closed the bundle: the destination owns it when it reads this."""
+    """Record that the source of a transfer has closed the bundle. The destination owns it when it reads this."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner, handover=handover)
 
 
 def cancel(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
-    """End a transfer or a split that has not happened; who served goes on with the same token."""
+    """End a transfer or a split that has not happened. The server keeps the bundle and its token."""
     owner = bundle.source if bundle.phase == "transferring" else bundle.owner
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=owner, reason=reason)
 
@@ -152,20 +152,20 @@ def unload(author: Author, bundle: BundleEntry, *, reason: str | None = None) ->
 
 
 def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Its owner's service failed to open it: an unload by which others know (`is_refusal`) that it would fail again."""
+    """Unload a bundle that the owner's service failed to open. Others recognise it by `is_refusal`: that owner would fail again."""
     return unload(author, bundle, reason=f"{_COULD_NOT_OPEN}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def refuse_transfer(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Cancel a transfer because the destination's service refuses it; `is_refusal` tells this from an operator's cancel."""
+    """Cancel a transfer because the destination's service refuses it. `is_refusal` distinguishes it from an operator's cancel."""
     return cancel(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
-    """Return whether the owner of `before` says, by this accepted record, that its service does not take the bundle.
+    """Return whether the owner of `before` reports, by this accepted record, that its service does not take the bundle.
 
-    It refuses an assignment, or writes what `give_up` or `refuse_transfer` makes. It also writes the unloads and the cancels that
-    others ask it for: only the reason tells them apart.
+    It refuses an assignment, or writes what `give_up` or `refuse_transfer` makes. It also writes the unloads and cancels that
+    others request: only the reason distinguishes them.
     """
     if not isinstance(record, BundleTransition) or record.incarnation is None or record.incarnation != before.owner:
         return False
@@ -176,14 +176,14 @@ def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
 
 
 def released(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """The source of an unload has closed the bundle."""
+    """Record that the source of an unload has closed the bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free")
 
 
 def start_split(
     author: Author, bundle: BundleEntry, *, algorithm: str, positions: Sequence[int] | None = None, reason: str | None = None
 ) -> BundleTransition:
-    """Ask the owner to cut its bundle by `algorithm`, at `positions` (hash points) where the algorithm wants them given."""
+    """Ask the owner to split its bundle by `algorithm`, at `positions` (hash points) if the algorithm requires them."""
     return BundleTransition(
         key=bundle.name,
         based_on=bundle.last,
@@ -197,12 +197,12 @@ def start_split(
 
 
 def split(author: Author, bundle: BundleEntry, *, cuts: Sequence[int], reason: str | None = None) -> Split:
-    """The owner cuts its splitting bundle at `cuts`, hash points strictly inside it."""
+    """Split a splitting bundle at `cuts`, hash points strictly inside it. Only its owner may."""
     return Split(key=bundle.name, based_on=bundle.last, **author.signature, positions=tuple(cuts), reason=reason)
 
 
 def merge(author: Author, left: BundleEntry, right: BundleEntry, *, reason: str | None = None) -> Merge:
-    """Make one bundle of two neighbours of one owner."""
+    """Merge two neighbouring bundles of one owner."""
     return Merge(key=left.name, based_on=left.last, **author.signature, right=right.name, based_on_right=right.last, reason=reason)
 
 
@@ -212,7 +212,7 @@ def merge(author: Author, left: BundleEntry, right: BundleEntry, *, reason: str 
 def create_namespace(
     author: Author, view: View, *, name: str, boundaries: Sequence[int], policies: Document | None = None
 ) -> NamespaceRecord:
-    """Create a namespace with bundles between each two of `boundaries`, which rise from 0 to `HASH_MAX`."""
+    """Create a namespace with a bundle between each two of `boundaries`, which rise from 0 to `HASH_MAX`."""
     before = view.namespaces.get(name)
     return NamespaceRecord(
         key=name,
@@ -225,17 +225,17 @@ def create_namespace(
 
 
 def set_namespace_policies(author: Author, view: View, *, name: str, policies: Document) -> NamespaceRecord:
-    """Replace the policies of a namespace. Raises KeyError if the view has none of this name."""
+    """Replace the policies of a namespace. Raises KeyError if the view has no such namespace."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="policies", policies=policies)
 
 
 def start_deleting_namespace(author: Author, view: View, *, name: str) -> NamespaceRecord:
-    """Let nothing of a namespace be assigned any more. Raises KeyError if the view has none of this name."""
+    """Forbid further assignments in a namespace. Raises KeyError if the view has no such namespace."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="deleting")
 
 
 def delete_namespace(author: Author, view: View, *, name: str) -> NamespaceRecord:
-    """Remove a deleting namespace whose bundles are all free. Raises KeyError if the view has none of this name."""
+    """Remove a deleting namespace whose bundles are all free. Raises KeyError if the view has no such namespace."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="deleted")
 
 
@@ -263,20 +263,23 @@ def renewed(author: Author, broker: BrokerEntry) -> Renewed:
 
 
 def draining(author: Author, broker: BrokerEntry, *, reason: str | None = None) -> BrokerRecord:
-    """The author takes nothing new from now on."""
+    """Stop taking new bundles: the author drains."""
     return BrokerRecord(key=broker.broker, based_on=broker.last, **author.signature, status="draining", reason=reason)
 
 
 def left(author: Author, broker: BrokerEntry, *, reason: str | None = None) -> BrokerRecord:
-    """The author has stopped serving, and ends its incarnation."""
+    """End the author's incarnation. It has stopped serving."""
     return BrokerRecord(key=broker.broker, based_on=broker.last, **author.signature, status="left", reason=reason)
 
 
 def down(author: Author, broker: BrokerEntry, *, nonce: str | None = None, reason: str | None = None) -> BrokerRecord:
-    """Another broker is dead: it was silent for too long, or an admin proves it by the `nonce` from its locked directory."""
+    """Declare another broker dead.
+
+    It was silent for too long, or an admin proves its death with the instance id (`nonce`) from its locked directory.
+    """
     return BrokerRecord(key=broker.broker, based_on=broker.last, **author.signature, status="down", nonce=nonce, reason=reason)
 
 
 def remove_broker(author: Author, broker: BrokerEntry) -> BrokerRecord:
-    """Forget a broker id that has long left or is long down."""
+    """Forget a broker id that has left or has been declared dead."""
     return BrokerRecord(key=broker.broker, based_on=broker.last, **author.signature, status="removed")

@@ -1,13 +1,14 @@
-"""From a point of the hash space to its bundle: the index that a view keeps for each namespace.
+"""Map a point of the hash space to its bundle, within one namespace.
 
-May live here: the class `RangeIndex`, its bounds and their arithmetic. What a bundle is, and when one changes, is the view's.
+Theory of operation:
 
-Theory of operation. The lows in order answer every question by bisection, in a time that grows with the number of bundles,
-because each probe touches another piece of memory. So the hash space is also cut into slots, 16 or more for each bundle, and
-a slot that lies wholly within one bundle holds its entry: nine lookups in ten take one step, and only those near a boundary
-bisect. Slots are made by the first lookup that has to bisect, so that a replay, which looks nothing up, does not pay for
-them. From then on they follow every change, at the price of one assignment to a slice. When bundles have become too many for
-them, they are made anew, by a lookup, and no sooner than there are twice as many bundles.
+* Bisection over the sorted lows answers every lookup. Its time grows with the number of bundles, because each probe touches
+  another piece of memory.
+* So the hash space is also cut into slots, 16 or more per bundle. A slot that lies wholly within one bundle holds its entry.
+  Nine lookups in ten take one step; only those near a boundary bisect.
+* The first lookup that has to bisect makes the slots. A replay, which looks nothing up, does not pay for them.
+* From then on each change updates the slots with one slice assignment.
+* A lookup rebuilds the slots once the number of bundles has doubled.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from typing import Final
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import HASH_MAX
 
-# Of 16 to 32 slots for each bundle one contains its lower end: more than nine lookups in ten find an entry. A slot takes 8
-# bytes, so that the slots of 100,000 bundles take 26 MB at most.
+# Of 16 to 32 slots per bundle one contains its lower end: more than nine lookups in ten find an entry. A slot takes 8 bytes, so
+# the slots of 100,000 bundles take at most 26 MB.
 _SLOTS_PER_BUNDLE: Final = 16
 
-# When bundles have become twice as many, slots are made anew; when they have become so few, they are given back.
+# Slots are rebuilt once the bundles have doubled, and freed once there are too few bundles for them.
 _SLOTS_PER_BUNDLE_MIN: Final = 8
 _SLOTS_PER_BUNDLE_MAX: Final = 256
 
-# A bundle of nearly the whole hash space, beside many small ones, has all these slots rewritten when it changes: 2 MB, in less
-# than a millisecond. Beyond 16,384 bundles in one namespace there are fewer slots for each, and more lookups bisect.
+# A bundle of nearly the whole hash space rewrites all these slots when it changes: 2 MB, in less than a millisecond. Beyond
+# 16,384 bundles per namespace each has fewer slots, and more lookups bisect.
 _SLOTS_MAX: Final = 1 << 18
 
 _HASH_BITS: Final = HASH_MAX.bit_length()
 
 
 class RangeIndex:
-    """The bundles of one namespace, in order of the hash space: `lows` and `names`, side by side.
+    """The bundles of one namespace in hash order: `lows` and `names`, side by side.
 
-    A point's slot is `slots[point >> shift]`; it holds the entry of the bundle that covers all of that slot, or None. The
-    attributes are read by the view, for a call costs as much as a lookup; they are written here alone.
+    A point's slot is `slots[point >> shift]`. It holds the entry of the bundle that covers the whole slot, or None. The view
+    reads the attributes directly, because a call costs as much as a lookup. Only this class writes them.
     """
 
     __slots__ = ("lows", "names", "shift", "slots")
@@ -57,7 +58,7 @@ class RangeIndex:
         self.fill(entry.low, entry.high, entry)
 
     def remove(self, entry: BundleEntry) -> None:
-        """Take a bundle and its range away."""
+        """Remove a bundle and its range."""
         place = bisect_left(self.lows, entry.low)
         del self.lows[place], self.names[place]
         if len(self.slots) > _SLOTS_PER_BUNDLE_MAX * (len(self.lows) + 1):
@@ -66,7 +67,7 @@ class RangeIndex:
             self.fill(entry.low, entry.high, None)
 
     def bisected(self, point: int, bundles: Mapping[str, BundleEntry]) -> BundleEntry:
-        """The bundle that holds a point whose slot does not tell; `bundles` are the view's, by name."""
+        """Find the bundle of a point whose slot is empty; `bundles` are the view's, by name."""
         if len(self.slots) < min(_SLOTS_PER_BUNDLE_MIN * len(self.lows), _SLOTS_MAX):
             self._make_slots(bundles)
         return bundles[self.names[bisect_right(self.lows, point) - 1]]
@@ -80,11 +81,11 @@ class RangeIndex:
             self.fill(entry.low, entry.high, entry)
 
     def fill(self, low: int, high: int, entry: BundleEntry | None) -> None:
-        """Let the slots that lie wholly within a range hold this: a bundle that is there has changed."""
+        """Set the slots that lie wholly within a changed bundle's range."""
         shift = self.shift
         if shift == _HASH_BITS:
-            return  # No slots have been made yet: the one that there is says nothing.
+            return  # No slots have been made yet.
         first = -(-low >> shift)
-        end = (high + (high == HASH_MAX)) >> shift  # The last point of the hash space is part of the bundle that ends there.
+        end = (high + (high == HASH_MAX)) >> shift  # The last point of the hash space belongs to the last bundle.
         if first < end:
             self.slots[first:end] = [entry] * (end - first)

@@ -1,10 +1,8 @@
-"""Names, and ranges of the hash space: how a topic or a key comes to its bundle, spelled as Apache Pulsar spells it.
+"""Parse and format names, and map topics and keys to hash ranges, as Apache Pulsar does.
 
-May live here: pure functions over strings and integers. No state, no clock, no IO, and nothing of records or views.
-
-The hash space is the 32-bit integers from 0 to `HASH_MAX`. A bundle is a range of it, from `low` inclusive to `high`
-exclusive; only the last bundle of a namespace, whose `high` is `HASH_MAX`, includes its end. So every point has exactly
-one bundle, and the names of the two ends are those that Pulsar prints (`0x00000000`, `0xffffffff`).
+The hash space is the 32-bit integers from 0 to `HASH_MAX`. A bundle is a range from `low` inclusive to `high` exclusive. The
+last bundle of a namespace, whose `high` is `HASH_MAX`, includes its end. So every point has exactly one bundle, and the ends
+are formatted as Pulsar formats them (`0x00000000`, `0xffffffff`).
 """
 
 from __future__ import annotations
@@ -19,36 +17,36 @@ from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
 
 HASH_MAX: Final = 0xFFFFFFFF
 
-# The boundaries of a new namespace travel in one record of at most 1 MiB. A boundary takes 13 bytes there at most
-# ("0x%08x" in quotes and a comma): 65,537 of them are 851,981 bytes and leave 196,595 for policies and envelope.
+# The boundaries of a new namespace travel in one record of at most 1 MiB. A boundary takes at most 13 bytes ("0x%08x" in quotes
+# and a comma): 65,537 of them take 851,981 bytes and leave 196,595 for policies and envelope.
 BUNDLES_MAX: Final = 65_536
 
-# A tenant, a namespace within its tenant, a broker id: each may also become a file name or a metric label, where
-# 255 bytes is the usual limit. A bundle's name is then at most 255 + 1 + 255 + 1 + 21 = 533 bytes.
+# A tenant, a namespace within its tenant, a broker id: each may become a file name or a metric label, whose usual limit is 255
+# bytes. A bundle's name is then at most 255 + 1 + 255 + 1 + 21 = 533 bytes.
 NAME_BYTES_MAX: Final = 255
 
-# A lookup over HTTP carries the topic in its request line, of which a server takes about 8,190 bytes.
-# Percent-encoding may treble the topic: 3 x 2,048 = 6,144 leaves room for the path before it and the query after it.
+# An HTTP lookup carries the topic in its request line, which servers limit to about 8,190 bytes. Percent-encoding may treble
+# the topic: 3 x 2,048 = 6,144 leaves room for the rest of the path and the query.
 TOPIC_BYTES_MAX: Final = 2_048
 
 ADMIN_PREFIX: Final = "admin:"
 
-# What an error repeats of a name that may be arbitrarily long: enough to recognise it, short enough for a log line.
+# How much of a name an error repeats: enough to recognise it, short enough for a log line.
 _NAME_SHOWN_CHARACTERS_MAX: Final = 256
 
-# Pulsar's "named entity" in ASCII, where characters are bytes. Patterns are used with `fullmatch` only, because `$`
-# would let a newline pass at the end. The two ends of a range are compared as text: with the same number of lower-case
-# hexadecimal digits the smaller number also sorts first.
+# Pulsar's "named entity" in ASCII, where characters are bytes. Patterns are used with `fullmatch` only, because `$` would
+# accept a newline at the end. The two ends of a range are compared as text: among lower-case hexadecimal numbers of equal
+# length the smaller one sorts first.
 _ENTITY: Final = rf"[-=:.\w]{{1,{NAME_BYTES_MAX}}}"
 _RANGE: Final = "0x([0-9a-f]{8})_0x([0-9a-f]{8})"
 _match_namespace: Final = re.compile(f"{_ENTITY}/{_ENTITY}", re.ASCII).fullmatch
 _match_range: Final = re.compile(_RANGE).fullmatch
 _match_bundle: Final = re.compile(f"({_ENTITY}/{_ENTITY})/{_RANGE}", re.ASCII).fullmatch
 _match_broker_id: Final = re.compile(rf"(?!{ADMIN_PREFIX})[!-.0-~]{{1,{NAME_BYTES_MAX}}}").fullmatch
-# Pulsar compares the domain without regard to case, and so do we; ASCII keeps look-alikes of other alphabets out.
+# The domain ignores case, as in Pulsar. ASCII excludes look-alikes from other alphabets.
 _match_topic: Final = re.compile(rf"((?i:persistent|non-persistent))://({_ENTITY}/{_ENTITY})/([^/]+)", re.ASCII).fullmatch
 
-# An HTTP client takes these parts out of a path, and a file system leads elsewhere by them.
+# HTTP clients remove these parts from a path, and file systems resolve them to another folder.
 _RELATIVE: Final = frozenset({".", ".."})
 
 _EXPECTED_NAMESPACE: Final = (
@@ -65,7 +63,7 @@ _EXPECTED_TOPIC: Final = (
 
 
 class BundleName(NamedTuple):
-    """A bundle's name taken apart: `namespace` is `tenant/namespace`, `low` and `high` are hash points."""
+    """A parsed bundle name: `namespace` is `tenant/namespace`, `low` and `high` are hash points."""
 
     namespace: str
     low: int
@@ -73,7 +71,7 @@ class BundleName(NamedTuple):
 
 
 class TopicName(NamedTuple):
-    """A topic's name taken apart: `domain` is `persistent` or `non-persistent`, `namespace` is `tenant/namespace`."""
+    """A parsed topic name: `domain` is `persistent` or `non-persistent`, `namespace` is `tenant/namespace`."""
 
     domain: str
     namespace: str
@@ -81,20 +79,20 @@ class TopicName(NamedTuple):
 
     @property
     def full(self) -> str:
-        """The canonical name, the one that is hashed: `domain://tenant/namespace/local`."""
+        """The canonical name, which is hashed: `domain://tenant/namespace/local`."""
         return f"{self.domain}://{self.namespace}/{self.local}"
 
 
 def key_hash(key: str) -> int:
-    """The point of a user's key: the CRC-32 (zlib's) of its UTF-8 bytes, from 0 to `HASH_MAX`.
+    """Return the hash point of a user's key: the CRC-32 (zlib's) of its UTF-8 bytes.
 
-    Total: a lone surrogate, which UTF-8 cannot express, counts as `?`, as it does in Java.
+    Total: a lone surrogate, which UTF-8 cannot express, counts as `?`, as in Java.
     """
     return crc32(key.encode("utf-8", "replace"))
 
 
 def topic_hash(topic: str) -> int:
-    """The point of a topic given by its FULL name (`TopicName.full`), domain and partition suffix included.
+    """Return the hash point of a topic, given its FULL name (`TopicName.full`) with domain and partition suffix.
 
     Source: Pulsar's NamespaceBundleFactory, which hashes the name with Guava's `Hashing.crc32()`.
     """
@@ -102,10 +100,10 @@ def topic_hash(topic: str) -> int:
 
 
 def even_boundaries(count: int) -> tuple[int, ...]:
-    """The `count + 1` rising boundaries, from 0 to `HASH_MAX`, of a namespace that starts with `count` bundles.
+    """Return the `count + 1` rising boundaries, from 0 to `HASH_MAX`, of a new namespace with `count` bundles.
 
-    All are `2**32 // count` apart, but for the last, which takes what the division leaves over (Pulsar's Policies).
-    Raises `InvalidBoundaries` unless `count` lies from 1 to `BUNDLES_MAX`.
+    All are `2**32 // count` apart, except the last, which takes the remainder (Pulsar's Policies). Raises `InvalidBoundaries`
+    unless `count` lies from 1 to `BUNDLES_MAX`.
     """
     if not 1 <= count <= BUNDLES_MAX:
         raise InvalidBoundaries(subject=f"a namespace of {count} bundles", problem=f"a namespace starts with 1 to {BUNDLES_MAX} bundles")
@@ -114,19 +112,19 @@ def even_boundaries(count: int) -> tuple[int, ...]:
 
 
 def bundle_name(namespace: str, low: int, high: int) -> str:
-    """The canonical name of a namespace's bundle from `low` to `high`; the caller has checked all three."""
+    """Return the canonical name of a namespace's bundle. The caller has checked all three parts."""
     return f"{namespace}/0x{low:08x}_0x{high:08x}"
 
 
 def namespace_in(bundle: str) -> str:
-    """The namespace in the name of a bundle, which is not checked; `parse_bundle` takes apart what came from outside."""
+    """Return the namespace in a trusted bundle name. Use `parse_bundle` for names from outside."""
     return bundle.rpartition("/")[0]
 
 
 def parse_bundle(name: str) -> BundleName:
-    """Take a canonical bundle name apart; raises `InvalidName` for any other spelling.
+    """Parse a canonical bundle name. Raises `InvalidName` for any other form.
 
-    Only one spelling is accepted because names are keys: two spellings of one bundle would be two bundles.
+    Names are keys: two forms of one name would be two bundles.
     """
     match = _match_bundle(name)
     if match is None or match[2] >= match[3]:
@@ -135,7 +133,7 @@ def parse_bundle(name: str) -> BundleName:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """The `(low, high)` of a range spelled as in a bundle name, `0x00000000_0x40000000`; raises `InvalidName`."""
+    """Return `(low, high)` of a range written as in a bundle name, `0x00000000_0x40000000`. Raises `InvalidName`."""
     match = _match_range(text)
     if match is None or match[1] >= match[2]:
         raise _invalid(what="bundle range", name=text, expected=_EXPECTED_RANGE)
@@ -143,21 +141,21 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def bundle_contains(low: int, high: int, point: int) -> bool:
-    """Whether the range from `low` to `high` holds `point`: `high` is excluded, unless it is `HASH_MAX`."""
+    """Return whether the range holds `point`. `high` is excluded, unless it is `HASH_MAX`."""
     return low <= point < high or point == high == HASH_MAX
 
 
 def check_namespace(name: str) -> str:
-    """Return `name` if it is `tenant/namespace`, both a named entity of Pulsar but `.` and `..`; raises `InvalidName` otherwise."""
+    """Return `name` if it is `tenant/namespace`, each a Pulsar named entity other than `.` and `..`. Raises `InvalidName` otherwise."""
     if not _RELATIVE.isdisjoint(name.split("/")):
         raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
     return check_recorded_namespace(name)
 
 
 def check_recorded_namespace(name: str) -> str:
-    """Return `name` if a record may create a namespace of this name; raises `InvalidName` otherwise.
+    """Return `name` if a record may create a namespace of this name. Raises `InvalidName` otherwise.
 
-    This is a rule of the fold, which must not change: older records may name `.` and `..`, which nobody may ask for.
+    This rule of the fold must not change: older records may contain `.` and `..`, which new requests may not.
     """
     if _match_namespace(name) is None:
         raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
@@ -165,9 +163,9 @@ def check_recorded_namespace(name: str) -> str:
 
 
 def check_broker_id(name: str) -> str:
-    """Return `name` if it may be a broker's id, such as `host:port`; raises `InvalidName` otherwise.
+    """Return `name` if it may be a broker's id, such as `host:port`. Raises `InvalidName` otherwise.
 
-    `admin:` at its start is refused: on the channel it marks a publisher that is no broker.
+    The prefix `admin:` is refused: on the channel it marks a publisher that is not a broker.
     """
     if _match_broker_id(name) is None:
         raise _invalid(what="broker id", name=name, expected=_EXPECTED_BROKER_ID)
@@ -175,11 +173,12 @@ def check_broker_id(name: str) -> str:
 
 
 def parse_topic(text: str) -> TopicName:
-    """Take a topic name apart, in its full form or in one of Pulsar's short forms.
+    """Parse a topic name in its full form or in one of Pulsar's short forms.
 
-    `topic` stands for `persistent://public/default/topic`, `tenant/namespace/topic` for `persistent://` before it.
-    The local part is anything but blank, and holds no `/`: Pulsar's old form with a cluster in it is not served.
-    Raises `InvalidName`, also for text that UTF-8 cannot express, or whose full name exceeds `TOPIC_BYTES_MAX`.
+    * `topic` means `persistent://public/default/topic`, and `tenant/namespace/topic` means `persistent://` plus itself.
+    * The local part is not blank and holds no `/`: Pulsar's old form with a cluster is not supported.
+
+    Raises `InvalidName`, also for text that UTF-8 cannot express, and for full names longer than `TOPIC_BYTES_MAX`.
     """
     match = _match_topic(text if "://" in text else _spelled_out(text))
     if match is not None:
@@ -193,7 +192,7 @@ def parse_topic(text: str) -> TopicName:
 def check_cuts(low: int, high: int, cuts: Sequence[int]) -> None:
     """Raise `InvalidBoundaries` unless `cuts` rise strictly and lie strictly between `low` and `high`.
 
-    No cuts at all are in order, and leave the range whole: so begins a namespace of one bundle.
+    No cuts are valid: a namespace of one bundle has none.
     """
     for before, after in pairwise((low, *cuts, high)):
         if not before < after:
@@ -202,21 +201,21 @@ def check_cuts(low: int, high: int, cuts: Sequence[int]) -> None:
 
 
 def children(low: int, high: int, cuts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The ranges into which `cuts`, which have passed `check_cuts`, divide the one from `low` to `high`."""
+    """Return the ranges that `cuts` make of the range from `low` to `high`. The cuts have passed `check_cuts`."""
     return tuple(pairwise((low, *cuts, high)))
 
 
 def _spelled_out(short: str) -> str:
-    """The full form of a short topic name; of a text that is none, something that is no topic name either.
+    """Return the full form of a short topic name. For other text, return a text that is not a topic name either.
 
-    A single word keeps no stray `/` around it, as in Pulsar.
+    A single word loses stray `/` around it, as in Pulsar.
     """
     parts = [part for part in short.split("/") if part]
     return f"persistent://public/default/{parts[0]}" if len(parts) == 1 else f"persistent://{short}"
 
 
 def _is_sendable(full_name: str) -> bool:
-    """Whether a topic's full name can be expressed in UTF-8, and in few enough bytes."""
+    """Return whether a topic's full name fits in UTF-8 and `TOPIC_BYTES_MAX`."""
     try:
         return len(full_name.encode()) <= TOPIC_BYTES_MAX
     except UnicodeEncodeError:
@@ -224,6 +223,6 @@ def _is_sendable(full_name: str) -> bool:
 
 
 def _invalid(*, what: str, name: str, expected: str) -> InvalidName:
-    """The error to raise, which repeats a bounded part of a name of any length."""
+    """Return the error, with a bounded part of the name."""
     shown = name if len(name) <= _NAME_SHOWN_CHARACTERS_MAX else f"{name[:_NAME_SHOWN_CHARACTERS_MAX]}..."
     return InvalidName(what=what, name=shown, expected=expected)

@@ -1,7 +1,6 @@
-"""From the entries of a log to folded records: decodes, applies, and stops where a reader must not go on.
+"""Decode and fold the entries of a log, and stop where a reader must not go on.
 
-May live here: what every reader of a channel does with an entry, live, in the simulator, in tools and in audits. The fold
-itself is `channel.core.view.apply`; where entries come from is the caller's business.
+Every reader uses it: live brokers, the simulator, tools and audits. The caller reads the entries.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from equipoise.channel.core.view import View, apply
 
 @hot_frozen
 class Folded:
-    """A record that has been folded: its logical offset, what it says, and what the fold says of it."""
+    """A folded record: its logical offset, the record and its verdict."""
 
     offset: int
     record: AnyRecord | Unreadable
@@ -25,17 +24,17 @@ class Folded:
 
 
 class Reader:
-    """Folds a log into `view`, entry by entry. `position` is the physical offset that it wants next.
+    """Folds a log into `view`, entry by entry. `position` is the next physical offset to read.
 
-    Offsets in views and records are logical: the log's own offset plus the `base` of its genesis, so that they go on
-    rising when a channel is copied to another log.
+    Offsets in views and records are logical: the log's own offset plus the `base` of its genesis. They keep rising when a
+    channel is copied to another log.
     """
 
     def __init__(self, *, log: str, cluster: str | None = None, view: View | None = None) -> None:
-        """Read the log named `log`, from its beginning or on from `view`, which becomes this reader's own.
+        """Read the log named `log`, from its beginning or on from `view`, which this reader then owns.
 
-        With `cluster` given, a log whose genesis names another one raises `ForeignLog` when it is read. A view that
-        is another cluster's, or of a level that this version does not know, raises what `feed` would raise.
+        With `cluster`, reading a log of another cluster raises `ForeignLog`. A view of another cluster, or of a format version
+        that this code does not know, raises what `feed` would raise.
         """
         self.log = log
         self.cluster = cluster
@@ -48,10 +47,13 @@ class Reader:
     def feed(self, entry: Entry) -> Folded:
         """Fold one entry.
 
-        Raises `LogWentBack` for an entry below `position`, `ForeignLog` for another cluster's genesis, `LevelTooNew` once the
-        channel has been raised to a level that this version does not know, and `LogClosed` once its log has been closed; the
-        reader must then stop for good. Raises `BegunAbove` for the genesis of a copy on a view that has none, which is not
-        that of the copy's snapshot: another reader must then go on, one that `channel.snapshots.restore` makes.
+        After each of these errors the reader must stop for good:
+
+        * `LogWentBack`: the entry lies below `position`.
+        * `ForeignLog`: the genesis is another cluster's.
+        * `LevelTooNew`: the channel has a format version that this code does not know.
+        * `LogClosed`: the log has been closed.
+        * `BegunAbove`: the genesis of a copy, on a view without its snapshot. A new reader from `channel.snapshots.restore` must go on.
         """
         self._check_level()
         if entry.offset < self.position:

@@ -1,10 +1,7 @@
-"""The records of the channel: what a proposal says, as values.
+"""Define the records of the channel as values, their reasons and their bounds.
 
-May live here: record classes, reasons, and the bounds of what a record may hold. No rule about when a record is accepted
-(that is `channel.core.view`) and no spelling in bytes (that is `channel.core.codec`).
-
-Offsets, incarnations and tokens are logical offsets of the log: integers from 0 to `INTEGER_MAX`. An incarnation is the
-offset of the `joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
+Offsets, incarnations and tokens are logical offsets of the log: integers from 0 to `INTEGER_MAX`. An incarnation is the offset
+of the `joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
 """
 
 from __future__ import annotations
@@ -17,20 +14,20 @@ from equipoise.channel.core.frozen import hot_frozen
 
 INTEGER_MAX: Final = 2**63 - 1
 
-# The level of the rules in this version of the code, and so the highest that its readers follow.
+# The highest format version that this code reads.
 LEVEL_SUPPORTED: Final = 1
 
-# The level that no version will ever support: a log is raised to it when its channel was copied to another log, and is so
-# closed for good, for versions too that never heard of copies.
+# A format version that no code will ever support. A log is raised to it when its channel is copied to another log. This closes
+# it for good, also for older code that does not know copies.
 LEVEL_CLOSED: Final = INTEGER_MAX
 
-# How far behind an admin's view may be when its record arrives (`as_of`): a constant of level 1, never a setting.
+# How far behind an admin's view may be when its record arrives (`as_of`): fixed in format version 1, not a setting.
 ADMIN_WINDOW_OFFSETS: Final = 10_000
 
-# A namespace may be cut into 65,536 bundles at its creation: so many boundaries, and one.
+# A new namespace has at most 65,536 bundles, and so one boundary more.
 BOUNDARIES_MAX: Final = 65_537
 
-# One split makes at most 64 children: enough for any algorithm, and a record that stays in one page of the log.
+# One split makes at most 64 children: enough for any algorithm, and the record fits in one page of the log.
 CUTS_MAX: Final = 63
 
 HANDOVER_BYTES_MAX: Final = 16 * 1024
@@ -47,7 +44,7 @@ Document = Mapping[str, Scalar]
 
 
 class Reason(StrEnum):
-    """Why a record was rejected. `STALE` and `LATE` are races lost, quiet and normal; all others are shown to the operator."""
+    """Why a record was rejected. `STALE` and `LATE` are lost races, quiet and normal; all others are shown to the operator."""
 
     MALFORMED = "malformed"
     STALE = "stale"
@@ -76,12 +73,14 @@ QUIET_REASONS: Final = frozenset({Reason.STALE, Reason.LATE})
 
 @hot_frozen
 class Record:
-    """What every record says about itself.
+    """The fields that every record has.
 
-    `key` is what it wants to change and `based_on` the last accepted offset of that key that it was made against.
-    `publisher` is a broker id, or `admin:NAME`. A broker's record carries its `incarnation` and the rising number of the
-    attempt, `sequence`; an admin's carries the offset of its view, `as_of`. `level` is the level of rules that it needs.
-    `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
+    * `key` is what it changes, `based_on` its expected offset: the last accepted offset of that key that its author knew.
+    * `publisher` is a broker id, or `admin:NAME`.
+    * A broker's record carries its `incarnation` and `sequence`, the rising number of the attempt. An admin's carries `as_of`,
+      the offset of its view.
+    * `level` is the format version that it needs.
+    * `timestamp_ms` (Unix time) is for people and audits. The fold never reads it.
     """
 
     key: str
@@ -96,7 +95,7 @@ class Record:
 
 @hot_frozen
 class Genesis(Record):
-    """The first record of a log: whose it is, and what its physical offsets are counted from."""
+    """The first record of a log: its cluster, and the base that its physical offsets count from."""
 
     cluster: str
     base: int = 0
@@ -104,7 +103,7 @@ class Genesis(Record):
 
 @hot_frozen
 class BundleTransition(Record):
-    """One transition of one bundle. `handover` is the source's parting state for the next owner, at most 16 KiB."""
+    """One transition of one bundle. `handover` is the source's state for the next owner, at most 16 KiB."""
 
     state: State
     owner: int | None = None
@@ -117,7 +116,7 @@ class BundleTransition(Record):
 
 @hot_frozen
 class Split(Record):
-    """The owner of `key` cut it at `positions` (hash points strictly inside it); the children stay with the owner."""
+    """The owner of `key` split it at `positions` (hash points strictly inside it). The owner keeps the children."""
 
     positions: tuple[int, ...]
     reason: str | None = None
@@ -143,11 +142,13 @@ class NamespaceRecord(Record):
 
 @hot_frozen
 class Joined(Record):
-    """A broker process begins a new incarnation, and promises how long its leases and margins are.
+    """A broker process begins a new incarnation and declares its lease and grace period.
 
-    `addresses` maps a protocol to the address that clients use. `capacity` is a weight: a broker of 200 is to carry twice
-    the load of one of 100. `replaces` is the nonce of the live incarnation, found in the locked data directory;
-    `after_silence` says that the process itself has heard nothing of that incarnation for its lease and margin.
+    * `nonce` is the instance id, `margin_ms` the grace period.
+    * `addresses` maps a protocol to the address for clients.
+    * `capacity` is a weight: 200 means twice the load of 100.
+    * `replaces` is the instance id of the live incarnation, found in the locked data directory.
+    * `after_silence`: this process has seen no record of that incarnation for its lease and grace period.
     """
 
     nonce: str
@@ -166,14 +167,17 @@ class Joined(Record):
 
 @hot_frozen
 class Renewed(Record):
-    """A broker asks for its lease anew, and says the digest of its view just after the last accepted record of its key."""
+    """A broker renews its lease, with the digest of its view just after the last accepted record of its key."""
 
     digest: int
 
 
 @hot_frozen
 class BrokerRecord(Record):
-    """A broker drains or has left (by itself), is down (by a live broker, or an admin with its `nonce`), or is removed."""
+    """A broker drains, has left, is declared dead, or is removed.
+
+    Only the broker itself drains or leaves. A live broker declares another one dead, or an admin with its instance id (`nonce`).
+    """
 
     status: BrokerChange
     nonce: str | None = None
@@ -190,9 +194,9 @@ class PolicyRecord(Record):
 
 @hot_frozen
 class LevelRecord(Record):
-    """Raises the level of the rules, once every live broker has said that it supports it.
+    """Raises the format version, once every live broker supports it.
 
-    One that closes a log says where its channel goes on: the URL of that log as it was given, for people, and its identity.
+    A record that closes a log also names the log of the copy: its URL as given, for people, and its identity.
     """
 
     raises_to: int
@@ -202,7 +206,7 @@ class LevelRecord(Record):
 
 @hot_frozen
 class Unreadable:
-    """Bytes that are no record. What could be read of the envelope still counts: it settles its publisher's attempt."""
+    """Bytes that are not a record. The readable part of the envelope still settles its publisher's attempt."""
 
     problem: str
     publisher: str | None = None

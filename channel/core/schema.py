@@ -1,9 +1,9 @@
-"""The published schema of the channel's records, for those who write or read them from elsewhere: one pydantic model each.
+"""Publish the schema of the channel's records as pydantic models, for other programs that read or write them.
 
-May live here: the models, and the JSON schema made from them. They accept exactly what `channel.core.codec` accepts and give the
-same values, which a property test shows; no verdict depends on them, because a library's version must not change a verdict.
+The models accept exactly what `channel.core.codec` accepts and give the same values; a property test shows it. No verdict
+depends on them, because a library's version must not change a verdict.
 
-Unknown fields are ignored, and `null` in a field that may be absent is the same as its absence.
+Unknown fields are ignored, and `null` in an optional field means absent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from equipoise.channel.core.records import (
 
 HANDOVER_CHARACTERS_MAX: Final = (HANDOVER_BYTES_MAX + 2) // 3 * 4
 
-# Base64 (RFC 4648, section 4) in the one spelling that encoding gives: padded, and without a bit set that stands for nothing.
+# Base64 (RFC 4648, section 4) in its canonical form: padded, with no unused bit set.
 CANONICAL_BASE64: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
 
 Integer = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
@@ -76,7 +76,7 @@ class _Record(BaseModel):
 
 
 class _Founding(_Record):
-    """A record from before there is an incarnation."""
+    """A record that precedes an incarnation."""
 
     incarnation: None = Field(default=None, description="Must be absent.")
     sequence: None = Field(default=None, description="Must be absent.")
@@ -84,7 +84,7 @@ class _Founding(_Record):
 
 
 class _Signed(_Record):
-    """A record of a live broker (with `incarnation` and `sequence`), or of an admin (with `as_of` and neither of them)."""
+    """A record of a live broker (with `incarnation` and `sequence`) or of an admin (with `as_of` only)."""
 
     incarnation: Integer | None = Field(default=None, description="The broker's incarnation; absent for an admin.")
     sequence: Integer | None = Field(default=None, description="The number of this attempt of the incarnation; absent for an admin.")
@@ -131,7 +131,7 @@ class BundleModel(_Signed):
     def _state_names_whom_it_must(self) -> Self:
         if (self.state, self.owner is not None, self.source is not None) not in PHASE_OF_SHAPE:
             raise ValueError(f"state {self.state} does not go with owner {self.owner} and source {self.source}")
-        # The greatest texts that fit the pattern decode to two bytes more than the most that is allowed.
+        # The longest texts that match the pattern decode to two bytes more than the maximum.
         if self.handover is not None and len(self.handover) // 4 * 3 - self.handover.count("=") > HANDOVER_BYTES_MAX:
             raise ValueError(f"handover must be at most {HANDOVER_BYTES_MAX} bytes")
         return self
@@ -239,5 +239,5 @@ RECORD: Final[TypeAdapter[AnyModel]] = TypeAdapter(AnyModel)
 
 
 def json_schema() -> dict[str, object]:
-    """The JSON schema (2020-12) of a record of the channel. What ties several fields together it says only in words."""
+    """Return the JSON schema (2020-12) of a record. Rules that tie several fields together are only in its descriptions."""
     return RECORD.json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of the channel"}

@@ -1,8 +1,7 @@
-"""The table of a view: what a prefix of the log comes to, with the indexes that make questions cheap.
+"""Hold the state of a cluster after a prefix of its log, with indexes for cheap queries.
 
-May live here: the class `View`, questions about it, and the few writers that keep its indexes and its digest in step. The
-rules of when they are called are `channel.core.view`'s; nobody else calls them but the loaders of snapshots and snapshots, and
-who copies a channel.
+The writers here keep the indexes and the digest in step. Only `channel.core.view`, the loaders of snapshots and the copying of
+a channel call them.
 """
 
 from __future__ import annotations
@@ -14,10 +13,13 @@ from equipoise.channel.core.ranges import HASH_MAX
 
 
 class View:
-    """The state of a cluster after a prefix of its log. Read it freely; only `apply` (and who loads or copies one) writes it.
+    """The state of a cluster after a prefix of its log.
 
-    `offset` is the last folded logical offset (-1 before the first). `live` maps each live incarnation to its broker.
-    `removed_at` is the `last` of every key that is absent.
+    Anyone may read it. Only `apply`, snapshot loaders and the copying of a channel write it.
+
+    * `offset` is the last folded logical offset (-1 before the first).
+    * `live` maps each live incarnation to its broker.
+    * `removed_at` is the `last` of every absent key.
     """
 
     __slots__ = (
@@ -54,19 +56,19 @@ class View:
         self.policies: dict[str, PolicyEntry] = {}
         self.live: dict[int, BrokerEntry] = {}
         self._ranges: dict[str, RangeIndex] = {}  # By namespace.
-        # Per incarnation the bundles that name it, and all bundles that are not simply owned: so that a death, and a
-        # leader's round, cost what they concern and not the whole view. Dicts without values keep the order stable.
+        # `_held`: the bundles that name an incarnation. `_unsettled`: all bundles not simply owned. A death or a leader's round
+        # reads only these, not the whole view. Dicts without values keep the order stable.
         self._held: dict[int, dict[str, None]] = {}
         self._unsettled: dict[str, None] = {}
-        self._digest = 0  # Not reduced: it is cheaper to reduce it when it is asked for.
+        self._digest = 0  # Reduced only when it is read, which is cheaper.
         self._scalars_part = 0
 
     # --- questions ---
 
     def bundle_at(self, namespace: str, point: int) -> BundleEntry | None:
-        """The bundle of `namespace` that holds hash point `point`; None if there is no such namespace.
+        """Return the bundle of `namespace` that holds hash point `point`; None if there is no such namespace.
 
-        It may make the index that it reads: only the thread that folds asks.
+        It may build the index that it reads: only the folding thread may call it.
         """
         index = self._ranges.get(namespace)
         if index is None:
@@ -75,58 +77,58 @@ class View:
         return index.bisected(point, self.bundles) if entry is None else entry
 
     def bundles_of(self, namespace: str) -> list[BundleEntry]:
-        """The bundles of `namespace` in order of the hash space; empty if there is no such namespace."""
+        """Return the bundles of `namespace` in hash order; empty if there is no such namespace."""
         index = self._ranges.get(namespace)
         return [] if index is None else [self.bundles[name] for name in index.names]
 
     def bundle_count(self, namespace: str) -> int:
-        """Of how many bundles `namespace` is made; 0 if there is no such namespace."""
+        """Return the number of bundles of `namespace`; 0 if there is no such namespace."""
         index = self._ranges.get(namespace)
         return 0 if index is None else len(index.names)
 
     def right_neighbour(self, bundle: BundleEntry) -> BundleEntry | None:
-        """The bundle that begins where `bundle` ends; None for the last of its namespace."""
+        """Return the bundle that begins where `bundle` ends; None for the last of its namespace."""
         return None if bundle.high == HASH_MAX else self.bundle_at(bundle.namespace, bundle.high)
 
     def held_by(self, incarnation: int) -> list[BundleEntry]:
-        """The bundles that name `incarnation` as owner or source, by name."""
+        """Return the bundles that name `incarnation` as owner or source, by name."""
         return [self.bundles[name] for name in sorted(self._held.get(incarnation, ()))]
 
     def held_count(self, incarnation: int) -> int:
-        """How many bundles name `incarnation` as owner or source."""
+        """Return how many bundles name `incarnation` as owner or source."""
         return len(self._held.get(incarnation, ()))
 
     def not_settled_at(self, incarnation: int, asked: frozenset[str]) -> frozenset[str]:
-        """Those of the bundles `asked` that `incarnation` does not hold, or that are in any phase but `owned`; of 20 in a microsecond."""
+        """Return the bundles of `asked` that `incarnation` does not hold or that are not `owned`. 20 take a microsecond."""
         return asked.difference(self._held.get(incarnation, ())) | (self._unsettled.keys() & asked)
 
     def unsettled(self) -> list[BundleEntry]:
-        """The bundles that are in any phase but `owned`, by name."""
+        """Return the bundles in any phase but `owned`, by name."""
         return [self.bundles[name] for name in sorted(self._unsettled)]
 
     def live_brokers(self) -> list[BrokerEntry]:
-        """The live brokers, oldest incarnation first."""
+        """Return the live brokers, oldest incarnation first."""
         return [self.live[incarnation] for incarnation in sorted(self.live)]
 
     def leader(self) -> BrokerEntry | None:
-        """The oldest live broker that does not drain; if all drain, the oldest; None if nobody is alive."""
+        """Return the oldest live broker that does not drain; if all drain, the oldest; None if none is alive."""
         brokers = self.live_brokers()
         return next((broker for broker in brokers if broker.status == "up"), brokers[0] if brokers else None)
 
     def last_of_broker(self, broker: str) -> int:
-        """What a record of this broker's key must be based on."""
+        """Return the expected offset that a record of this broker's key must carry."""
         entry = self.brokers.get(broker)
         return self.removed_at if entry is None else entry.last
 
     def digest(self) -> int:
-        """The digest of what the view holds now, from 0 to 2**61 - 2 (`channel.core.digest`)."""
+        """Return the digest of the view's content, from 0 to 2**61 - 2 (`channel.core.digest`)."""
         self._digest %= digests.DIGEST_MODULUS
         return self._digest
 
     # --- the writers, for `apply`, the loaders of snapshots and snapshots, and the copy of a channel ---
 
     def put_bundle(self, after: BundleEntry, before: BundleEntry | None) -> None:
-        """Set one bundle whose range the index knows, or `insert_bundle` has just taught it."""
+        """Set one bundle whose range is already in the index."""
         name = after.name
         self.bundles[name] = after
         if before is None:
@@ -144,7 +146,7 @@ class View:
             self._unsettled[name] = None
 
     def insert_bundle(self, after: BundleEntry) -> None:
-        """Add a bundle whose range is new; the caller removes those that it takes the place of."""
+        """Add a bundle whose range is new. The caller removes the bundles that it replaces."""
         index = self._ranges.get(after.namespace)
         if index is None:
             index = self._ranges[after.namespace] = RangeIndex()
@@ -152,7 +154,7 @@ class View:
         self.put_bundle(after, None)
 
     def remove_bundle(self, before: BundleEntry) -> None:
-        """Take a bundle and its range away."""
+        """Remove a bundle and its range."""
         index = self._ranges[before.namespace]
         index.remove(before)
         if not index.lows:
@@ -185,12 +187,12 @@ class View:
         broker.sequence = sequence
 
     def raise_last(self, broker: BrokerEntry, offset: int) -> None:
-        """An accepted record changed this broker's key at `offset`."""
+        """Note that an accepted record changed this broker's key at `offset`."""
         self._digest += (offset - broker.last) * broker.last_weight
         broker.last = offset
 
     def put_broker(self, after: BrokerEntry) -> None:
-        """Set a new broker or incarnation; the caller has removed the one of this id before it."""
+        """Set a new broker or incarnation. The caller has removed the previous one of this id."""
         self.brokers[after.broker] = after
         if after.live:
             self.live[after.incarnation] = after
@@ -203,7 +205,7 @@ class View:
         self._digest -= before.part + before.last * before.last_weight + before.sequence * before.sequence_weight
 
     def put_namespace(self, name: str, after: NamespaceEntry | None) -> None:
-        """Set or remove a namespace; its bundles are the caller's to insert or remove."""
+        """Set or remove a namespace. The caller inserts or removes its bundles."""
         before = self.namespaces.pop(name, None)
         if before is not None:
             self._digest -= digests.status_part(digests.weight("namespace", name), before.status, before.last)
@@ -221,16 +223,16 @@ class View:
             self._digest += digests.status_part(digests.weight("policy", name), "policy", after.last)
 
     def go_on_above(self, base: int, *, level: int, level_last: int) -> None:
-        """Become what a copy of the channel begins with: the same content, in a log whose offsets go on above `base`.
+        """Become the first view of a copy: the same content, in a log whose offsets start above `base`.
 
-        `level` and `level_last` are those from before the record that closed the old log, if one did.
+        `level` and `level_last` are the values before the record that closed the old log, if one did.
         """
         self.offset = self.base = base
         self.level, self.level_last = level, level_last
         self.scalars_changed()
 
     def scalars_changed(self) -> None:
-        """Take what the view holds beside its keys into the digest anew; called after any of it was set."""
+        """Update the digest after a change of the view's scalars."""
         part = digests.scalars_part(
             cluster=self.cluster or "",
             base=self.base,

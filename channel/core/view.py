@@ -1,15 +1,14 @@
-"""The ONE fold: `apply(view, offset, record) -> Verdict`, the only writer of a `View`.
+"""Judge a record and apply it to a view: `apply(view, offset, record) -> Verdict`, the only fold.
 
-May live here: the rules by which a record is accepted and changes a view. No IO, no clock, no randomness; nothing that
-only one kind of reader needs.
+No IO, no clock, no randomness, and nothing that only one kind of reader needs.
 
 The rules of the fold
-1. `apply` is total: for any view, any offset above the view's and any record it returns a verdict and raises nothing.
-2. It alone changes a view. Every reader at one offset therefore holds the same view, digest for digest.
-3. A rejected record changes nothing but its publisher's sequence (and the view's offset, which is a position, no content).
-4. Order of the checks: genesis; publisher and sequence; level; form; then `stale` before anything about the content,
-   because a proposal made against another state deserves no finer answer.
-5. Entries are values: a change replaces an entry, and a `Change` carries both, so that listeners see before and after.
+1. `apply` is total: for any view, any higher offset and any record it returns a verdict and raises nothing.
+2. Only `apply` changes a view. So all readers at one offset hold the same view, with the same digest.
+3. A rejected record changes nothing but its publisher's sequence (and the view's offset, which is a position, not content).
+4. Order of the checks: genesis; publisher and sequence; level; form; then `stale`, before any check of the content. A proposal
+   based on another state needs no finer answer.
+5. Entries are values: a change replaces an entry. A `Change` carries the entry before and after, for listeners.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ _STALE: Final = _REJECTED[Reason.STALE]
 _LATE: Final = _REJECTED[Reason.LATE]
 _ILLEGAL: Final = _REJECTED[Reason.ILLEGAL_TRANSITION]
 _NOT_THE_ACTOR: Final = _REJECTED[Reason.NOT_THE_ACTOR]
-# Bound to names once: in Python 3.11 each look into an enum costs as much as a call.
+# Bound to names once: in Python 3.11 each access to an enum costs as much as a call.
 _ANY_BROKER: Final = Actor.ANY_BROKER
 _BY_OWNER: Final = Actor.OWNER
 _BY_SOURCE: Final = Actor.SOURCE
 _OWNER: Final = Holder.OWNER
 _TARGET: Final = Holder.TARGET
 
-# A transition finds its row in one step: by the phase before it, and by what it says itself.
+# Finds the row of a transition in one step: by the phase before it and the shape of the record.
 _ROW_OF_SHAPE: Final = {(row.before, *shape): row for shape, phase in PHASE_OF_SHAPE.items() for row in TRANSITIONS if row.after == phase}
 
 _RENEWED: Final = Verdict()
@@ -78,15 +77,15 @@ _RENEWED_AND_DIVERGED: Final = Verdict(diverged=True)
 
 
 def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
-    """Judge one record at its logical `offset`, which lies above `view.offset`, and change the view if it is accepted.
+    """Return the verdict on one record at its logical `offset`, above `view.offset`. Change the view if it is accepted.
 
-    Total and deterministic: it never raises, and reads no clock, no environment and no random source.
+    Total and deterministic: it never raises, and reads no clock, environment or random source.
     """
     view.offset = offset
     kind = type(record)
     if view.genesis is None and kind is not Genesis:
         return _REJECTED[Reason.NO_GENESIS]
-    # `genesis` and `joined` come before there is an incarnation; their rules judge their publisher and their level.
+    # `genesis` and `joined` precede an incarnation; their rules check publisher and level.
     rule = _BEFORE_MEMBERSHIP.get(kind)
     if rule is not None:
         return rule(view, offset, record)
@@ -99,9 +98,9 @@ def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
 
 
 def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict | None:
-    """Check who publishes, and settle the attempt, whatever its verdict will be.
+    """Check the publisher and settle its attempt, whatever the verdict will be.
 
-    So a live publisher that reads any of its records back knows that all its earlier ones are read, or never accepted.
+    So a live publisher that reads back one of its records knows that all its earlier ones are either read or never accepted.
     """
     incarnation = record.incarnation
     if incarnation is None:
@@ -144,9 +143,9 @@ def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
 def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> Verdict:
     if record.cluster != view.cluster:
         return _REJECTED[Reason.FOREIGN_GENESIS]
-    # A copy begins with a view, that of its snapshot, whose genesis stood in the old log: at or below the base of the new one.
-    # In a log that is no copy each genesis stands above the base, so there a second one is late, as that of a process
-    # which found the log empty too; and so is every other one of a copy.
+    # A copy begins with the view of its snapshot. The genesis of that view stood in the old log, at or below the new base. In a
+    # log that is not a copy each genesis stands above the base. There a second genesis is late: its writer also found the log
+    # empty. So is each further genesis of a copy.
     if genesis > view.base or record.base != view.base or record.level != view.level:
         return _STALE
     view.genesis = offset
@@ -183,7 +182,7 @@ def _policy(view: View, offset: int, record: PolicyRecord) -> Verdict:
 
 
 def _remember_removal(view: View, offset: int) -> None:
-    # One number for all absent keys: a create must be based on it, so a late duplicate of an old create revives nothing.
+    # One offset for all absent keys. A create must expect it, so a late duplicate of an old create restores nothing.
     view.removed_at = offset
     view.scalars_changed()
 
@@ -241,7 +240,7 @@ def _namespace_deleted(view: View, offset: int, before: NamespaceEntry) -> Verdi
     busy = [bundle.name for bundle in bundles if bundle.phase != "free"]
     if busy:
         return Verdict(reason=Reason.BUNDLES_IN_USE, problem=f"{len(busy)} bundles are not free, the first is {busy[0]}")
-    # From the end: taking 65,536 bundles from the front of their index would outlast a lease.
+    # From the end: removing 65,536 bundles from the front of their index would outlast a lease.
     for bundle in reversed(bundles):
         view.remove_bundle(bundle)
     view.put_namespace(before.name, None)
@@ -258,8 +257,8 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
         return _REJECTED[Reason.LEVEL]
     before = view.brokers.get(record.key)
     alive = before is not None and before.live
-    # A plain attempt while the id looks alive is answered `still_alive` whatever it is based on: that answer is how a
-    # process without its data directory shows itself that it is in touch with the log.
+    # A plain attempt while the id looks alive gets `still_alive`, whatever offset it expects. That answer shows a process
+    # without its data directory that it can reach the log.
     if alive and not record.after_silence and record.replaces != cast("BrokerEntry", before).joined.nonce:
         return _REJECTED[Reason.STILL_ALIVE]
     if record.based_on != view.last_of_broker(record.key):
@@ -285,7 +284,7 @@ def _renewed(view: View, offset: int, record: Renewed) -> Verdict:
         return _STALE
     if broker is None:
         return _REJECTED[Reason.UNKNOWN_BROKER]
-    # The publisher is alive, so its incarnation is that of its own entry, and of no other. An admin has none.
+    # The publisher is alive, so its incarnation matches only its own entry. An admin has none.
     if record.incarnation != broker.incarnation:
         return _NOT_THE_ACTOR
     agrees = record.digest == broker.digest_after
@@ -328,7 +327,7 @@ def _may_be_down(before: BrokerEntry, record: BrokerRecord) -> Verdict | None:
     if not before.live:
         return _ILLEGAL
     if record.incarnation is None:
-        # An admin proves the death by the nonce from the locked data directory; any other admin's word is no proof.
+        # An admin proves the death with the instance id from the locked data directory.
         return None if record.nonce == before.joined.nonce else _REJECTED[Reason.STILL_ALIVE]
     return _NOT_THE_ACTOR if record.publisher == before.broker else None
 
@@ -348,7 +347,7 @@ _BROKER_RULES: Final[Mapping[str, Callable[[BrokerEntry, BrokerRecord], Verdict 
 
 
 def _declare_dead(view: View, offset: int, dead: int) -> list[BundleChanged]:
-    """All that the death of incarnation `dead` makes of the bundles that name it, in one step, in order of their names."""
+    """Apply the death of incarnation `dead` to the bundles that name it. Return the changes, by bundle name."""
     changes = []
     for before in view.held_by(dead):
         row = DEATH_ROWS[before.phase, "owner" if before.owner == dead else "source"]
@@ -391,9 +390,9 @@ def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
 
 
 def _refusal(view: View, row: Row, before: BundleEntry, record: BundleTransition) -> Verdict | None:
-    """The columns *who* and *condition* of the table: None if the record satisfies its row."""
+    """Return None if the record satisfies the columns *who* and *condition* of its row, else the rejection."""
     owner, source = record.owner, record.source
-    # Whom the row does not name the record does not name either: their shapes are the same.
+    # The record has the same shape as its row, so it names nobody whom the row does not name.
     if source is not None and source != (before.owner if row.source is _OWNER else before.source):
         return _ILLEGAL
     if owner is not None and row.owner is not _TARGET and owner != (before.owner if row.owner is _OWNER else before.source):
