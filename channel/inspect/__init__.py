@@ -1,1 +1,1 @@
-"""Verifying a log, and explaining why a bundle moved. Pure."""
+"""Audit a log, and explain why a bundle moved. Pure."""

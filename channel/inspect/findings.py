@@ -1,7 +1,4 @@
-"""What an audit of a channel found, in the words of `channel.inspect.verify`, which finds it.
-
-May live here: the kinds of findings, a finding, and what a whole audit came to.
-"""
+"""Define what an audit of a channel by `channel.inspect.verify` found."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.channel.core.records import Reason
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """The kind of a finding."""
 
     DAMAGED = "damaged"
     MALFORMED = "malformed"
@@ -31,9 +28,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something wrong with the records from `first` to `last` (logical offsets, both included; equal where one is meant).
+    """A problem with the records from `first` to `last` (logical offsets, both included; equal for one record).
 
-    `suspects` are records that are the likelier culprits; they may lie outside, when several records contradict each other.
+    `suspects` are the records that more likely caused it. They may lie outside that range, when several records contradict each other.
     """
 
     kind: Kind
@@ -43,18 +40,21 @@ class Finding:
     suspects: tuple[int, ...] = ()
 
     def names(self, offset: int) -> bool:
-        """Whether this finding points at the record at `offset`."""
+        """Return whether this finding names the record at `offset`."""
         return self.first <= offset <= self.last or offset in self.suspects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What an audit came to: `findings`, the likeliest cause of the others first, at most `FINDINGS_MAX` of `findings_count`.
+    """The result of an audit.
 
-    `folded_to` is the last logical offset that was folded (-1: none); `records`, `accepted` and `rejected` (by reason) count
-    what was folded, and `agreements` the renewals whose digest is that of this view. `snapshot_to` is the horizon of the log's
-    snapshot (None: it has none that can be read), and `from_snapshot` says that the fold began there, and not with the log; `history_to`
-    and `from_history_snapshot` say the same of its history snapshot.
+    * `findings`: the likeliest cause first, at most `FINDINGS_MAX` of `findings_count`.
+    * `folded_to`: the last folded logical offset (-1: none).
+    * `records`, `accepted`, `rejected` (by reason): counts of the folded records.
+    * `agreements`: the number of renewals whose digest matches this view.
+    * `snapshot_to`: the horizon of the compacted snapshot (None: none can be read). `from_snapshot`: the fold began there, not
+      with the log.
+    * `history_to`, `from_history_snapshot`: the same for the history snapshot.
     """
 
     snapshot_to: int | None = None

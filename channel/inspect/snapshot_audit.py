@@ -1,6 +1,6 @@
-"""Check a log's snapshot and history snapshot by themselves, and compare the log with them.
+"""Check a log's compacted and history snapshots, and compare them with the log.
 
-May live here: the looks that `channel.inspect.verify` takes at both. What they should hold is told in `channel.snapshots.snapshot_rows`.
+`channel.snapshots.snapshot_rows` defines their content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFacts:
-    """What there is: a marker, if it can be read; the view at its horizon, if the rows give it; the problem, if there is one."""
+    """A snapshot's marker and its view at the horizon, where readable, and its problem, if any."""
 
     marker: Marker | None = None
     view: View | None = None
@@ -26,7 +26,7 @@ class SnapshotFacts:
 
 
 def facts_of_snapshot(log: Log, *, check: Check) -> SnapshotFacts:
-    """What a log's snapshot is. Raises what `check` raises, and what `SnapshotStore.load` raises but for damage."""
+    """Return the facts of a log's compacted snapshot. Raises what `check` and `SnapshotStore.load` raise, except damage."""
     marker: Marker | None = None
     try:
         image = log.compacted_snapshot().load(check=check)
@@ -41,24 +41,24 @@ def facts_of_snapshot(log: Log, *, check: Check) -> SnapshotFacts:
 
 
 def facts_of_history(log: Log, *, check: Check) -> SnapshotFacts:
-    """What a log's history snapshot is; nothing, if the log's beginning has passed it. Raises what `history_snapshot_of` raises."""
+    """Return the facts of a log's history snapshot; none if the log's beginning has passed it. Raises what `history_snapshot_of` raises."""
     history_snapshot = history_snapshot_of(log, check=check)
     return SnapshotFacts(marker=history_snapshot.marker, view=history_snapshot.view, problem=history_snapshot.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What the marker of a `kind` says the log comes to, which it is still to be compared with."""
+    """The state that the marker of a `kind` records, still to be compared with the fold."""
 
     kind: Kind
     marker: Marker
 
     def is_due(self, view: View) -> bool:
-        """Whether the view has come to the horizon."""
+        """Return whether the view has reached the horizon."""
         return view.offset >= self.marker.horizon
 
     def broken_by(self, view: View) -> str | None:
-        """What is wrong with it, once it is due; None if nothing is."""
+        """Return the mismatch with the view at the horizon; None if there is none."""
         if view.offset > self.marker.horizon:
             return "nothing stands there on the log"
         if view.digest() != self.marker.digest:

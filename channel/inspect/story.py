@@ -1,7 +1,6 @@
-"""The channel told to people: what each record wanted, what the fold said to it and why, and the story of one bundle.
+"""Describe records for people: what each one wanted, its verdict and the reason, and the story of one bundle.
 
-May live here: pure functions from folded records and the view just after them to text. Colours, columns and times of day are
-the business of who shows it.
+Pure functions from folded records, and the view just after them, to text. Callers add colours, columns and times of day.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from equipoise.channel.core.records import (
 )
 from equipoise.channel.core.view import View
 
-# (phase before, phase after) -> what a transition does. A rejected one has no phase before: it says what was wanted.
+# (phase before, phase after) -> what a transition does. A rejected one has no phase before and shows what was wanted.
 _DEEDS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
     ("free", "assigning"): "assigns {key} to {owner}",
     ("assigning", "assigning"): "assigns {key} to {owner} instead",
@@ -71,7 +70,7 @@ _NAMESPACE_DEEDS: Final = {
     "deleted": "deletes namespace {key}",
 }
 
-# What a rejection means, where neither the verdict's `problem` nor the view says more.
+# The meaning of a rejection, where neither the verdict's `problem` nor the view explains more.
 _MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.MALFORMED: "it is no record",
     Reason.STALE: "{subject} has changed since, at {last}",
@@ -97,41 +96,41 @@ _MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 ENTRIES_SHOWN_MAX: Final = 16
-"""Entries of a policy that one line tells of: a document has up to 256."""
+"""Entries of a policy that one line shows. A document has up to 256."""
 
-# What a record is about whose key is not there: one offset stands for all that is absent (`View.removed_at`).
+# The subject of a record whose key is absent: one offset stands for all absent keys (`View.removed_at`).
 _ABSENT: Final = "what is absent"
 
 
 class Names:
-    """Which broker each incarnation is, or was, one of: spelled `ID#INCARNATION`, since an id comes back with another one."""
+    """The broker id of each incarnation, formatted `ID#INCARNATION`: an id returns with a new incarnation."""
 
     def __init__(self, view: View) -> None:
-        """Know the incarnations of `view`; `learn` adds those that join later."""
+        """Add the incarnations of `view`. `learn` adds later ones."""
         self._brokers = {broker.incarnation: broker.broker for broker in view.brokers.values()}
 
     def learn(self, folded: Folded) -> None:
-        """Take in a record that has just been folded."""
+        """Add the incarnation of a record just folded, if it joined."""
         if isinstance(folded.record, Joined) and folded.verdict.accepted:
             self._brokers[folded.offset] = folded.record.key
 
     def of(self, incarnation: int | None) -> str:
-        """The spelling of an incarnation; one that never joined has no id."""
+        """Return an incarnation with its broker id, if it is known."""
         return "nobody" if incarnation is None else f"{self._brokers.get(incarnation, '')}#{incarnation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """A record of a story: `lines[0]` describes it, the others say what it made of each bundle that the story is about."""
+    """One record of a story. `lines[0]` describes it; the others are its effects on each bundle of the story."""
 
     folded: Folded
     lines: tuple[str, ...]
 
 
 def describe(folded: Folded, view: View, names: Names) -> str:
-    """One line on a record: its offset, who, what, based on which offset, and the verdict in words.
+    """Return one line on a record: its offset, author, request, expected offset and verdict.
 
-    `view` and `names` are as they stand just after it was folded; a rejection is explained by what the view says then.
+    `view` and `names` are as they are just after the fold. They explain a rejection.
     """
     record, verdict = folded.record, folded.verdict
     who = f"{folded.offset} {_publisher(record)}"
@@ -147,14 +146,14 @@ def describe(folded: Folded, view: View, names: Names) -> str:
 
 
 def explain(folded: Folded, view: View, names: Names) -> str:
-    """Why a record was rejected, such as `rejected as dead_target: b#7 is not alive`; the arguments are those of `describe`."""
+    """Return why a record was rejected, such as `rejected as dead_target: b#7 is not alive`. See `describe` for the arguments."""
     record, verdict = folded.record, folded.verdict
     assert verdict.reason is not None, "an accepted record needs no excuse"
     return _one_line(f"rejected as {verdict.reason}: {verdict.problem or _meaning(record, verdict.reason, view, names)}")
 
 
 def as_document(folded: Folded, lines: Sequence[str]) -> dict[str, object]:
-    """A folded record and what is told of it as a JSON object, for programs that read what people read."""
+    """Return a folded record and its description as a JSON object, for programs."""
     return {
         "offset": folded.offset,
         "record": None if isinstance(folded.record, Unreadable) else orjson.loads(encode(folded.record)),
@@ -166,14 +165,14 @@ def as_document(folded: Folded, lines: Sequence[str]) -> dict[str, object]:
 
 
 def standing(bundle: BundleEntry, names: Names) -> str:
-    """One line on how a bundle stands."""
+    """Return one line on the state of a bundle."""
     return f"{bundle.name} is {_state(bundle, names)}, token {bundle.token}, last changed at {bundle.last}"
 
 
 def concerns(folded: Folded, bundle: BundleName) -> bool:
-    """Whether a record belongs to the story of `bundle`: it changed, or wanted to change, a bundle that shares points with it.
+    """Return whether a record changed, or wanted to change, a bundle that shares points with `bundle`.
 
-    So the story goes back through splits and merges to all bundles that these points ever lay in. The bundle need not exist.
+    So a story covers, through splits and merges, all bundles that these points ever lay in. `bundle` need not exist.
     """
     record, verdict = folded.record, folded.verdict
     if verdict.accepted:
@@ -188,9 +187,9 @@ def concerns(folded: Folded, bundle: BundleName) -> bool:
 
 
 def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable[Entry]) -> Iterator[Told]:
-    """The story of a bundle, record by record, while `reader` folds `entries` and `names` learns who joins.
+    """Yield the story of a bundle, record by record. `reader` folds `entries`, and `names` learns who joins.
 
-    Raises what `Reader.feed` raises. `ending_of` then says how the story ends.
+    Raises what `Reader.feed` raises. `ending_of` returns the end of the story.
     """
     for entry in entries:
         folded = reader.feed(entry)
@@ -200,13 +199,13 @@ def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable
 
 
 def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
-    """How the story of a bundle ends, one line for each bundle that shares points with it, in order of the hash space."""
+    """Return the state at the end of a story: one line for each bundle that shares points with `bundle`, in hash order."""
     children = [child for child in view.bundles_of(bundle.namespace) if max(child.low, bundle.low) < min(child.high, bundle.high)]
     return [standing(child, names) for child in children] or [f"there is no namespace {bundle.namespace}"]
 
 
 def _one_line(text: str) -> str:
-    """The text with everything escaped that could break the line, or talk to the terminal: records hold what anybody wrote."""
+    """Escape characters that could break the line or control the terminal. Records contain untrusted text."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -286,7 +285,7 @@ def _acceptance(folded: Folded, names: Names) -> str:
 
 
 def _policy_changes(changes: Iterable[object]) -> list[str]:
-    """What became of the entries of a policy, by name, such as `min_limit: 1 -> 2`; of very many only the first."""
+    """Return the changed entries of a policy by name, such as `min_limit: 1 -> 2`; of very many only the first."""
     told = []
     for change in changes:
         if isinstance(change, PolicyChanged):
@@ -307,7 +306,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _effects(folded: Folded, bundle: BundleName, names: Names) -> list[str]:
-    """What a record made of each bundle that shares points with `bundle`, unless `describe` has said it all."""
+    """Return a record's effect on each bundle that shares points with `bundle`, unless `describe` shows it."""
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
     if isinstance(folded.record, BundleTransition):
         return []
@@ -320,7 +319,7 @@ def _effects(folded: Folded, bundle: BundleName, names: Names) -> list[str]:
 
 
 def _state(bundle: BundleEntry | None, names: Names) -> str:
-    """A bundle's state and who is named in it, as the protocol spells it: `assigning(b#9, source=a#2)`."""
+    """Return a bundle's state and holders as in the protocol: `assigning(b#9, source=a#2)`."""
     if bundle is None:
         return "absent"
     owner = () if bundle.owner is None else (names.of(bundle.owner),)
@@ -348,7 +347,7 @@ def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: 
 
 
 def _meaning_of_state(record: BundleTransition | Split | Merge, reason: Reason, view: View, names: Names) -> str | None:
-    """What the state of a bundle says of a rejected change of it, where the reason alone says too little."""
+    """Explain a rejected change by the bundle's state, where the reason alone is too short."""
     bundle = view.bundles.get(record.key)
     if bundle is None:
         return None
@@ -364,7 +363,7 @@ def _meaning_of_state(record: BundleTransition | Split | Merge, reason: Reason, 
 
 
 def _changed_since(record: Record, view: View) -> tuple[str, int]:
-    """What a record was about, and where that changed last; of the two bundles of a merge the one that is not as it was."""
+    """Return a record's subject and the offset of its last change. Of a merge's two bundles, take the one that has changed."""
     if isinstance(record, Merge):
         left, right = view.bundles.get(record.key), view.bundles.get(record.right)
         if left is not None and right is not None and left.last == record.based_on:

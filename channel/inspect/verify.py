@@ -1,21 +1,19 @@
-"""The audit of a channel: folds all of it again, and says which record is not what it should be.
+"""Audit a channel: fold the whole log again, and name the records that are wrong.
 
-May live here: what can be checked of a log and of the views that it gives, without knowing what its writers meant. The fold
-itself is not checked against another one; that is the business of the tests.
+The audit does not know what the writers meant, and does not check the fold itself; the tests compare that with another one.
 
-What is found, and how
-1. The storage: what `Log.read` raises as damage; and what `check_storage` says, where the log has such a thing.
-2. The form: bytes that are no record, and records that do not belong to this log (before the genesis, a second cluster).
-3. The ties: a proposal is based on the last record that its author's view ACCEPTED for the key. So a record that is based
-   on one which is rejected here, or is not there, shows that one of the two is not what its writer wrote.
-4. The digests: a renewal says what its author's view came to just after its last renewal. Where that is not what this view
-   came to, some record between the last agreement and there is not what that author read.
-5. The invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
-6. The snapshot and the history snapshot: their rows against their checksums and the marker's digest, and the marker against what the log
-folds to
-   at that offset. Where the beginning of the log is gone, the fold begins with the history snapshot, or else the snapshot; then the
-   digests of step 4 judge that too.
-7. The times: a record whose time is far ahead of this machine's clock.
+The checks
+1. Storage: what `Log.read` raises as damage, and `check_storage`, where the log has it.
+2. Form: bytes that are not a record, and records that do not belong to this log (before the genesis, of another cluster).
+3. References: a proposal is based on the last record that its author's view ACCEPTED for the key. If that record is rejected
+   here or missing, one of the two is not what its writer wrote.
+4. Digests: a renewal carries the digest of its author's view just after its last renewal. If this view differs, some record
+   since the last agreement is not what that author read.
+5. Invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
+6. Both snapshots: the rows against their checksums and the marker's digest, and the marker against the fold of the log at that
+   offset. Without the log's beginning the fold starts from the history snapshot, or else the compacted one. The digests of step
+   4 then check that start, too.
+7. Times: a record whose time is far ahead of this machine's clock.
 """
 
 from __future__ import annotations
@@ -40,18 +38,18 @@ from equipoise.channel.inspect.snapshot_audit import Promise, SnapshotFacts, fac
 from equipoise.channel.snapshots.whole import is_whole
 
 FINDINGS_MAX: Final = 100
-"""Findings that are kept; further ones are counted. One damaged record may make nonsense of all that follows."""
+"""Findings that are kept; further ones are only counted. One damaged record may invalidate all later ones."""
 
 SUSPECTS_MAX: Final = 20
 """Odd records that are kept as suspects, the newest ones."""
 
 AGREEMENTS_MAX: Final = 1_000
-"""Agreements of digests that are remembered, the newest ones: brokers confirm one another's views within a lease or two."""
+"""Digest agreements that are kept, the newest ones: brokers confirm one another's views within a lease or two."""
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A log whose storage has a structure of its own that may be damaged where reading does not notice."""
+    """A log whose storage can be damaged in places that a read does not notice."""
 
     def check_storage(self) -> None:
         """Raise `LogDamaged` if the storage contradicts itself."""
@@ -59,15 +57,15 @@ class SelfChecking(Protocol):
 
 
 def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
-    """Audit a log, to the end that it has now, its snapshot and its history snapshot; damage is found, not raised.
+    """Audit a log up to its present end, with both its snapshots. Damage is a finding, not an error.
 
-    `check` is called before each read, and may end the audit by raising; `progress` counts offsets. Raises `LogTruncated` if
-    the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
+    `check` is called before each read and may end the audit by raising. `progress` counts offsets. Raises `LogTruncated` if the
+    log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
-    # The history snapshot first: one that a compactor leaves behind meanwhile lies below the log, as reading tells; the snapshot would be
-    # missed above.
+    # The history snapshot first. If a compactor moves it meanwhile, it lies below the log's start, which the read detects. The
+    # other order could miss a compacted snapshot.
     history_snapshot = facts_of_history(log, check=check)
     _begin(audit, log, facts_of_snapshot(log, check=check), history_snapshot)
     end = log.end()
@@ -81,7 +79,7 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
             if limit == 1:
                 audit.damaged(error, end=end)
                 return audit.findings()
-            limit = 1  # What lies before the damage is read one by one, so that it is known where the damage begins.
+            limit = 1  # Reads one by one up to the damage, to find its offset.
             continue
         if not entries:
             break
@@ -97,17 +95,17 @@ def _check_times(audit: Audit, log: Log) -> None:
     try:
         ahead = log.ahead(log.start())
     except LogDamaged:
-        return  # Reading has met it, or the check of the storage.
+        return  # A read, or the check of the storage, has found it.
     if ahead is not None:
         audit.ahead(ahead)
 
 
 def _begin(audit: Audit, log: Log, compacted_snapshot: SnapshotFacts, history_snapshot: SnapshotFacts) -> None:
-    """Begin with the log's first record, or, if that is gone, with its history snapshot, or its snapshot."""
+    """Begin with the log's first record or, if that is gone, with a snapshot, the history snapshot first."""
     try:
         whole = is_whole(log)
     except LogDamaged:
-        whole = True  # Its beginning is there, and the audit will meet the damage.
+        whole = True  # The beginning is there, and the audit will find the damage.
     facts = {Kind.HISTORY: history_snapshot, Kind.SNAPSHOT: compacted_snapshot}
     if (
         compacted_snapshot.marker is not None
@@ -133,13 +131,13 @@ def _damaged_storage(log: Log) -> LogDamaged | None:
 
 
 class Audit:
-    """Audits a log entry by entry; `verify` is how it is used. `position` is the physical offset that it wants next.
+    """Audits a log entry by entry for `verify`. `position` is the next physical offset.
 
-    `goes_on` is false once it met something after which what follows means nothing.
+    `goes_on` becomes false once later records can no longer be interpreted.
     """
 
     def __init__(self, reader: Reader) -> None:
-        """Audit what `reader` folds, which has folded nothing yet."""
+        """Audit what `reader` folds. It has folded nothing yet."""
         self.goes_on = True
         self._reader = reader
         self._records = 0
@@ -155,7 +153,7 @@ class Audit:
         self._promises: list[Promise] = []
 
     def knows(self, images: Mapping[Kind, SnapshotFacts], *, whole: bool) -> None:
-        """Check the log's snapshot and history snapshot. Fold on from the first usable one, unless the log is `whole`."""
+        """Check the log's two snapshots. Fold on from the first usable one, unless the log is `whole`."""
         self._images = images
         for kind, facts in images.items():
             if facts.problem is not None:
@@ -165,7 +163,7 @@ class Audit:
                     self._promises.append(Promise(kind=kind, marker=facts.marker))
                 else:
                     self._begin_from(kind, facts.view)
-        self._keep_promises()  # The snapshot may be what the history snapshot is.
+        self._keep_promises()  # Both snapshots may have the same horizon.
 
     def _begin_from(self, kind: Kind, view: View) -> None:
         self._begun_from = kind
@@ -176,7 +174,7 @@ class Audit:
             self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
 
     def incomplete(self, start: int, compacted_snapshot: SnapshotFacts) -> None:
-        """The log begins at physical offset `start`, and nothing says what was before."""
+        """Note that the log begins at physical offset `start` and nothing replaces the records before it."""
         why = "it has no snapshot that stands for them" if compacted_snapshot.problem is None else "its snapshot cannot be used"
         self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
 
@@ -185,7 +183,7 @@ class Audit:
         self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind} up to there: {text}"))
 
     def _keep_promises(self) -> None:
-        """What the log folds to at a horizon, or where that should be, must be what the marker there says."""
+        """Compare the view with each marker whose horizon it has reached."""
         view = self._reader.view
         for promise in [promise for promise in self._promises if promise.is_due(view)]:
             self._promises.remove(promise)
@@ -195,17 +193,17 @@ class Audit:
 
     @property
     def position(self) -> int:
-        """The physical offset that is wanted next."""
+        """The next physical offset."""
         return self._reader.position
 
     def feed(self, entry: Entry) -> None:
-        """Fold and check one entry. After `goes_on` has become false it does nothing."""
+        """Fold and check one entry. Do nothing once `goes_on` is false."""
         if not self.goes_on:
             return
         position = self._reader.position
         try:
             folded = self._reader.feed(entry)
-        except LogClosed as closed:  # It ends a channel that was copied to another log, in good order.
+        except LogClosed as closed:  # A regular end: the channel was copied to another log.
             self.goes_on = False
             self._records += 1
             self._accepted.append(closed.offset)
@@ -234,20 +232,20 @@ class Audit:
             self._found(kind, folded.offset, text)
 
     def damaged(self, error: LogDamaged, *, end: int) -> None:
-        """The log could not give the entry at `position`, or, if the error names none, nothing from there to `end`."""
+        """Note that the log could not return the entry at `position` or, without an offset, anything from there to `end`."""
         first = self.position if error.offset is None else error.offset
         last = end if error.offset is None else error.offset
         self._stop(Kind.DAMAGED, first, f"{error.problem}; what follows was not folded", last=max(first, last))
 
     def damaged_beside(self, error: LogDamaged, *, end: int) -> None:
-        """The storage is damaged, and yet all that it gave is whole: what it did not give lies in the gaps, if there are any."""
+        """Note storage damage although all returned entries are whole: missing ones lie in the gaps, if any."""
         gaps = [*self._gaps, (self.position, end)] if self.position <= end else self._gaps
         first, last = (gaps[0][0], gaps[-1][1]) if gaps else (FIRST_OFFSET, max(end, FIRST_OFFSET))
         missing = "where nothing could be read" if gaps else "though each record that was read is whole"
         self._stop(Kind.DAMAGED, first, f"{error.problem}; {missing}", last=last)
 
     def ahead(self, position: int) -> None:
-        """The entry at `position` is the first with a time ahead of this machine's clock."""
+        """Note that the entry at `position` is the first with a time ahead of this machine's clock."""
         offset = position + self._reader.view.base
         text = (
             f"its time is more than {CLOCK_AHEAD_MS_MAX // 60_000} minutes ahead of this machine's clock: one of the two clocks was wrong. "
@@ -256,7 +254,7 @@ class Audit:
         self._found(Kind.CLOCK, offset, text)
 
     def findings(self) -> Findings:
-        """What has been found so far, with what can only be said at the end."""
+        """Return what has been found so far, with the checks that need the end."""
         view = self._reader.view
         for promise in self._promises if self.goes_on else ():
             self._of(promise.kind, promise, f"the log ends before it, at offset {view.offset}")
@@ -264,7 +262,7 @@ class Audit:
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
         parted = self._digests.finding()
         found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
-        # What the storage lost or damaged explains what else is found; then the record comes first that may explain those after it.
+        # Storage losses come first, because they explain other findings; then the record that may explain later ones.
         found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
             snapshot_to=self._horizon_of(Kind.SNAPSHOT),
@@ -297,13 +295,13 @@ class Audit:
             self._digests.suspect(folded.offset)
 
     def _check_ties(self, folded: Folded) -> None:
-        """What a record refers to must have been accepted: its author, who has read the same log, has seen that it was."""
+        """Check that a record refers only to accepted records. Its author read the same log and saw them accepted."""
         record = folded.record
         first = self._accepted[0] if self._accepted else folded.offset
         if isinstance(record, Unreadable | Genesis):
             return
         for offset in ties(record):
-            # Offset 0, and what lies before the beginning of a log that goes on above another one, cannot be looked up.
+            # Offset 0, and offsets below the beginning of a copied log, cannot be looked up.
             if offset >= first and not self._was_accepted(offset):
                 text = f"it refers to offset {offset}, where nothing was accepted: one of the two is not what was written"
                 self._found(Kind.BASELESS, folded.offset, text, suspects=(offset,) if offset < folded.offset else ())
@@ -337,23 +335,23 @@ class Audit:
 
 
 class _Digests:
-    """Where the digests of renewals agree with this view, and where they parted from it."""
+    """Where the digests of renewals agree with this view, and where they diverge."""
 
     def __init__(self) -> None:
         self.agreements = 0
-        self._agreed_at: list[int] = []  # The greatest offsets at which the digest is known to agree, in order.
-        self._parted_by: int | None = None  # The first renewal whose digest is another, and
-        self._parted_at = 0  # the lowest offset at which the digest is known to be another.
+        self._agreed_at: list[int] = []  # The highest offsets at which the digest is known to agree, in order.
+        self._parted_by: int | None = None  # The first renewal with another digest, and
+        self._parted_at = 0  # the lowest offset known to have another digest.
         self._suspects: deque[int] = deque(maxlen=SUSPECTS_MAX)
 
     def suspect(self, offset: int) -> None:
-        """The record at `offset` is odd."""
+        """Note that the record at `offset` is odd."""
         self._suspects.append(offset)
 
     def compare(self, offset: int, record: Renewed, *, agrees: bool) -> Finding | None:
-        """Take in the renewal at `offset`, whose digest is that of its author just after `based_on`.
+        """Compare the renewal at `offset`, which carries its author's digest just after `based_on`.
 
-        A finding, if the digests agree both before and after a disagreement: it was one record's, and has been overwritten.
+        Return a finding if the digests agree both before and after a disagreement: one record caused it and was overwritten.
         """
         at = record.based_on
         if agrees:
@@ -372,7 +370,7 @@ class _Digests:
         return None
 
     def finding(self) -> Finding | None:
-        """Where this view and those of the brokers have parted for good, if they have."""
+        """Return where this view and the brokers' views have diverged for good, or None."""
         return None if self._parted_by is None else self._finding(self._parted_by, self._parted_at, "never agree again")
 
     def _finding(self, renewal: int, at: int, later: str) -> Finding:
@@ -394,7 +392,7 @@ _NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 
 
 def ties(record: Record) -> tuple[int, ...]:
-    """The offsets of the records, all of them accepted, that a record refers to."""
+    """Return the offsets that a record refers to. All of them must be accepted records."""
     named = (
         record.based_on,
         record.incarnation,
@@ -409,7 +407,7 @@ def ties(record: Record) -> tuple[int, ...]:
 
 
 def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, str]]:
-    """Which invariants the accepted changes of one record break; `view` is as it stands after them."""
+    """Yield the invariants that the accepted changes of one record break; `view` is as it is after them."""
     bundles = [change for change in changes if isinstance(change, BundleChanged)]
     yield from _tokens_that_fell(bundles)
     yield from _holes(changes, bundles)
@@ -425,7 +423,7 @@ def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, s
 
 
 def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
-    """Which invariants a view breaks, whatever brought it there."""
+    """Yield the invariants that a view breaks, whatever its origin."""
     for namespace in view.namespaces:
         ranges = [(bundle.low, bundle.high) for bundle in view.bundles_of(namespace)]
         if not _covers(ranges, [(0, HASH_MAX)]):
@@ -435,7 +433,7 @@ def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
 
 
 def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """Over any point tokens only rise, and who did not serve it before serves it with a higher one."""
+    """Yield tokens that do not rise: over any point tokens only rise, and a new server needs a higher one."""
     gone = [change.before for change in bundles if change.after is None and change.before is not None]
     for change in bundles:
         after = change.after
@@ -449,7 +447,7 @@ def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, 
 
 
 def _holes(changes: Sequence[Change], bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """The ranges that a record takes away, it puts back, unless the namespace came or went with it."""
+    """Yield holes: a record must put back the ranges that it removes, unless their namespace came or went with it."""
     created = [change for change in changes if isinstance(change, NamespaceChanged) and change.before is None]
     deleted = [change for change in changes if isinstance(change, NamespaceChanged) and change.after is None]
     gone = [(0, HASH_MAX)] if created else [(b.before.low, b.before.high) for b in bundles if b.before is not None and b.after is None]
@@ -469,12 +467,12 @@ def _overlap(one: BundleEntry, other: BundleEntry) -> bool:
 
 
 def _covers(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
-    """Whether two sets of ranges cover the same points, each once."""
+    """Return whether two sets of ranges cover the same points, each once."""
     return _joined(some) == _joined(others)
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges in order, those that touch made one; ranges that overlap are left apart, and so equal nothing."""
+    """Return the ranges in order, with touching ranges joined. Overlapping ranges stay apart and so equal nothing."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and joined[-1][1] == low:
