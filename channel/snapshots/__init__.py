@@ -1,1 +1,1 @@
-"""Compacted snapshots beside a log: rows, restoring, and the oldest retained snapshot."""
+"""Compacted snapshots beside a log: rows, restoring, and the history snapshot."""

@@ -1,6 +1,6 @@
-"""The history snapshot of a log, as its readers find it: the view from which all that is left of the log can be told.
+"""Read the history snapshot of a log: the view from which all that is left of the log can be folded.
 
-May live here: the look at a history snapshot. How it is moved is told in `compaction.history snapshot`.
+`compaction.history_snapshot` moves it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from equipoise.channel.snapshots.snapshot_rows import Marker, decode_marker, vie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySnapshot:
-    """What a log has of a history snapshot: `marker` and `view` if the log leads on from it, and the `problem` if it is damaged.
+    """A log's history snapshot: `marker` and `view` if the log leads on from it, and the `problem` if it is damaged.
 
-    `rows` are what it holds, also one that cannot be used. One that the log's beginning has passed is no use, and no damage.
+    `rows` are its rows, even if it cannot be used. A history snapshot below the log's beginning is unusable, but not damaged.
     """
 
     rows: Mapping[str, bytes] = field(default_factory=dict)
@@ -31,13 +31,14 @@ class HistorySnapshot:
 def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatched) -> HistorySnapshot:
     """Return the history snapshot of a log.
 
-    Raise what `check`, `Log.start` and `SnapshotStore.load` raise, except for damage and missing rights.
+    Raises what `check`, `Log.start` and `SnapshotStore.load` raise, except damage and missing rights.
     """
     history_snapshot = HistorySnapshot()
     for _ in range(LOADS_MAX):
         start = (
             log.start()
-        )  # Before the load: a history snapshot is moved before the log is cut, so one below this is no history snapshot any more.
+        # Before the load: a history snapshot moves before the log is cut, so one below this start is obsolete.
+        )
         try:
             image = log.history_snapshot().load(check=check, progress=progress)
             if image is None:
@@ -50,7 +51,7 @@ def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progres
         except (CompactedSnapshotDamaged, LogDamaged) as error:
             history_snapshot = HistorySnapshot(rows=history_snapshot.rows, problem=error.problem)
             continue
-        except (LogAccessDenied, UnfitTopic) as error:  # Whoever moves the history snapshot cannot do without; whoever only looks back can.
+        except (LogAccessDenied, UnfitTopic) as error:  # Only the compactor needs it. A reader of the past can do without.
             return HistorySnapshot(problem=str(error))
         if marker.position >= log.start():
             return HistorySnapshot(rows=image.rows, marker=marker, view=view)

@@ -1,7 +1,4 @@
-"""The `SnapshotStore` of a log in memory, or its history snapshot: shared by the handles of one name, and gone with the last of them.
-
-May live here: `MemorySnapshotStore` and what handles of one name share.
-"""
+"""Keep a log's compacted or history snapshot in memory, shared by the handles of one name and dropped with the last one."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from equipoise.channel.core.errors import SnapshotFenced
 from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
 
 _NO_CLAIM: Final = -1
-"""What is never the newest claim."""
+"""Never the newest claim."""
 
 
 class SnapshotStorage:
-    """What all handles of one name share. Every field is touched only while `lock` is held; an image is never changed."""
+    """The state that all handles of one name share. Hold `lock` to touch any field. An image is never changed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""Restore: where a reader of a channel begins, so that it folds as little as it can and never guesses.
+"""Choose where a reader of a channel begins, so that it folds as little as possible and never guesses.
 
-May live here: the choice between a snapshot of one's own, the channel's snapshot, its history snapshot, and the log's beginning; and the
-refusal where none of them leads to what the log says today.
+It may begin with its own snapshot, the channel's compacted or history snapshot, or the log's first record. It is refused if
+none of them leads to the present end of the log.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """Where a reader begins. `marker` is that of the snapshot or history snapshot, or None for one that begins at the log's first record.
+    """Where a reader begins. `marker` is the snapshot's; None for the log's first record.
 
-    `rows` are what the snapshot holds, also one that cannot be used: whoever replaces it has to know its keys.
+    `rows` are the snapshot's rows, even if it cannot be used: a replacement needs its keys.
     """
 
     reader: Reader
@@ -38,10 +38,10 @@ class Restoration:
 def restored(
     log: Log, *, cluster: str | None = None, own: View | None = None, check: Check = unchecked, progress: Progress = unwatched
 ) -> Reader:
-    """A reader from which the rest of `log` can be folded, which has read nothing of that rest yet.
+    """Return a reader that has read nothing of the rest of `log` yet, and can fold it.
 
-    It goes on from `own` (a view restored from a snapshot) if the log still has its position; else as `restoration` says,
-    which also tells what is raised.
+    It goes on from `own` (a view restored from a snapshot) if the log still has its position, else from `restoration`, whose
+    errors it raises.
     """
     if own is not None and own.offset >= 0 and own.offset - own.base + 1 >= log.start():
         return Reader(log=log.name, cluster=cluster, view=own)
@@ -49,15 +49,14 @@ def restored(
 
 
 def earliest(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Reader:
-    """As `restored`, but for those who ask about the past: see `beginning`."""
+    """As `restored`, but for questions about the past: see `beginning`."""
     return beginning(log, cluster=cluster, check=check, progress=progress).reader
 
 
 def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """Where all that is left of `log` can be told from, however long it takes: zero, else the history snapshot, else as `restoration`.
+    """Return the earliest start for all that is left of `log`: zero, else the history snapshot, else `restoration`.
 
-    A history snapshot that is damaged is not needed to go on, only to look back: it is left out, with a warning. Raises what
-    `restoration` raises.
+    A damaged history snapshot is left out with a warning: only a look at the past needs it. Raises what `restoration` raises.
     """
     if is_told_from_zero(log):
         return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={})
@@ -76,10 +75,10 @@ def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked,
 
 
 def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """The view of the snapshot, if the log still has the position after its horizon; else from zero, if the log is whole.
+    """Return the view of the compacted snapshot if the log still has the next position, else from zero if the log is whole.
 
-    A log is whole if it still has its beginning, and is no copy: the beginning of a copy is its snapshot. A log that has a snapshot and
-    no genesis is whole only if the snapshot is another log's: it may be a copy of which no more is left.
+    A log is whole if it has its beginning and is not a copy: a copy begins with its snapshot. A log with a snapshot and no
+    genesis may be the rest of a copy. It is whole only if the snapshot is another log's.
 
     Raises `ChannelIncomplete` if neither leads on; `ForeignLog` if `cluster` is given and the snapshot is another's;
     `LevelTooNew`; what `check` raises; and what `Log.read` and `SnapshotStore.load` raise.
@@ -106,7 +105,7 @@ def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecke
 
 
 def _marker(log: Log, image: CompactedSnapshot) -> Marker:
-    """The marker, if it is one of this log from which the log leads on. Raises `CompactedSnapshotDamaged`."""
+    """Return the marker, if it belongs to this log and the log leads on from it. Raises `CompactedSnapshotDamaged`."""
     marker = decode_marker(image.marker)
     check_log(marker, log.identity)
     start = log.start()
@@ -116,7 +115,7 @@ def _marker(log: Log, image: CompactedSnapshot) -> Marker:
 
 
 def _is_foreign(log: Log, image: CompactedSnapshot | None) -> bool:
-    """Whether a snapshot, if it could be loaded, is surely that of another log."""
+    """Return whether a snapshot, if loaded, is certainly another log's."""
     try:
         return image is not None and decode_marker(image.marker).log != log.identity
     except CompactedSnapshotDamaged:

@@ -1,13 +1,14 @@
-"""The rows of a channel's snapshot and its marker: a view spelled key by key, so that only what changed is written again.
+"""Convert a view to the rows and marker of a compacted snapshot, and back.
 
-May live here: the one format of rows and marker, a view as both, and back. Rows are flat JSON objects that Spark reads with
-one schema: `kind`, `key` and `last` as on the channel, then the fields of the entry.
+One row per key, so that only changed keys are written again. Rows are flat JSON objects that Spark reads with one schema:
+`kind`, `key` and `last` as on the channel, then the fields of the entry.
 
-Three things prove a snapshot. Each row, and the marker, ends with a checksum of its key and its bytes, because not all that it
-holds is in the digest. The marker carries the digest of the view, which is built through the same writers as the fold: a row
-that is missing, too old, or of a key that is gone leads to another one. What somebody else wrote beside them is left out, and
-the next compaction removes it. And it names the log: a snapshot left over from a former log of the same name is no snapshot of this
-one.
+Three proofs protect a snapshot:
+
+* Each row, and the marker, ends with a checksum of its key and bytes. The digest does not cover all of them.
+* The marker carries the digest of the view. The loader rebuilds the view through the same writers as the fold: a missing,
+  outdated or superfluous row gives another digest. Rows that others wrote are ignored, and the next compaction removes them.
+* The marker names the log. A snapshot of a former log of the same name is not used.
 """
 
 from __future__ import annotations
@@ -28,31 +29,32 @@ from equipoise.channel.core.records import INTEGER_MAX, Joined
 from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, SnapshotRow, unchecked
 from equipoise.channel.core.table import View
 
-# Raised whenever the layout below changes; a marker of another format is refused.
+# Raised with each change of the layout below. A marker of another format is refused.
 FORMAT: Final = 1
 
 MARKER_KEY: Final = "marker"
-"""The key under which a snapshot that knows nothing but keys keeps its marker; no row has it."""
+"""The key of the marker, for a store that has only keys. No row has it."""
 
 CHECKPOINTS_MAX: Final = 1_024
-"""Checkpoints that a marker carries: 40 KB of them. At one for each 8,000 records they reach back over eight million."""
+"""Checkpoints that a marker carries: 40 KB. At one per 8,000 records they reach back over eight million records."""
 
 _GENESIS: Final = "genesis"
 _LEVEL: Final = "level"
 _ROWS_BETWEEN_CHECKS: Final = 1_000
 
-# What was read from outside: every wrong shape ends in one of the errors that `_row_of` expects, or in another digest.
+# Input from outside: every wrong shape ends in one of the errors that `_row_of` expects, or in another digest.
 Raw = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """What a snapshot says of itself: of which `log` (its identity) and cluster it is, and how far it goes.
+    """The marker of a snapshot: the identity of its `log`, its cluster, and its extent.
 
-    `horizon` is the logical offset of the last record that is folded into it, and `digest` that of the view there.
-    `sequences` maps each live incarnation to its sequence, which rises without any row's changing. `bytes_below` is the size
-    of all records up to the horizon, and `checkpoints` are earlier (horizon, bytes_below), rising: for retention by size.
-    `copied` says that the view was copied here from another log, and that the horizon is that one's old end.
+    * `horizon` is the logical offset of the last folded record, `digest` the digest of the view there.
+    * `sequences` maps each live incarnation to its sequence, which rises without a change of any row.
+    * `bytes_below` is the size of all records up to the horizon. `checkpoints` are earlier (horizon, bytes_below), rising, for
+      retention by size.
+    * `copied`: the view was copied from another log, and the horizon is the end of that log.
     """
 
     log: str
@@ -77,7 +79,7 @@ class Marker:
 
 
 def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[tuple[int, int], ...] = (), copied: bool = False) -> Marker:
-    """The marker of the snapshot of `view`, which has read its genesis; `log` is the identity of the log whose snapshot it is."""
+    """Return the marker for `view`, which has read its genesis. `log` is the identity of the snapshot's log."""
     assert view.cluster is not None, "a view without a genesis has no snapshot"
     assert view.genesis is not None, "a view without a genesis has no snapshot"
     return Marker(
@@ -98,13 +100,13 @@ def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[
 
 
 def check_log(marker: Marker, identity: str) -> None:
-    """Raise `CompactedSnapshotDamaged` unless the marker is that of the log with this identity."""
+    """Raise `CompactedSnapshotDamaged` unless the marker belongs to the log with this identity."""
     if marker.log != identity:
         raise CompactedSnapshotDamaged(problem="it is the snapshot of another log, which bore this name before")
 
 
 def encode_marker(marker: Marker) -> bytes:
-    """The marker as a snapshot keeps it."""
+    """Return the bytes of a marker."""
     return _sealed(
         MARKER_KEY,
         {
@@ -128,7 +130,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def decode_marker(data: bytes) -> Marker:
-    """The marker that these bytes spell. Raises `CompactedSnapshotDamaged`."""
+    """Return the marker in these bytes. Raises `CompactedSnapshotDamaged`."""
     raw = _opened(MARKER_KEY, data)
     try:
         if integer(raw, "format") != FORMAT:
@@ -184,16 +186,16 @@ def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
 
 
 def keys_of(view: View) -> frozenset[str]:
-    """The keys of all rows of a view."""
+    """Return the keys of all rows of a view."""
     scalars = () if view.genesis is None else (_GENESIS, _LEVEL)
     kinds = (("namespace", view.namespaces), ("policy", view.policies), ("broker", view.brokers), ("bundle", view.bundles))
     return frozenset((*scalars, *(f"{kind}:{name}" for kind, entries in kinds for name in entries)))
 
 
 def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[SnapshotRow]:
-    """The row of every key that a record above the logical offset `since` changed (-1: all), and tombstones for the `gone`.
+    """Yield the row of each key changed above logical offset `since` (-1: all), and tombstones for the `gone`.
 
-    The view must not be written meanwhile.
+    The view must not change meanwhile.
     """
     yield from _scalar_rows(view, since)
     for namespace in view.namespaces.values():
@@ -213,7 +215,7 @@ def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[Snapsh
 
 
 def _scalar_rows(view: View, since: int) -> Iterator[SnapshotRow]:
-    """What the marker says too; it stands in rows for those who know nothing but rows."""
+    """Yield the marker's scalars as rows, for readers that see only rows."""
     if view.genesis is not None and view.genesis > since:
         yield _row(_GENESIS, {"kind": _GENESIS, "key": _GENESIS, "last": view.genesis, "cluster": view.cluster, "base": view.base})
     if view.genesis is not None and view.level_last > since:
@@ -230,7 +232,7 @@ def _policy_row(entry: PolicyEntry) -> SnapshotRow:
 
 
 def _broker_row(entry: BrokerEntry) -> SnapshotRow:
-    """All but the sequence, which rises with each record of the broker's, and is the marker's for that reason."""
+    """Return a broker's row, without its sequence. That rises with each of its records, so the marker keeps it."""
     return _row(
         f"broker:{entry.broker}",
         {
@@ -271,16 +273,16 @@ def _row(key: str, fields: Raw) -> SnapshotRow:
 
 
 def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
-    """The view at the marker's horizon, as the fold would have made it.
+    """Return the view at the marker's horizon, equal to the fold's.
 
-    Raises `CompactedSnapshotDamaged` where rows and marker do not fit together, and what `check` raises.
+    Raises `CompactedSnapshotDamaged` if rows and marker do not match, and what `check` raises.
     """
     marker = decode_marker(image.marker)
     view = View()
     view.offset, view.cluster, view.base, view.genesis = marker.horizon, marker.cluster, marker.base, marker.genesis
     view.level, view.level_last, view.removed_at = marker.level, marker.level_last, marker.removed_at
     view.scalars_changed()
-    # By key, so that the order in which a storage gives its rows leaves no trace in the view.
+    # Sorted, so that the storage's order leaves no trace in the view.
     for count, key in enumerate(sorted(image.rows)):
         if not count % _ROWS_BETWEEN_CHECKS:
             check()
@@ -298,7 +300,7 @@ def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
 def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
     kind, _, name = key.partition(":")
     if kind not in _PUTS:
-        return  # Somebody else's. Were it one of ours, with another key than it had, the digest would tell that it is missing.
+        return  # Not a row of ours. If one of our rows had lost its key, the digest would differ.
     raw: Raw = _opened(key, data)
     try:
         if raw["kind"] != kind or raw["key"] != (name or kind) or raw["last"] > marker.horizon:
@@ -309,7 +311,7 @@ def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
 
 
 def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
-    """The view takes them from the marker, and they are compared with it."""
+    """Compare these rows with the marker, which sets the view's scalars."""
 
 
 def _put_namespace(view: View, raw: Raw, _marker: Marker) -> None:
@@ -371,13 +373,13 @@ _SEAL_BYTES: Final = len(_SEAL % 0)
 
 
 def _sealed(key: str, fields: Raw) -> bytes:
-    """The fields as one JSON object, the last of which is a checksum of the key and all before."""
+    """Return the fields as one JSON object that ends with a checksum of the key and the other fields."""
     body = orjson.dumps(fields)[:-1]
     return body + _SEAL % _checksum(key, body)
 
 
 def _opened(key: str, data: bytes) -> dict[str, object]:
-    """The fields that `_sealed` spelled. Raises `CompactedSnapshotDamaged`."""
+    """Return the fields that `_sealed` wrote. Raises `CompactedSnapshotDamaged`."""
     body = data[:-_SEAL_BYTES]
     if data[-_SEAL_BYTES:] != _SEAL % _checksum(key, body):
         raise CompactedSnapshotDamaged(problem=f"its row {key!r} does not match its checksum")

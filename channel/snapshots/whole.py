@@ -1,7 +1,4 @@
-"""Whether a log can be folded from zero.
-
-May live here: what the first entries of a log tell of its beginning.
-"""
+"""Decide whether a log can be folded from zero."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from equipoise.channel.core.log import FIRST_OFFSET, Log
 from equipoise.channel.core.records import Genesis
 
 PEEK_ENTRIES: Final = 100
-"""Entries read at once of the beginning of a log, where its genesis is looked for. It is the first, unless somebody wrote garbage."""
+"""Entries read at once to find the genesis of a log. It is the first entry, unless somebody wrote garbage."""
 
 
 def is_whole(log: Log) -> bool:
-    """Whether the log still has its beginning, and is no copy, whose beginning is its snapshot. Raises what `Log.read` raises.
+    """Return whether the log has its beginning and is not a copy, which begins with its snapshot. Raises what `Log.read` raises.
 
-    A log without a genesis is whole by itself. With a snapshot it may be a copy whose genesis is missing.
+    A log without a genesis counts as whole. With a snapshot it may be a copy whose genesis is missing.
     """
     return log.start() == FIRST_OFFSET and not base_of(log)
 
 
 def is_told_from_zero(log: Log) -> bool:
-    """Whether all of the channel, from its genesis on, stands on the log, and undamaged as far as that. Raises what `Log.read` raises."""
+    """Return whether the log holds the whole channel, undamaged up to its genesis. Raises what `Log.read` raises."""
     try:
         return log.start() == FIRST_OFFSET and base_of(log) == 0
     except LogDamaged:
@@ -33,7 +30,7 @@ def is_told_from_zero(log: Log) -> bool:
 
 
 def base_of(log: Log) -> int | None:
-    """The offset above which a log that has its beginning goes on: 0 if it is no copy, None if it has no genesis."""
+    """Return the base offset of a log that has its beginning: 0 if it is not a copy, None if it has no genesis."""
     position = FIRST_OFFSET
     while entries := log.read(position, limit=PEEK_ENTRIES):
         for entry in entries:

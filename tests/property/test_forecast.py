@@ -22,7 +22,7 @@ from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.snapshot import Snapshot
-from tests.property.test_level import clusters
+from tests.property.test_balanced import clusters
 from tests.property.test_shedders import SEEDS, STRATEGIES, ruled, sound, spoiled
 
 SETTINGS: Final = BalancingSettings()

@@ -1,6 +1,6 @@
 """Levelling: which bundle moves where, and what is said of those that stay.
 
-May live here: examples of `shedder.balanced`; what holds for every snapshot is in tests/property/test_level.py.
+May live here: examples of `shedder.balanced`; what holds for every snapshot is in tests.property.test_balanced.py.
 """
 
 from __future__ import annotations
