@@ -1,1 +1,1 @@
-"""What the operating system gives: clocks, deadlines, signals, files and file systems."""
+"""What the operating system provides: clocks, deadlines, signals, files and file systems."""

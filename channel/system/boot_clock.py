@@ -1,18 +1,15 @@
-"""The clock by which leases and silence are counted: it never goes back, and runs on while the machine sleeps.
-
-May live here: that clock.
-"""
+"""Read the clock for leases and silence: it never goes back and runs on while the machine sleeps."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-# Linux has a clock that runs on while the machine sleeps. Elsewhere the monotonic one is the nearest there is, and for a lease
-# the comparison with the wall clock is what notices a sleep.
+# Only Linux has this clock. Elsewhere the monotonic clock is the nearest one, and a lease notices sleep by comparing it with
+# the wall clock.
 _BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_ns() -> int:
-    """Nanoseconds of a clock that runs on while the machine sleeps, where the system has one."""
+    """Return nanoseconds of a clock that runs on during sleep, where the system has one."""
     return time.clock_gettime_ns(_BOOT_CLOCK)

@@ -1,6 +1,6 @@
-"""One deadline for a whole request, which is handed down in place of a timeout per call.
+"""Pass one deadline down a whole request, instead of a timeout per call.
 
-May live here: `Deadline` alone. It is for the rim, where IO is done and time passes; pure modules take their time as a number.
+For the IO edge only. Pure modules take their time as a number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Deadline:
         return cls(started_ns=time.monotonic_ns(), timeout_ms=timeout_ms)
 
     def remaining_ms(self) -> int:
-        """Return the time left, rounded up, so that no caller spins through the last millisecond; 0 once it is over."""
+        """Return the time left; 0 once it is over. It rounds up, so that no caller spins through the last millisecond."""
         return max(0, self.timeout_ms - (time.monotonic_ns() - self.started_ns) // 1_000_000)
 
     def exceeded(self, what: str) -> DeadlineExceeded:
@@ -44,7 +44,7 @@ class Deadline:
     async def wait(self, awaited: Awaitable[Result], *, what: str) -> Result:
         """Return the result of `awaited`. Cancel it at the deadline, and raise `DeadlineExceeded` with `what`.
 
-        Raises the errors of `awaited`, also its own `TimeoutError`, such as a socket's, which has nothing to do with this deadline.
+        Raises the errors of `awaited`, including its own `TimeoutError`, such as a socket's.
         """
         limit = asyncio.timeout(self.remaining_ms() / 1_000)
         try:

@@ -1,8 +1,7 @@
-"""Which file system a path lies on, and the refusal of those that two kernels may share.
+"""Find the file system of a path, and refuse file systems that two kernels may share.
 
-May live here: reading the mount table, and the names of the file systems on which locks and shared memory are not what
-they seem. SQLite's WAL and exclusive locks both stand on them: two machines that share such a file both believe that
-they hold the lock.
+SQLite's WAL and exclusive locks need reliable locks and shared memory. On a shared file system two machines can both believe
+that they hold the lock.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from equipoise.channel.core.errors import NetworkFileSystem
 
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
-# Network file systems, and those through which a virtual machine shares its host's files: there too a second kernel may
-# open the same file.
+# Network file systems, and those that share a host's files with a virtual machine. There, too, a second kernel may open the same file.
 SHARED_FILE_SYSTEMS: Final = frozenset(
     {
         "9p",
@@ -44,14 +42,14 @@ SHARED_FILE_SYSTEMS: Final = frozenset(
         "vmhgfs",
     }
 )
-# FUSE is mostly sshfs, s3fs and their like, so it is refused, but for those that are known to lie on this machine's disks.
+# FUSE is refused, because it is mostly sshfs, s3fs and the like. These are known to lie on this machine's disks.
 LOCAL_FUSE_FILE_SYSTEMS: Final = frozenset({"fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.lxcfs", "fuse.mergerfs"})
 
 
 def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -> None:
     """Raise `NetworkFileSystem` if `path` lies on a file system that another machine may share.
 
-    `path` need not exist, its folder must. Where there is no mount table (any system but Linux) nothing is refused.
+    `path` need not exist, but its folder must. Without a mount table (only Linux has one) nothing is refused.
     """
     try:
         mounts = mount_table.read_bytes().decode(errors="surrogateescape")
@@ -64,10 +62,10 @@ def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -
 
 
 def file_system_type(path: str, *, mounts: str) -> str:
-    """The type of the file system that the real path `path` lies on, by the mount table `mounts`; "" if none covers it.
+    """Return the file system type of the real path `path` by the mount table `mounts`; "" if none covers it.
 
-    `mounts` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5). The longest mount point wins, and among
-    equal ones the last, which hides those below it.
+    `mounts` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5). The longest mount point wins. Among equal ones
+    the last wins, because it hides the others.
     """
     longest = ""
     found = ""
@@ -85,4 +83,4 @@ def file_system_type(path: str, *, mounts: str) -> str:
 
 
 _MOUNT_POINT: Final = 4  # The fifth field of a line.
-_OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")  # Space, tab, newline and backslash are written so.
+_OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")  # Encodes space, tab, newline and backslash.

@@ -1,6 +1,6 @@
-"""The times of a log's entries: which one an append gives, and which position a time leads to though clocks were wrong.
+"""Choose the time of an appended entry, and find the position of a time although clocks were wrong.
 
-May live here: what the adapters of `Log` do alike about time. What holds of it is said in `channel.core.log`.
+All adapters of `Log` use it. `channel.core.log` states the contract.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ FirstTimed = Callable[[int, int, int, int], tuple[int, int] | None]
 def next_ms(before_ms: int) -> int:
     """Return the time of an entry that is appended now, where the newest has the time `before_ms`.
 
-    The time does not fall where a clock is set back a little. One that is far ahead was wrong, and does not bind those that follow.
+    The time does not fall if a clock is set back a little. A time far ahead was wrong and does not bind later entries.
     """
     now_ms = time.time_ns() // 1_000_000
     return now_ms if before_ms - now_ms > CLOCK_AHEAD_MS_MAX else max(before_ms, now_ms)
 
 
 def latest_ms() -> int:
-    """Return the latest time that an entry may bear now."""
+    """Return the latest time that an entry may have now."""
     return time.time_ns() // 1_000_000 + CLOCK_AHEAD_MS_MAX
 
 
 def position_by(first_timed: FirstTimed, time_ms: int, *, low: int, high: int) -> int:
-    """Return what `Log.position_at` does of the entries from `low` on below `high`; `high` if there is none.
+    """Return `Log.position_at` for the entries from `low` on below `high`; `high` if there is none.
 
-    Times rise with offsets, so a few looks find it, and no append pays for an index. Where they do not, since clocks were wrong,
-    a later `time_ms` still never leads to a lower position.
+    Times rise with offsets, so a few reads find it, and no append pays for an index. Where wrong clocks break the order, a
+    later `time_ms` still never gives a lower position.
     """
     latest = latest_ms()
     oldest = first_timed(low, high, 1, latest)
-    if oldest is None:  # The clock of this machine is behind all that the log has, and refutes nothing.
+    if oldest is None:  # This machine's clock is behind all times of the log, and refutes none.
         latest = INTEGER_MAX
     oldest_ms = 1 if oldest is None else oldest[1]
     while low < high:

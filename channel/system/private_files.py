@@ -1,6 +1,6 @@
-"""Files that the product makes beside a log or in a data directory: each is for its owner alone.
+"""Make the files beside a log or in a data directory, each for its owner alone.
 
-May live here: `make`. Files that a user names as output (exports, reports, archives) follow the user's umask instead.
+Files that a user names as output (exports, reports, archives) follow the user's umask instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ MODE: Final = 0o600
 
 
 def make(path: Path) -> None:
-    """Make an empty file of the mode 0600, unless there is one: that keeps its mode. Raises OSError.
+    """Make an empty file with mode 0600, unless it exists: an existing file keeps its mode. Raises OSError.
 
-    `mknod` opens no descriptor. To close one of a database drops the locks that SQLite holds on it in this process.
+    `mknod` opens no descriptor. Closing a descriptor of a database would drop SQLite's locks on it in this process.
     """
     with suppress(FileExistsError):
         os.mknod(path, MODE)

@@ -1,10 +1,8 @@
-"""How a process of ours is told to stop: by SIGTERM or SIGINT, however it was started.
+"""Stop a process on SIGTERM or SIGINT, however it was started.
 
-A shell starts what it runs in the background of a script with SIGINT ignored, and Python leaves it so. Then Ctrl-C, `kill -INT` and
-`KillSignal=SIGINT` would do nothing. What runs until it is stopped hears SIGINT nevertheless, as other servers do. What ends by itself
-keeps what it inherited.
-
-May live here: which signals these are, and who hears them. What a command does when it is told to stop is its own business.
+A shell starts background jobs of a script with SIGINT ignored, and Python keeps that. Then Ctrl-C, `kill -INT` and
+`KillSignal=SIGINT` would do nothing. So a long-running process handles SIGINT anyway, as other servers do. A process that ends
+on its own keeps the inherited setting.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def hear_interrupts() -> None:
-    """Have SIGINT raise `KeyboardInterrupt` if this process was started with SIGINT ignored; another handler stays."""
+    """Make SIGINT raise `KeyboardInterrupt` if this process was started with SIGINT ignored. Keep any other handler."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
