@@ -35,10 +35,8 @@ def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progres
     """
     history_snapshot = HistorySnapshot()
     for _ in range(LOADS_MAX):
-        start = (
-            log.start()
         # Before the load: a history snapshot moves before the log is cut, so one below this start is obsolete.
-        )
+        start = log.start()
         try:
             image = log.history_snapshot().load(check=check, progress=progress)
             if image is None:
