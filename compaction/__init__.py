@@ -1,4 +1,4 @@
-"""A SHORTER LOG, THE SAME VIEW: the compaction of a channel into its snapshot, and channels carried elsewhere.
+"""Compact a channel into its snapshot, and export, import or copy channels.
 
-May live here: this docstring. The fold is `channel.core.view.apply`, here as everywhere.
+`channel.core.view.apply` is the only fold, here as everywhere.
 """

@@ -1,7 +1,4 @@
-"""Whether those who write a channel have seen the same view as the compactor: what they did not must not take the log's place.
-
-May live here: `Agreement`, fed with what is folded.
-"""
+"""Check that the brokers of a channel hold the same view as the compactor, before the snapshot replaces the log."""
 
 from __future__ import annotations
 
@@ -11,19 +8,19 @@ from equipoise.channel.core.view import View
 
 
 class Agreement:
-    """Compares the digests that renewals bear with the view that folds them.
+    """Compares the digests in renewals with the view that folds them.
 
-    A broker disagrees from the first renewal that does until one that agrees again. One that dies meanwhile took its view
-    with it, but only somebody else's agreement shows that it was that view which was wrong.
+    A broker disagrees from its first differing renewal until one that agrees again. If it dies meanwhile, its view is gone.
+    Only another broker's agreement then shows that its view was the wrong one.
     """
 
     def __init__(self, view: View) -> None:
-        """`view` is the one that folds what this is shown."""
+        """`view` is the view that folds the records passed to `see`."""
         self._view = view
-        self._parted: dict[int, tuple[str, int]] = {}  # By incarnation: who, and at which offset.
+        self._parted: dict[int, tuple[str, int]] = {}  # By incarnation: broker and offset.
 
     def see(self, folded: Folded) -> None:
-        """Take in one record that was folded just now."""
+        """Check one record that was just folded."""
         record = folded.record
         if type(record) is not Renewed or folded.verdict.reason is not None or record.incarnation is None:
             return
@@ -36,7 +33,7 @@ class Agreement:
 
     @property
     def problem(self) -> str | None:
-        """Who disagrees; None if nobody does."""
+        """Which broker disagrees; None if none does."""
         if not self._parted:
             return None
         broker, offset = min(self._parted.values(), key=lambda who: who[1])

@@ -1,7 +1,4 @@
-"""Checkpoints: how many bytes of records stand below some offsets, so that a log can be kept by size.
-
-May live here: which of them a marker goes on carrying.
-"""
+"""Choose the checkpoints that a marker keeps: how many bytes of records lie below some offsets, for retention by size."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from typing import Final
 from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX
 
 RECORDS_BETWEEN: Final = 8_000
-"""Records from one checkpoint to the next, at most, and so how much more than was asked for may be kept: 2 MB."""
+"""Records between two checkpoints, at most. Up to this much more than requested is kept: 2 MB."""
 
 Checkpoint = tuple[int, int]
 """A logical offset, and the size in bytes of all records up to it."""
 
 
 def kept(checkpoints: Iterable[Checkpoint], *, first: int) -> tuple[Checkpoint, ...]:
-    """Those from the logical offset `first` on, where the log now begins; of too many only every second, the newest among them."""
+    """Return those from logical offset `first`, the log's start, on. If there are too many, keep every second and the newest."""
     left = [checkpoint for checkpoint in checkpoints if checkpoint[0] >= first]
     while len(left) > CHECKPOINTS_MAX:
         left = left[::-1][::2][::-1]

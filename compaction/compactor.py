@@ -1,25 +1,24 @@
-"""The compactor: makes a log short without changing what it comes to.
+"""Compact a log: shorten it without changing the view that it folds to.
 
-May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
-`channel.snapshots.snapshot_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `history
-snapshot`, and whether the fold can be trusted in `agreement`.
+`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds` what may be cut,
+`history_snapshot` how the retained records keep their verdicts, and `agreement` whether the fold can be trusted.
 
 How a log is compacted
-1. The snapshot is claimed, so that no older compactor writes from here on.
-2. The view is restored from the snapshot; from the log's beginning, if there is none, or none that can be used.
-3. The log is folded on to the end that it has now: the horizon.
-4. The digests that brokers wrote meanwhile are compared with the view's. A view that somebody parted from is not written.
-5. Where the log may be cut is told by the marker that is going to be written, by the retention, and by archives that hold it.
-6. The history snapshot is moved there, and read back: the view from which what stays on the log can be told. Now, because it may be made of
-   what the snapshot holds until 8, and must be there before 10.
-7. The rows that changed since the snapshot's horizon are spelled, and tombstones for the keys that are gone.
-8. Rows and marker are written in one transaction.
-9. The snapshot is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
-10. The cut is compared with the marker that was read back.
-11. The log is truncated, and must then begin there.
+1. Claim the compacted snapshot: no older compactor can write from here on.
+2. Restore the view from the snapshot, or from the log's beginning if there is no usable snapshot.
+3. Fold the log to its present end: the horizon.
+4. Compare the digests that brokers wrote with the view's. A view that a broker disagrees with is not written.
+5. Choose the cut from the new marker, the retention, and the holds of archives.
+6. Move the history snapshot to the cut and read it back. It is the view from which the retained records are folded. It may need
+   the rows that the compacted snapshot holds until step 8, and must exist before step 10.
+7. Encode the rows changed since the snapshot's horizon, and tombstones for removed keys.
+8. Write rows and marker in one transaction.
+9. Read the snapshot back: it must be equal byte for byte. From here on the log's beginning is not needed.
+10. Compare the cut with the marker that was read back.
+11. Truncate the log. It must then begin at the cut.
 
-It may die between any two of these, and within each: before 8 has happened nothing has but that the history snapshot lies above where the
-log begins; after it the rest can be done by the next one, which finds nothing to write and goes on with 10.
+The compactor may die between or within any of these steps. Before step 8 the only change is a history snapshot above the log's
+beginning. After it the next compactor finds nothing to write and goes on with step 10.
 """
 
 from __future__ import annotations
@@ -46,13 +45,14 @@ from equipoise.compaction.writing import SNAPSHOT, Scribe, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction came to, or, if it was a `dry_run`, would have come to.
+    """The result of a compaction, or of a `dry_run`.
 
-    Up to the logical offset `horizon` the snapshot now holds everything, as a view of `digest` in `keys` rows; both are None for
-    a log that no broker has begun. `records` were folded for it, `rows` written and `tombstones`; `start_before` and `start`
-    are the positions at which the log began and begins, `end` that of its last record. `held_by` names the archive without whose hold
-    more would have been removed, and `lapsed` are the archives whose holds are too old to count (`compaction.holds`).
-    `ahead` is the logical offset of the first record that was folded and has a time ahead of this machine's clock (`Log.ahead`).
+    * `horizon`: the logical offset up to which the snapshot now holds everything, as a view of `digest` in `keys` rows.
+      `horizon` and `digest` are None for a log that no broker has begun.
+    * `records` were folded; `rows` and `tombstones` were written.
+    * `start_before` and `start`: the log's start before and after. `end`: the position of its last record.
+    * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives whose holds are too old (`compaction.holds`).
+    * `ahead`: the logical offset of the first folded record with a time ahead of this machine's clock (`Log.ahead`).
     """
 
     horizon: int | None
@@ -82,15 +82,16 @@ def compact(
     progress: Progress = unwatched,
     now_ms: Callable[[], int] | None = None,
 ) -> Compacted:
-    """Compact `log`: fold it to its end, write what changed to its snapshot, and truncate it, less what `retain` keeps.
+    """Compact `log`: fold it to its end, write the changes to its snapshot, and truncate it, except what `retain` keeps.
 
-    `timeout_ms` bounds each wait for other writers, `check` the whole; `progress` counts the records that are folded. A
-    `dry_run` only looks. Any number may run at once: all but one end with `SnapshotFenced`, or find nothing to do.
+    * `timeout_ms` bounds each wait for other writers, `check` the whole.
+    * `progress` counts folded records.
+    * `now_ms` is the time by the clock of the entries; by default it is estimated (see `newest_ms`).
+    * A `dry_run` changes nothing.
+    * Several compactions may run at once: all but one end with `SnapshotFenced`, or find nothing to do.
 
-    `now_ms` is the time by the clock that gave the entries theirs; by default it is reckoned (see `newest_ms`).
-
-    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
-    what `Reader.feed` raises, and what `Log.append` raises where a log cannot be written.
+    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`,
+    `ForeignLog`), what `Reader.feed` raises, and what `Log.append` raises if a log cannot be written.
     """
     return _Compaction(
         scribe=Scribe(log=log, timeout_ms=timeout_ms, step=step, check=check),
@@ -104,7 +105,7 @@ def compact(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fold:
-    """The view at the horizon, and what was counted on the way there."""
+    """The view at the horizon, and the counts of the fold."""
 
     view: View
     records: int
@@ -114,7 +115,7 @@ class _Fold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """Where the log is going to be cut, the archive without whose hold it would be cut further, and those whose holds have lapsed."""
+    """The position of the cut, the archive whose hold prevents a further cut, and the archives whose holds have lapsed."""
 
     position: int
     held_by: str | None
@@ -123,7 +124,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What the snapshot holds, and how much of it was written just now."""
+    """What the snapshot holds, and how much of it was just written."""
 
     marker: Marker
     keys: int
@@ -133,7 +134,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compaction:
-    """One compaction, with all that it was given."""
+    """One compaction with its parameters."""
 
     scribe: Scribe
     retain: Retention
@@ -167,13 +168,13 @@ class _Compaction:
         return replace(done, held_by=chosen.held_by, lapsed=chosen.lapsed, ahead=ahead)
 
     def _fold(self, begun: Restoration, end: int) -> _Fold:
-        """Steps 3 and 4."""
+        """Run steps 3 and 4."""
         log, reader, marker = self.scribe.log, begun.reader, begun.marker
         agreement = Agreement(reader.view)
         records, bytes_below = 0, 0 if marker is None else marker.bytes_below
         checkpoints: dict[int, int] = {} if marker is None else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
         total = max(0, end - reader.position + 1)
-        entries = log.read(reader.position, limit=RECORDS_BETWEEN)  # Once in any case: it tells whether the log went back.
+        entries = log.read(reader.position, limit=RECORDS_BETWEEN)  # Read at least once: this detects a log that went back.
         while entries:
             for entry in entries:
                 folded = reader.feed(entry)
@@ -193,7 +194,7 @@ class _Compaction:
         return _Fold(view=reader.view, records=records, bytes_below=bytes_below, checkpoints=tuple(checkpoints.items()))
 
     def _marker(self, begun: Restoration, folded: _Fold) -> Marker:
-        """The marker that the snapshot is going to have; the one that it has, if it is up to date."""
+        """Return the snapshot's next marker, or the present one if it is up to date."""
         view, before, log = folded.view, begun.marker, self.scribe.log
         if before is not None and before.horizon == view.offset:
             return before
@@ -201,7 +202,7 @@ class _Compaction:
         return marker_of(view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
 
     def _chosen_cut(self, marker: Marker, view: View) -> _Cut:
-        """Step 5."""
+        """Run step 5."""
         log, start = self.scribe.log, self.scribe.log.start()
         now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
         cut = partial(cut_position, marker, start=start, retain=self.retain, position_at=log.position_at, now_ms=now_ms)
@@ -212,7 +213,7 @@ class _Compaction:
         return _Cut(position=position, held_by=held.by if is_held else None, lapsed=held.lapsed)
 
     def _write(self, begun: Restoration, view: View, marker: Marker) -> _Written:
-        """Steps 7, 8 and 9; nothing, if the snapshot is up to date."""
+        """Run steps 7, 8 and 9. Do nothing if the snapshot is up to date."""
         before = begun.marker
         if before == marker:
             return _Written(marker=marker, keys=len(begun.rows))
@@ -225,15 +226,15 @@ class _Compaction:
         return _Written(marker=marker, keys=len(meant.rows), rows=len(rows) - len(gone), tombstones=len(gone))
 
     def _cut(self, marker: Marker, cut: int) -> int:
-        """Steps 10 and 11; the position at which the log then begins."""
+        """Run steps 10 and 11. Return the position at which the log then begins."""
         log = self.scribe.log
-        # Otherwise nothing is removed that is still there; another compactor may have cut further than our snapshot reaches.
+        # Otherwise the cut removes nothing. Another compactor may have cut further than this snapshot reaches.
         if cut > log.start():
             check_cut(marker, cut, log=log.name)
         self.scribe.step(Step.CUT_CHECKED)
         if self.dry_run:
             return cut
-        # Also if it begins there already: one that died in the midst of it may have left entries below.
+        # Also if the log begins there already: a compactor that died while truncating may have left entries below.
         log.truncate(cut, timeout_ms=self.scribe.timeout_ms)
         self.scribe.step(Step.TRUNCATED)
         found = log.start()
@@ -259,7 +260,7 @@ class _Compaction:
 
 
 def _replaced(before: Mapping[str, bytes], rows: Iterable[SnapshotRow]) -> dict[str, bytes]:
-    """What a snapshot that held `before` holds once `rows` have been written."""
+    """Return the rows of a snapshot that held `before`, once `rows` are written."""
     after = dict(before)
     for key, data in rows:
         if data is None:

@@ -1,7 +1,6 @@
-"""Lines in files that may be compressed, and single values that are: the one place that knows of zstd.
+"""Read and write lines in files, and single values, that may be compressed with zstd.
 
-May live here: opening such files to read and to write, how it is told whether one is compressed, and values that are kept short.
-What stands in the lines is the business of `exporting`.
+Only this module uses zstd. `exporting` defines the lines.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ SUFFIX: Final = ".zst"
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"  # The first bytes of each zstd frame (RFC 8878).
 
 LINE_BYTES_MAX: Final = 8 << 20
-"""The longest line that is read: a record of 1 MiB, of which each byte may be spelled by six (`\\u0000`), and the verdict."""
+"""The longest line that is read: a record of 1 MiB, each byte written as up to six (`\\u0000`), and the verdict."""
 
 LEVEL: Final = 3
 """zstd's default: an export shrinks to about a tenth at 300 MB/s, faster than it is made."""
 
 
 def is_compressed(file: str) -> bool:
-    """Whether a file is to be compressed by its name."""
+    """Return whether a file of this name is to be compressed."""
     return file.endswith(SUFFIX)
 
 
 @contextmanager
 def written(file: BinaryIO, *, compressed: bool) -> Iterator[IO[bytes]]:
-    """What is written to the yielded stream goes to `file`, whole when the block ends without an error."""
+    """Yield a stream that writes to `file`. The file is whole when the block ends without an error."""
     if not compressed:
         yield file
         file.flush()
@@ -42,9 +41,9 @@ def written(file: BinaryIO, *, compressed: bool) -> Iterator[IO[bytes]]:
 
 
 def lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, compressed or not, which its first bytes tell.
+    """Yield the lines of a file, compressed or not. Its first bytes decide.
 
-    A line longer than `LINE_BYTES_MAX` is cut into several. Raises `ValueError` where a compressed file is damaged or cut off.
+    A line longer than `LINE_BYTES_MAX` is cut into several. Raises `ValueError` if a compressed file is damaged or cut off.
     """
     head = file.read(len(_MAGIC))
     whole = io.BufferedReader(_Chain(head, file))
@@ -59,12 +58,12 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def shortened(data: bytes) -> bytes:
-    """A value as one compressed frame, which bears its size and a checksum; `whole_again` gives it back."""
+    """Return a value as one compressed frame with its size and a checksum. `whole_again` reverses it."""
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
 
 
 def whole_again(data: bytes, *, size_max: int) -> bytes:
-    """What `shortened` compressed. Raises `ValueError` where it is damaged, no such frame, or would be longer than `size_max` bytes."""
+    """Return what `shortened` compressed. Raises `ValueError` if `data` is damaged, not a frame, or longer than `size_max` bytes."""
     try:
         if zstandard.frame_content_size(data) > size_max:
             raise ValueError(f"it claims to hold more than {size_max} bytes")
@@ -79,7 +78,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Chain(io.RawIOBase):
-    """A stream whose first bytes have been read already: not every one can be turned back, such as a pipe."""
+    """A stream whose first bytes have already been read, because a pipe cannot seek back."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = head

@@ -1,27 +1,28 @@
-"""A channel copied to another log: the old one is closed for good, and the new one goes on above its end.
+"""Copy a channel to another log: close the old log for good, and start the new one above its end.
 
-May live here: the copy of a live channel, and the beginning of a log that goes on above another one, which an import makes too.
+An import starts a log above another one, too.
 
 How a channel is copied
-1. The target's snapshot is claimed, and a target that holds anything is refused, so that a mistaken URL costs nothing. Only what
-   a copy left that died after step 4 may be there, and is compared with the source when that has been read.
-2. The source is folded to its end.
-3. Brokers that look alive are listened for, for as long as the longest of their leases and margins. One that says anything
-   is alive, and the copy is refused. One that said nothing is declared down, with its nonce from the log as the proof: the
-   record is based on the last one that was heard of it, so a renewal that came in between makes it stale.
-4. A target that was made aside takes its name, so that it is found again whatever happens from here on. It is looked at again,
-   and the source is closed, by a record that names the target: its level is raised to one that no version supports. That is
-   accepted once nobody is alive, and is the last record that any reader folds, those of versions too that know nothing of
-   copies. So no broker can go on with it, also one that was stopped in its sleep and wakes, and no token can be issued twice.
-5. The target gets its genesis, which must be its first entry. Its base is the offset at which the source was closed, so every
-   offset and token of the target lies above all of the source. Until its snapshot is there nobody can begin with such a log; and
-   a log that somebody else has begun meanwhile gets no snapshot, so that it cannot be taken for a copy.
-6. The view just before the source was closed is written to the target's snapshot, in one transaction. The target is restored as
-   a broker would restore it, and must come to the same digest.
+1. Claim the target's snapshot, and refuse a target that holds anything: a mistaken URL costs nothing. The only exception is the
+   rest of a copy that died after step 4. It is compared with the source once that has been read.
+2. Fold the source to its end.
+3. Wait for records of brokers that look alive, for the longest of their leases and grace periods. A broker that writes is
+   alive, and the copy is refused. A silent broker is declared dead, with its instance id from the log as the proof. That record
+   expects the broker's last known offset, so a renewal in between makes it stale.
+4. Close the source:
+   * A target that was made aside takes its name first, so that it can be found after any failure. It is checked again.
+   * A record that names the target raises the source to a format version that no code supports. It is accepted once no broker
+     is alive. It is the last record that any reader folds, also older code that does not know copies.
+   * So no broker can go on with the source, not even one that wakes from sleep, and no token is issued twice.
+5. Write the target's genesis, which must be its first entry. Its base is the offset at which the source was closed, so every
+   offset and token of the target lies above the source's. Nobody can start on such a log before it has its snapshot. A log that
+   somebody else has begun meanwhile gets no snapshot, so nobody takes it for a copy.
+6. Write the view just before the close to the target's snapshot, in one transaction. Restore the target as a broker would; its
+   digest must be equal.
 
-A copy that died after step 4 is made again with `again`, which reads the source up to where it was closed. Two copies would
-issue the same tokens, so that is done only to the log for which the source was closed, unless somebody who knows that no broker
-can ever start on that one says so.
+To finish a copy that died after step 4, copy with `again`: it reads the source up to where it was closed. Two copies would
+issue the same tokens. So the target must be the log for which the source was closed, unless the operator confirms that no
+broker can ever start on that log.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_mark
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS: Final = 200
-"""How long one wait for the word of a broker lasts, and so how much later than its deadline a copy may end."""
+"""How long one wait for a broker's record lasts, and so how much later than its deadline a copy may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What was copied: the view of `cluster`, to a log whose offsets go on above `base`, and which now has `digest`.
+    """The result of a copy: the view of `cluster`, in a log that goes on above `base` and has `digest`.
 
-    `declared_dead` are the brokers that looked alive, said nothing for their lease and margin, and were declared down.
+    `declared_dead` are the brokers that looked alive and stayed silent for their lease and grace period.
     """
 
     cluster: str
@@ -69,9 +70,9 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Closing:
-    """What the level of the rules was, and the offset of the record that set it, before the record that closed the log.
+    """The format version before the record that closed the log, and the offset of the record that set it.
 
-    And where that says that the channel goes on, if it says so: earlier versions did not.
+    Also where the channel goes on, if the record names it: earlier code did not.
     """
 
     level: int
@@ -91,14 +92,20 @@ def copy(
     name_target: Callable[[], Log] | None = None,
     progress: Progress = unwatched,
 ) -> Copied:
-    """Copy the channel on `source` to `target`, and close `source`; `publisher` is `admin:NAME`. Both logs are open.
+    """Copy the channel on `source` to `target`, and close `source`. Both logs are open.
 
-    A target that does not bear its name yet gets it by `name_target`, which gives a handle on it under that name. `progress`
-    counts the entries of the source that have been read.
+    * `publisher` is `admin:NAME`.
+    * `name_target` gives a target that was made aside its name, and returns a handle under that name.
+    * `progress` counts the entries read from the source.
 
-    Raises `TargetNotEmpty`, `BrokersAlive`, `LogClosed` if the source was copied before and `again` is not set,
-    `CopiedElsewhere` if that was to another log and `other_is_lost` is not set, `LogNotBegun` if there is nothing to copy,
-    `Rejected` if the source would not be closed, `DeadlineExceeded`, and what `restored`, `propose` and the ports raise.
+    These errors are raised:
+
+    * `TargetNotEmpty`, `BrokersAlive`.
+    * `LogClosed` if the source was copied before and `again` is not set.
+    * `CopiedElsewhere` if that copy went to another log and `other_is_lost` is not set.
+    * `LogNotBegun` if there is nothing to copy.
+    * `Rejected` if the source could not be closed.
+    * `DeadlineExceeded`, and what `restored`, `propose` and the ports raise.
     """
     compacted_snapshot = _claimed(target, deadline)  # 1.
     found = _found(target, compacted_snapshot, deadline)
@@ -108,7 +115,7 @@ def copy(
         raise LogClosed(log=source.name, offset=copier.view.offset)
     if copier.view.genesis is None:
         raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
-    if closing is None and found != _NOTHING:  # It cannot be this one's, which has not been closed for any.
+    if closing is None and found != _NOTHING:  # Not the rest of this copy, because the source is still open.
         raise _other_copy(target)
     if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
         raise CopiedElsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
@@ -138,13 +145,13 @@ def copy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a target has: the entry with its genesis, and its snapshot. With either it is a copy, finished or not."""
+    """The content of a target: the entry with its genesis, and its snapshot. With either it is a copy, finished or not."""
 
     first: Entry | None = None
     image: CompactedSnapshot | None = None
 
     def is_of(self, view: View) -> bool:
-        """Whether what is there belongs to the copy of `view`."""
+        """Return whether the content belongs to the copy of `view`."""
         if self.image is not None and decode_marker(self.image.marker).digest != view.digest():
             return False
         genesis = None if self.first is None else decode(self.first.data)
@@ -164,7 +171,7 @@ def _begun_meanwhile(target: Log) -> TargetNotEmpty:
 
 
 def empty_target(target: Log, *, deadline: Deadline) -> SnapshotStore:
-    """The snapshot of `target`, claimed. Raises `TargetNotEmpty` if log or snapshot hold anything, and what the ports raise."""
+    """Return the claimed snapshot of `target`. Raises `TargetNotEmpty` if log or snapshot hold anything, and what the ports raise."""
     compacted_snapshot = _claimed(target, deadline)
     if _found(target, compacted_snapshot, deadline) != _NOTHING:
         raise TargetNotEmpty(log=target.name, problem="it has records already, or the snapshot of a copy")
@@ -178,7 +185,7 @@ def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
 
 
 def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, deadline: Deadline) -> None:
-    """Begin the empty log `target` with `view`, whose offset is its base; it is then the view at the end of that log.
+    """Start the empty log `target` with `view`, whose offset is its base. The view is then the one at the log's end.
 
     Raises `TargetNotEmpty` if somebody else began it meanwhile, and what the ports raise.
     """
@@ -186,7 +193,7 @@ def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, d
 
 
 def _begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, found: _Found, deadline: Deadline) -> None:
-    """As `begin_above`, for a target on which some of it is done."""
+    """As `begin_above`, for a target on which part of it may be done."""
     assert view.offset == view.base, "a log goes on above a view that was made for it"
     assert view.cluster is not None, "a view without a genesis is none of a channel"
     first = found.first or _with_genesis(target, view, view.cluster, deadline)
@@ -202,7 +209,7 @@ def _begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, fou
 
 
 def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> Entry:
-    """The first entry of the target, which is the genesis of a copy of `view`."""
+    """Return the first entry of the target: the genesis of a copy of `view`."""
     author = Author(publisher="admin:copy", timestamp_ms=time.time_ns() // 1_000_000)
     genesis = encode(propose.genesis(author, cluster=cluster, base=view.base, level=view.level))
     target.append([genesis], timeout_ms=deadline.remaining_ms())
@@ -213,7 +220,7 @@ def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> 
 
 
 def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> _Found:
-    """What a target has. Raises `TargetNotEmpty` for one that cannot be a copy, or not one that was just made."""
+    """Return the content of a target. Raises `TargetNotEmpty` if it cannot be an unfinished or new copy."""
     if target.start() != FIRST_OFFSET:
         raise TargetNotEmpty(log=target.name, problem="it has records already")
     first = next(iter(target.read(FIRST_OFFSET, limit=1)), None)
@@ -231,10 +238,10 @@ def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -
 
 
 class _Copier:
-    """The source of a copy, and what is done to it."""
+    """The source of a copy, and the steps on it."""
 
     def __init__(self, log: Log, *, publisher: str, deadline: Deadline) -> None:
-        # Known again among records of others, also of the same admin who copies the channel in two windows at once.
+        # Unique, because the same admin may run two copies at once.
         self._publisher = f"{publisher}/copy-{uuid.uuid4().hex[:8]}"
         self._log = log
         self._deadline = deadline
@@ -242,11 +249,11 @@ class _Copier:
 
     @property
     def view(self) -> View:
-        """The source as far as it has been read."""
+        """The source's view, as far as it has been read."""
         return self._reader.view
 
     def read_to_end(self, progress: Progress) -> _Closing | None:
-        """Fold the source to its end; what was before its last record, if that closed it."""
+        """Fold the source to its end. Return the state before its last record if that closed it, else None."""
         log = self._log
         self._reader = restored(log, check=self._check, progress=progress)
         first, end = self._reader.position, log.end()
@@ -264,7 +271,7 @@ class _Copier:
         return None
 
     def declare_silent_dead(self) -> tuple[str, ...]:
-        """Declare down all brokers that look alive and say nothing. Raises `BrokersAlive` for those that do."""
+        """Declare dead all brokers that look alive and stay silent. Raises `BrokersAlive` for those that write."""
         silent = self.view.live_brokers()
         self._listen(Deadline.after(timeout_ms=max((broker.joined.lease_ms + broker.joined.margin_ms for broker in silent), default=0)))
         for broker, last in [(broker.broker, broker.last) for broker in silent]:
@@ -273,7 +280,7 @@ class _Copier:
         return tuple(broker.broker for broker in silent)
 
     def _listen(self, silence: Deadline) -> None:
-        """Raise `BrokersAlive` if anybody says anything before the deadline; with all who do while each of them renews once."""
+        """Raise `BrokersAlive` if any broker writes before the deadline. Wait one renewal more to name all that are alive."""
         heard: set[str] = set()
         while remaining_ms := silence.remaining_ms():
             self._check()
@@ -293,7 +300,7 @@ class _Copier:
             raise BrokersAlive(log=self._log.name, brokers=tuple(sorted(heard)))
 
     def close(self, target: Log) -> _Closing:
-        """Append the record that closes the source for its copy to `target`, and fold to it."""
+        """Append the record that closes the source for its copy to `target`, and fold up to it."""
         made: list[tuple[bytes, _Closing]] = []
 
         def closing(view: View, author: Author) -> LevelRecord:
@@ -322,7 +329,7 @@ class _Copier:
 
 
 def _down(log: str, broker: str, last: int) -> Callable[[View, Author], AnyRecord]:
-    """A record that declares `broker` down, if what it said at offset `last` is still the last that was heard of it."""
+    """Return a function that makes the record to declare `broker` dead, if offset `last` is still its last record."""
 
     def make(view: View, author: Author) -> AnyRecord:
         entry = view.brokers.get(broker)

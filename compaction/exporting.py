@@ -1,21 +1,21 @@
-"""A channel as lines of JSON, of which each byte can be had back: for backups, for audits, for other programs.
+"""Export a channel as lines of JSON that preserve every byte: for backups, audits and other programs.
 
-May live here: the format, and how it is made of a log. It is read by `importing`; files and compression are `compressed`'s.
+`importing` reads the format; `compressed` handles files and compression.
 
 The lines
-1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`; offsets
+1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`. Offsets
    are physical, and verdicts begin at `folded_from`.
-2. The rows of the log's snapshot, if it has one; of its history snapshot, if the log is replayed from there:
-   `{"twin": KEY, "row": {...}}`, the marker first, under the key `marker`.
-3. An entry per line: its physical `position`, its logical `offset`, the `record`, and the verdict: `accepted`, `reason`,
-   `problem`. Where `record`, spelled without blanks, is not byte for byte what stands on the log (it is no JSON, or spelled
-   in another way), it is null and `data` has the bytes in base64. Entries from before its horizon, of which there is no
-   verdict any more, have `accepted` null. Every `DIGEST_INTERVAL` entries a line has the `digest` of the view after it.
-4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export without its tail is cut off. The
-   checksum is that of all lines above, since not all that stands in them is in a digest: policies, addresses, times.
+2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold begins there: `{"twin": KEY,
+   "row": {...}}`. The marker comes first, under the key `marker`.
+3. One line per entry: its physical `position`, its logical `offset`, the `record`, and the verdict (`accepted`, `reason`, `problem`).
+   * If `record`, written without blanks, is not byte for byte what stands on the log, it is null and `data` has the bytes in base64.
+   * Entries below the start of the fold have no verdict: `accepted` is null.
+   * Every `DIGEST_INTERVAL` entries a line has the `digest` of the view after it.
+4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export without a tail is cut off. The
+   checksum covers all lines above, because no digest covers policies, addresses and times.
 
-Digests are texts in hexadecimal, since not every reader of JSON has numbers of 61 bits. Format 1, which is still read because
-backups outlive versions, is the same without the checksum.
+Digests are hexadecimal texts, because not every JSON reader supports numbers of 61 bits. Format 1 is the same without the
+checksum. It is still read, because backups outlive versions.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ Line = dict[str, object]
 
 
 def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Progress = unwatched) -> Iterator[bytes]:
-    """The lines of an export of all that is on the log now; with `first` only the entries from that logical offset on.
+    """Yield the lines of an export of the log as it is now; with `first` only the entries from that logical offset on.
 
-    A part, made with `first`, has neither head nor snapshot nor tail, and cannot be imported. `progress` counts entries.
+    A part, made with `first`, has no head, snapshot or tail, and cannot be imported. `progress` counts entries.
 
-    Raises `LogTruncated` if the log is compacted meanwhile, what `beginning` and the ports raise, and what `check` raises.
+    Raises `LogTruncated` if the log is compacted meanwhile, and what `check`, `beginning` and the ports raise.
     """
     reader, image = _beginning(log, check)
     start, end = log.start(), log.end()
-    if start > reader.position:  # A compactor passed in between, and there would be a gap.
+    if start > reader.position:  # A compaction in between would leave a gap.
         raise LogTruncated(log=log.name, position=reader.position, start=start)
     checksum = Checksum()
     if not first:
@@ -72,37 +72,37 @@ def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Pr
 
 
 class Checksum:
-    """The checksum of lines, which says of all of them that none was altered, left out, or put in another place."""
+    """The checksum of lines. It shows that none was altered, left out or moved."""
 
     def __init__(self) -> None:
         self._sum = sha256()
 
     def of(self, line: bytes) -> bytes:
-        """The line, which now counts. Whether it still has its line end does not matter."""
+        """Add a line and return it. Its line end does not matter."""
         self._sum.update(line if line.endswith(b"\n") else line + b"\n")
         return line
 
     def spelled(self) -> str:
-        """The checksum as the tail has it."""
+        """Return the checksum as the tail has it."""
         return self._sum.hexdigest()
 
 
 def spelled(digest: int) -> str:
-    """A digest as lines have it."""
+    """Return a digest as lines have it."""
     return f"0x{digest:016x}"
 
 
 def begins_with(image: CompactedSnapshot, folded_from: int) -> bool:
-    """Whether an export whose verdicts begin at the physical offset `folded_from` begins with the view of this snapshot.
+    """Return whether an export whose verdicts begin at physical offset `folded_from` begins with this snapshot's view.
 
-    Where the log is whole they begin at its first record, also if it has a snapshot; of a copy that is the snapshot's position, too.
-    Raises `CompactedSnapshotDamaged`.
+    The verdicts of a whole log begin at its first record, even if it has a snapshot. Those of a copy begin at the snapshot's
+    position. Raises `CompactedSnapshotDamaged`.
     """
     return decode_marker(image.marker).position == folded_from
 
 
 def _beginning(log: Log, check: Check) -> tuple[Reader, CompactedSnapshot | None]:
-    """Where the fold of an export begins, and the image that goes into it as the snapshot: what it begins with, unless the log is whole."""
+    """Return the reader of an export, and its snapshot: the fold's start or, of a whole log, the compacted one."""
     begun = beginning(log, check=check)
     if begun.marker is None:
         return begun.reader, _snapshot_of(log, check)
@@ -110,7 +110,7 @@ def _beginning(log: Log, check: Check) -> tuple[Reader, CompactedSnapshot | None
 
 
 def _snapshot_of(log: Log, check: Check) -> CompactedSnapshot | None:
-    """The log's snapshot, unless it is of no use: one that is damaged, or that a former log of this name left behind."""
+    """Return the log's snapshot. None if it is damaged, or belongs to a former log of this name."""
     try:
         image = log.compacted_snapshot().load(check=check)
         if image is None or decode_marker(image.marker).log != log.identity:
@@ -169,12 +169,12 @@ def _entry(entry: Entry, view: View, verdict: Verdict | None) -> Line:
 
 
 def _exact(data: bytes, name: str) -> Line:
-    """`data` as JSON under `name`, if that gives the same bytes back; otherwise in base64 beside it."""
+    """Return `data` as JSON under `name` if that preserves its bytes, else in base64 beside it."""
     try:
         value = orjson.loads(data)
         if type(value) is dict and orjson.dumps(value) == data:
             return {name: value}
-    except (ValueError, TypeError):  # Not JSON, or JSON that cannot be spelled again, as an integer of 65 bits.
+    except (ValueError, TypeError):  # Not JSON, or JSON that cannot be written again, such as an integer of 65 bits.
         pass
     return {name: None, "data": b64encode(data).decode()}
 

@@ -1,26 +1,23 @@
-"""The history snapshot: the view just below the log's beginning, which gives the retained records their verdicts.
+"""Move the history snapshot, the view just below the log's beginning, from which the retained records are folded.
 
-May live here: how a compaction moves the history snapshot up to where it is going to cut the log. How a reader finds it is told in
-`channel.snapshots.restore`.
+`channel.snapshots.restore` is the reader's side.
 
-What holds of a history snapshot
-* The log begins at the history snapshot's position or below: nobody cuts it above, and nobody puts the history snapshot lower. So from
-the history snapshot on every
-  record is there. One that a cut has passed nevertheless is none any more: then the snapshot told all that was left.
-* While the log has its beginning and is no copy, zero is its history snapshot, and none is written. Where the cut is at the horizon of the
-  snapshot, the snapshot is the history snapshot.
-* Of a log whose past nobody kept, as a copy, or one that an earlier version cut, the present snapshot becomes the history snapshot before
-it is
-  replaced: the story then goes on from there. So it does where a record that only the past needs is damaged.
+Invariants
+* The log begins at the history snapshot's position or below: nobody cuts above it, and nobody moves it down. So every record
+  from it on exists. A history snapshot below the log's beginning is obsolete.
+* A log that has its beginning and is not a copy needs no history snapshot: zero replaces it. If the cut is at the compacted
+  snapshot's horizon, that snapshot replaces it.
+* A log without a kept past (a copy, or a log that earlier code cut) takes its present compacted snapshot, before that is
+  replaced. The same applies if a record that only the past needs is damaged.
 
 How it is moved
-1. The history snapshot is looked at. One that stands at the cut, or above, is left alone: another compactor died after it had moved it.
-2. It is claimed, and looked at again: until then another compactor may have moved it.
-3. The view at the cut is folded, from the highest view there is below: the snapshot's, the history snapshot's, zero.
-4. Its rows that the history snapshot does not hold, tombstones for the keys that are gone, and the marker are written in one transaction.
-5. The history snapshot is read back, and must be byte for byte what was meant.
+1. Look at the history snapshot. If it stands at the cut or above, leave it: another compactor moved it and died.
+2. Claim it and look again: another compactor may have moved it meanwhile.
+3. Fold the view at the cut, from the highest view below: the compacted snapshot's, the history snapshot's, or zero.
+4. Write the rows that differ, tombstones for removed keys, and the marker in one transaction.
+5. Read it back: it must be equal byte for byte.
 
-Where no record stands just below the cut, the history snapshot's position is lower than that, and so becomes the cut; nothing stays for it.
+If no record stands just below the cut, the history snapshot's position is lower and becomes the cut.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from equipoise.compaction.writing import HISTORY, Scribe, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistorySnapshotMove:
-    """One move of the history snapshot of the log that `scribe` writes for; `begun` is the snapshot as this compaction found it."""
+    """One move of the history snapshot of the log that `scribe` writes for. `begun` is the compacted snapshot as found."""
 
     scribe: Scribe
     cluster: str | None
@@ -49,10 +46,10 @@ class HistorySnapshotMove:
     dry_run: bool
 
     def up_to(self, cut: int, marker: Marker) -> int:
-        """Move the history snapshot to the position `cut`, unless it is not needed; the position below which the log may then be cut.
+        """Move the history snapshot to position `cut`, if needed. Return the position below which the log may be cut.
 
-        `marker` is that of the snapshot to be. Raises what `Scribe.write`, `Reader.feed` and the ports raise, and `LogTruncated` where
-        another compactor cut the log meanwhile.
+        `marker` is the next compacted snapshot's. Raises what `Scribe.write`, `Reader.feed` and the ports raise, and
+        `LogTruncated` if another compactor cut the log meanwhile.
         """
         log = self.scribe.log
         from_zero = is_told_from_zero(log)
@@ -79,7 +76,7 @@ class HistorySnapshotMove:
         return history_snapshot_of(self.scribe.log, check=self.scribe.check)
 
     def _view_at(self, cut: int, history_snapshot: HistorySnapshot, *, from_zero: bool) -> View:
-        """The view from which a reader goes on at `cut`; above it, if that is the lowest that there is."""
+        """Return the view from which a reader goes on at `cut`. If a record below is damaged, return the compacted snapshot's view."""
         try:
             return self._folded_to(cut, history_snapshot, from_zero=from_zero)
         except LogDamaged:
@@ -100,18 +97,18 @@ class HistorySnapshotMove:
         return reader.view
 
     def _highest_below(self, cut: int, history_snapshot: HistorySnapshot, *, from_zero: bool) -> View | None:
-        """The view to begin with, or None for zero."""
+        """Return the view to begin with, or None for zero."""
         marker = self.begun.marker
         lowest = history_snapshot.view is None and not from_zero
         return self._present() if marker is not None and (lowest or marker.position <= cut) else history_snapshot.view
 
     def _present(self) -> View | None:
-        """The view of the snapshot as it was found, if it could be used."""
+        """Return the view of the compacted snapshot as found, if usable."""
         marker, rows = self.begun.marker, self.begun.rows
         return None if marker is None else view_of(CompactedSnapshot(marker=encode_marker(marker), rows=rows), check=self.scribe.check)
 
     def _write(self, history_snapshot: HistorySnapshot, view: View) -> None:
-        """Steps 4 and 5."""
+        """Run steps 4 and 5."""
         log = self.scribe.log
         rows = {key: data for key, data in rows_of(view, -1) if data is not None}
         changed = [SnapshotRow(key, data) for key, data in rows.items() if history_snapshot.rows.get(key) != data]

@@ -1,13 +1,11 @@
-"""Holds: records on the channel by which archives have its log keep what they have not read yet.
+"""Read retention holds: records by which archives keep a log from cutting what they have not read yet.
 
-May live here: what such a record says, which holds are in force, and the position below which they let a log be cut.
+A hold is a `policy` record with the key `archives/NAME`, written by the archiver:
 
-A hold is a `policy` record with the key `archives/NAME`, written by whoever archives:
-
-* `archived_to`: the logical offset up to which that archive holds everything. Logical, so that it goes along when a channel is copied.
-* `at_ms`: when it was written, Unix time by the log's own clock: that of its newest entry. An archive that is alive writes it anew each
-  day at least.
-* `days_max`: how many days after that it lapses, but `DAYS_LIMIT` at most. An archive that died must not fill the disk for ever.
+* `archived_to`: the logical offset up to which the archive holds everything. It is logical, so it stays valid when a channel is copied.
+* `at_ms`: Unix time of writing by the log's own clock, the time of its newest entry. A live archive writes its hold anew at
+  least once a day.
+* `days_max`: the days until it lapses, at most `DAYS_LIMIT`. A dead archive must not fill the disk for ever.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from equipoise.channel.core.records import Document
 KIND: Final = "archives"
 
 DAYS_MAX: Final = 30
-"""A month in which somebody finds out that an archive stands still; a hundred brokers write 20 GB meanwhile."""
+"""A month to notice that an archive stands still. A hundred brokers write 20 GB meanwhile."""
 
 DAYS_LIMIT: Final = 366
-"""What a hold may ask for: whoever writes more has made a mistake, which must not keep a log for ever."""
+"""The longest hold. A longer request is a mistake, which must not keep a log for ever."""
 
 _DAY_MS: Final = 86_400_000
 _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
@@ -35,9 +33,10 @@ _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What all holds together say. `archived_to` is the lowest logical offset that one in force names, `by` its name; None for none.
+    """The combined effect of all holds.
 
-    `lapsed` are the names of those that are too old, and no longer in force.
+    `archived_to` is the lowest logical offset of those in force, `by` its name; None if there is none. `lapsed` are the names
+    of those that are too old.
     """
 
     archived_to: int | None = None
@@ -45,31 +44,31 @@ class Held:
     lapsed: tuple[str, ...] = ()
 
     def position(self, base: int) -> int | None:
-        """The position up to which the log may be cut, in a log whose logical offsets begin above `base`."""
+        """Return the position up to which the log may be cut, in a log whose logical offsets begin above `base`."""
         return None if self.archived_to is None else max(self.archived_to - base + 1, 0)
 
 
 def hold_key(name: str) -> str:
-    """The key of the hold `name`. Raises `InvalidName`."""
+    """Return the key of the hold `name`. Raises `InvalidName`."""
     if _match_name(name) is None:
         raise InvalidName(what="name of an archive", name=name, expected="1 to 255 letters, digits, and - = : . _")
     return f"{KIND}/{name}"
 
 
 def is_hold(key: str) -> bool:
-    """Whether a record of this key is a hold, or is to be one."""
+    """Return whether a record of this key is meant as a hold."""
     return key.partition("/")[0] == KIND
 
 
 def hold_document(*, archived_to: int, at_ms: int, days_max: int) -> Document:
-    """What a hold says; see the module."""
+    """Return the document of a hold. See the module for its fields."""
     return {"archived_to": archived_to, "at_ms": at_ms, "days_max": days_max}
 
 
 def holds_in(policies: Mapping[str, PolicyEntry], *, now_ms: int) -> Held:
-    """What the holds among a channel's policies say at `now_ms`, by the clock that gave the log's entries their times.
+    """Return the effect of a channel's holds at `now_ms`, by the clock of the log's entries.
 
-    What is no hold that this version can read holds nothing: to keep a log for ever because of a typing error would be worse.
+    An unreadable hold has no effect: a typing error must not keep a log for ever.
     """
     lowest: tuple[int, str] | None = None
     lapsed = []

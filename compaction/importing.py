@@ -1,15 +1,15 @@
-"""An export read back: folded again, compared with all that it promises, and made a log of.
+"""Import an export: fold it again, compare it with its digests and checksum, and make a new log.
 
-May live here: the check of an export, and the two ways in which a new log is made of one. The format is told in `exporting`.
+`exporting` defines the format.
 
-* Where the storage can leave out offsets (SQLite), the new log is the same one: each entry with its bytes at its physical
-  offset, and the snapshot. It is made aside and takes its name when it is whole, so a half of one never bears it.
-* Where it cannot (Kafka), the new log is a copy of the channel as it stood at the end of the export (`copying`): a snapshot, and
-  a genesis whose base lies above that end. The records stay in the file.
+* Where the storage can leave out offsets (SQLite), the new log is equal: each entry with its bytes at its physical offset, and
+  the snapshot. It is made aside and takes its name when it is whole.
+* Elsewhere (Kafka) the new log is a copy of the channel at the end of the export (`copying`): a snapshot, and a genesis whose
+  base lies above that end. The records stay in the file.
 
-In both cases offsets then go on `ahead` of the end of the export: what the original log issued after it was made is not in
-it, and no token may be issued twice. An import does not close the log that was exported: whoever restores a backup sees to it
-that nobody goes on with the original.
+In both cases offsets go on `ahead` of the end of the export. The export lacks the offsets that the original log issued later,
+and no token may be issued twice. An import does not close the original log: the operator must make sure that nobody goes on
+with it.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from equipoise.compaction.copying import begin_above, empty_target
 from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
 
 AHEAD: Final = 1_000_000_000
-"""Offsets left out above the end of an export by default. It must be more than the original log issued after the export was
-made: at 1,000 records a second eleven days of it. There is room for nine billion such restores."""
+"""Offsets left out above the end of an export by default. It must exceed what the original log issued after the export: at 1,000
+records/s it covers eleven days. The integers suffice for nine billion restores."""
 
 OFFSET_MAX: Final = INTEGER_MAX // 4
-"""Of an export's end, of its base, and of what may be left `ahead`: so that above their sum there is room for a channel's life."""
+"""The limit of an export's end, of its base, and of `ahead`: their sum leaves room for a channel's life."""
 
 ENTRIES_BETWEEN_LOOKS: Final = 1_000
-"""Entries between two looks at the deadline: some 20 ms."""
+"""Entries between two checks of the deadline: some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What was imported: how many entries were checked, and the `digest` that they came to at the logical `offset`.
+    """The result of an import: the number of checked entries, and their `digest` at logical `offset`.
 
-    `same` tells whether the new log has them all at their offsets; otherwise it is a copy above `base`.
+    `same`: the new log has all entries at their offsets. Otherwise it is a copy above `base`.
     """
 
     cluster: str | None
@@ -68,7 +68,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What an export says of its log; `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
+    """The head of an export. `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
 
     format: int
     log: str
@@ -78,17 +78,17 @@ class Head:
 
 
 class Export:
-    """An export, line by line: `head` and `image` at once, then `entries`, at whose end it has been checked.
+    """An export, read line by line: `head` and `image` first, then `entries`. At their end it has been checked.
 
-    Then `count`, `offset` and `digest` are those of its tail, and `is_closed` tells whether its last record closed the log.
+    Then `count`, `offset` and `digest` are those of its tail, and `is_closed` is true if its last record closed the log.
     """
 
     def __init__(self, lines: Iterator[bytes], *, file: str) -> None:
-        """`file` is its name for messages. Raises `ExportDamaged` if it does not begin as one does."""
+        """`file` is its name for messages. Raises `ExportDamaged` if the first lines are not those of an export."""
         self._lines = lines
         self.file = file
         self._number = 0
-        self._checksum = Checksum()  # Of all lines above the one that was read last.
+        self._checksum = Checksum()  # Of all lines above the one read last.
         self._last = b""
         self.head = self._read_head()
         self._next: Line = self._read()
@@ -101,11 +101,11 @@ class Export:
 
     @property
     def view(self) -> View:
-        """What the export comes to, as far as its entries were asked for."""
+        """The view after the entries yielded so far."""
         return self._reader.view
 
     def entries(self) -> Iterator[Entry]:
-        """Its entries, each folded when it is given out; after the last its tail is compared. Raises `ExportDamaged`."""
+        """Yield its entries, each folded first; then compare the tail. Raises `ExportDamaged`."""
         last = self.head.start - 1
         while "entries" not in self._next:
             entry = self._entry(self._next)
@@ -164,7 +164,7 @@ class Export:
         return None if marker is None else CompactedSnapshot(marker=marker, rows=rows)
 
     def _first_view(self) -> View | None:
-        """The view of the snapshot, if the verdicts begin with it. A snapshot that nothing is folded from is proven all the same."""
+        """Return the view of the snapshot if the verdicts begin with it. Check the snapshot in any case."""
         if self.image is None:
             return None
         try:
@@ -220,14 +220,17 @@ class Export:
 def import_to(
     url: str, lines: Iterator[bytes], *, file: str, deadline: Deadline, ahead: int = AHEAD, progress: Progress = unwatched
 ) -> Imported:
-    """Make a new log at `url` of the `lines` of an export; `file` is its name for messages.
+    """Make a new log at `url` from the `lines` of an export; `file` is its name for messages.
 
-    Raises `ExportDamaged`, `TargetNotEmpty`, `LogNotBegun` for an export without a genesis and `LogClosed` for one of a closed
-    log where only a copy can be made, `DeadlineExceeded`, and what `open_log` and the ports raise.
+    These errors are raised:
+
+    * `ExportDamaged`, `TargetNotEmpty`, `DeadlineExceeded`.
+    * Where only a copy can be made: `LogNotBegun` for an export without a genesis, `LogClosed` for one of a closed log.
+    * What `open_log` and the ports raise.
     """
     export = Export(lines, file=file)
     entries = _watched(export, deadline, progress)
-    # What is made at once is made last, so that an export which is refused leaves no empty log behind that somebody may begin.
+    # A Kafka log is made last, so that a refused export leaves no empty log that somebody may begin.
     view = _copied_view(export, entries, ahead=ahead) if log_path(url) is None else None
     with made_aside(url) as aside:
         target = aside.log
@@ -255,7 +258,7 @@ def _watched(export: Export, deadline: Deadline, progress: Progress) -> Iterator
 
 
 def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> View:
-    """What a copy of the export begins with, all of which is checked."""
+    """Check the whole export, and return the first view of its copy."""
     for _ in entries:
         pass
     view = export.view
@@ -285,7 +288,7 @@ def _make_same(target: Skipping, export: Export, entries: Iterator[Entry], *, de
 
 
 def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
-    """Runs of entries without a gap, each as large as one append may be."""
+    """Yield runs of entries without a gap, each no larger than one append."""
     batch: list[Entry] = []
     batch_bytes = 0
     for entry in entries:
@@ -300,22 +303,22 @@ def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
 
 
 class Aside:
-    """A new log, and the name `url` that it gets once it is asked to take it; where a log is no file, it has that at once."""
+    """A new log that takes the name `url` later. A log that is not a file has it at once."""
 
     def __init__(self, url: str, log: Log, *, part: Path | None) -> None:
-        """`log` lies in the file `part`, if it lies in any."""
+        """`log` lies in the file `part`, if it is a file."""
         self._url, self._part = url, part
         self.log = log
 
     def take_name(self) -> None:
-        """Close the log, and give it its name. Raises `TargetNotEmpty` if there is something of that name meanwhile."""
+        """Close the log and give it its name. Raises `TargetNotEmpty` if a file of that name exists now."""
         name = log_path(self._url)
         if self._part is not None and name is not None:
-            self.log.close()  # While it is open its other files bear the old name.
+            self.log.close()  # While it is open its other files have the old name.
             _take_name(self._part, Path(name), self._url)
 
     def named(self) -> Log:
-        """The log, open under its name, which it takes. Raises as `take_name` and `open_log` do."""
+        """Give the log its name and return it, open. Raises what `take_name` and `open_log` raise."""
         self.take_name()
         self.log = open_log(self._url, create=False)
         return self.log
@@ -323,7 +326,7 @@ class Aside:
 
 @contextmanager
 def made_aside(url: str) -> Iterator[Aside]:
-    """A new log, of which nothing is left when the block has ended, unless it has taken its name.
+    """Yield a new log. The end of the block deletes it, unless it has taken its name.
 
     Raises `TargetNotEmpty` if there is a file, and what `open_log` raises.
     """
@@ -354,11 +357,11 @@ def made_aside(url: str) -> Iterator[Aside]:
 
 
 def _take_name(part: Path, path: Path, url: str) -> None:
-    if Path(f"{part}-wal").exists():  # The last one who closes the file takes it along.
+    if Path(f"{part}-wal").exists():  # The last one to close the file removes this one.
         raise LogUnavailable(log=url, problem=f"another process has {part} open", in_doubt=False)
     try:
-        os.link(part, path)  # Unlike a rename, it replaces nobody's file.
+        os.link(part, path)  # Unlike a rename, this never replaces a file.
     except FileExistsError as error:
         raise TargetNotEmpty(log=url, problem=f"a file {path} has come to be there meanwhile") from error
-    part.unlink()  # Two names of one log would be two sets of SQLite's files beside it.
+    part.unlink()  # Two names of one log would have two sets of SQLite files.
     sync_folder(path)

@@ -1,7 +1,4 @@
-"""How much of a compacted log is kept for those who look back: a time, a size or a number of offsets.
-
-May live here: `Retention`, its spelling, and the position below which it lets a log be cut.
-"""
+"""Decide how much of a compacted log is kept: by time, size or number of offsets."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from equipoise.channel.snapshots.snapshot_rows import Marker
 Unit = Literal["ms", "bytes", "offsets"]
 
 RETAIN_BY_DEFAULT: Final = "7d"
-"""At 100 brokers that renew every 3 s a week is 20 million records, or 4 GB."""
+"""100 brokers that renew every 3 s write 20 million records, or 4 GB, per week."""
 
 NEWEST_MS: Final = 600_000
-"""What is kept whatever else is said: ten minutes, so that a reader which lags or starts meanwhile is rarely cut off."""
+"""Always kept: ten minutes, so that a reader which lags or starts meanwhile is rarely cut off."""
 
 CLOCK_PRECISION_MS: Final = 1_000
-"""How exactly the time of the newest entry is found out."""
+"""The precision of the estimated time of the newest entry."""
 
 _UNITS: Final[Mapping[str, tuple[Unit, int]]] = {
     "s": ("ms", 1_000),
@@ -41,14 +38,14 @@ _match_retention: Final = re.compile(r"(\d{1,15}) ?([A-Za-z]+)", re.ASCII).fullm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """At least so much of the log's newest part is kept."""
+    """The minimum of the log's newest part to keep."""
 
     unit: Unit
     amount: int
 
 
 def parse_retention(text: str) -> Retention:
-    """The retention that a text spells: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `InvalidRetention`."""
+    """Parse a retention: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `InvalidRetention`."""
     match = _match_retention(text.strip())
     if match is None or match[2] not in _UNITS:
         raise InvalidRetention(text=text)
@@ -60,11 +57,12 @@ def parse_retention(text: str) -> Retention:
 
 
 def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> int:
-    """What time it is by the clock that gave the log's entries theirs: about when the newest was appended, but not after `now_ms`.
+    """Return the time by the clock of the log's entries: about that of the newest entry, but not after `now_ms`.
 
-    A compactor whose own clock is ahead of that one would else take what was just written for old. Brokers renew all the time, so
-    while any is alive the newest entry is seconds old; where none is, more is kept. `end` is the log's, `position_at` is
-    `Log.position_at`; that is asked some twenty times at most where the clocks agree, and some fifty times where they are years apart.
+    * A compactor whose own clock is ahead would otherwise take new entries for old ones.
+    * Live brokers renew all the time, so the newest entry is seconds old. Without live brokers, more is kept.
+    * `end` is the log's, `position_at` is `Log.position_at`. It is called some twenty times if the clocks agree, and some fifty
+      times if they are years apart.
     """
     if position_at(now_ms) <= end or position_at(0) > end:
         return now_ms
@@ -84,11 +82,11 @@ def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> in
 def cut_position(
     marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int, held: int | None = None
 ) -> int:
-    """The position below which a log may be truncated once its snapshot has `marker`; `start` is where it begins now.
+    """Return the position below which a log may be truncated once its snapshot has `marker`. `start` is its present start.
 
-    Never above the marker's own position, nor into the newest ten minutes, nor above `held`, the lowest position that an archive
-    still wants (`compaction.holds`). `position_at` is `Log.position_at`, and `now_ms` the time by the clock that it goes by
-    (see `newest_ms`).
+    It is never above the marker's own position, within the newest ten minutes, or above `held`, the lowest position that an
+    archive still needs (`compaction.holds`). `position_at` is `Log.position_at`, `now_ms` the time by its clock (see
+    `newest_ms`).
     """
     limits = [marker.position, position_at(now_ms - NEWEST_MS)]
     if held is not None:
@@ -104,13 +102,13 @@ def cut_position(
 
 
 def _position_of_size(marker: Marker, size_bytes: int) -> int:
-    """The highest position, of those whose size below is known, from which at least so many bytes lead to the horizon."""
+    """Return the highest position with a known size from which at least `size_bytes` lead to the horizon."""
     known = ((marker.horizon, marker.bytes_below), *reversed(marker.checkpoints))
     return next((horizon - marker.base + 1 for horizon, below in known if marker.bytes_below - below >= size_bytes), 0)
 
 
 def check_cut(marker: Marker, cut: int, *, log: str) -> None:
-    """Raise `CompactionRefused` if truncating below `cut` would remove what the snapshot that has `marker` does not hold."""
+    """Raise `CompactionRefused` if truncating below `cut` would remove records that the snapshot with `marker` does not cover."""
     if cut > marker.position:
         problem = f"a cut below offset {cut} would remove records from {marker.position} on, which its snapshot does not hold"
         raise CompactionRefused(log=log, problem=problem, remedy="nothing was removed; please report this")

@@ -1,7 +1,6 @@
-"""How a compaction writes: rows and marker in one transaction, read back before anything is removed that only they hold then.
+"""Write a snapshot in one transaction and read it back, before the log or rows that it replaces are removed.
 
-May live here: the steps that a compaction tells of, and what it does alike with a log's snapshot and with its history snapshot. When is
-told in `compactor` and `history snapshot`.
+`compactor` uses it for the compacted snapshot, `history_snapshot` for the history snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from equipoise.channel.snapshots.snapshot_rows import decode_marker, view_of
 
 
 class Step(StrEnum):
-    """What a compaction has just done, in this order. Tests let it die at each."""
+    """The last completed step of a compaction, in this order. Tests let it die at each."""
 
     BEGUN = "begun"
     CLAIMED = "claimed"
@@ -43,7 +42,7 @@ class Step(StrEnum):
 
 
 class Writing(NamedTuple):
-    """What is written, in words, and the steps of that."""
+    """The name of what is written, and the steps of the write."""
 
     what: str
     first_row: Step
@@ -58,7 +57,7 @@ HISTORY: Final = Writing("history", Step.HISTORY_FIRST_ROW, Step.HISTORY_LAST_RO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scribe:
-    """Writes for one compaction of `log`. `timeout_ms` bounds each wait for other writers; `step` is told what is done."""
+    """Writes for one compaction of `log`. `timeout_ms` bounds each wait for other writers; `step` is called after each step."""
 
     log: Log
     timeout_ms: int
@@ -66,16 +65,16 @@ class Scribe:
     check: Check
 
     def write(self, compacted_snapshot: SnapshotStore, rows: Iterable[SnapshotRow], meant: CompactedSnapshot, *, writing: Writing) -> None:
-        """Write these rows, and the marker of what the snapshot, which is claimed, is meant to hold then; and make sure that it does.
+        """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then equals `meant`.
 
-        Raises `SnapshotFenced`, also where another compactor has written more since; `CompactionRefused`; what `SnapshotStore` raises.
+        Raises `SnapshotFenced`, also if another compactor has written since; `CompactionRefused`; and what `SnapshotStore` raises.
         """
         compacted_snapshot.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
         self.step(writing.replaced)
         self._read_back(compacted_snapshot, meant, writing)
 
     def _announced(self, rows: Iterable[SnapshotRow], writing: Writing) -> Iterator[SnapshotRow]:
-        """The rows, with the steps that a snapshot takes while it asks for them."""
+        """Yield the rows, and report the steps while the store asks for them."""
         is_first = True
         for row in rows:
             yield row
@@ -89,7 +88,7 @@ class Scribe:
         for _ in range(LOADS_MAX):
             found = compacted_snapshot.load(check=self.check)
             if found == meant:
-                view_of(meant, check=self.check)  # As any reader will; so that no slip of the spelling is found when it is too late.
+                view_of(meant, check=self.check)  # As any reader would, so that an encoding error is found before it is too late.
                 self.step(writing.read_back)
                 return
         if found is not None and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon:
