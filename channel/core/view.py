@@ -98,7 +98,7 @@ def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
 
 
 def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict | None:
-    """Check the publisher and settle its attempt, whatever the verdict will be.
+    """Check the publisher and settle its attempt, before the verdict.
 
     So a live publisher that reads back one of its records knows that all its earlier ones are either read or never accepted.
     """

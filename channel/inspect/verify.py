@@ -64,8 +64,8 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
-    # The history snapshot first. If a compactor moves it meanwhile, it lies below the log's start, which the read detects. The
-    # other order could miss a compacted snapshot.
+    # The history snapshot first: if a compactor moves it meanwhile, it lies below the log's start, which the read detects. In the
+    # other order it may lie above the compacted snapshot, whose horizon the audit would then skip.
     history_snapshot = facts_of_history(log, check=check)
     _begin(audit, log, facts_of_snapshot(log, check=check), history_snapshot)
     end = log.end()
@@ -112,10 +112,8 @@ def _begin(audit: Audit, log: Log, compacted_snapshot: SnapshotFacts, history_sn
         and history_snapshot.marker is not None
         and log.start() <= compacted_snapshot.marker.position < history_snapshot.marker.position
     ):
-        facts = {
-            Kind.SNAPSHOT: compacted_snapshot,
-            Kind.HISTORY: history_snapshot,
-        }  # A compactor died after it had moved the history snapshot.
+        # A compactor died after it had moved the history snapshot.
+        facts = {Kind.SNAPSHOT: compacted_snapshot, Kind.HISTORY: history_snapshot}
     audit.knows(facts, whole=whole)
     if not whole and compacted_snapshot.view is None and history_snapshot.view is None:
         audit.incomplete(log.start(), compacted_snapshot)
@@ -423,7 +421,7 @@ def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, s
 
 
 def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
-    """Yield the invariants that a view breaks, whatever its origin."""
+    """Yield the invariants that a view breaks."""
     for namespace in view.namespaces:
         ranges = [(bundle.low, bundle.high) for bundle in view.bundles_of(namespace)]
         if not _covers(ranges, [(0, HASH_MAX)]):

@@ -311,7 +311,7 @@ def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
 
 
 def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
-    """Compare these rows with the marker, which sets the view's scalars."""
+    """Do nothing: `view_of` takes the scalars from the marker and compares these rows with it."""
 
 
 def _put_namespace(view: View, raw: Raw, _marker: Marker) -> None:
