@@ -1,24 +1,24 @@
 """Compact a log: shorten it without changing the view that it folds to.
 
 `channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds` what may be cut,
-`history_snapshot` how the retained records keep their verdicts, and `agreement` whether the fold can be trusted.
+`history_snapshot` how retained records keep their verdicts, and `agreement` whether to trust the fold.
 
 How a log is compacted
 1. Claim the compacted snapshot: no older compactor can write from here on.
-2. Restore the view from the snapshot, or from the log's beginning if there is no usable snapshot.
+2. Restore the view from the snapshot, or from the log's beginning if there is no usable one.
 3. Fold the log to its present end: the horizon.
-4. Compare the digests that brokers wrote with the view's. A view that a broker disagrees with is not written.
+4. Compare the digests that brokers wrote with the view's. Stop if a broker disagrees.
 5. Choose the cut from the new marker, the retention, and the holds of archives.
-6. Move the history snapshot to the cut and read it back. It is the view from which the retained records are folded. It may need
-   the rows that the compacted snapshot holds until step 8, and must exist before step 10.
+6. Move the history snapshot, the view from which the retained records are folded, to the cut. Read it back. It may need rows
+   that step 8 replaces, and step 10 needs it.
 7. Encode the rows changed since the snapshot's horizon, and tombstones for removed keys.
 8. Write rows and marker in one transaction.
 9. Read the snapshot back: it must be equal byte for byte. From here on the log's beginning is not needed.
 10. Compare the cut with the marker that was read back.
 11. Truncate the log. It must then begin at the cut.
 
-The compactor may die between or within any of these steps. Before step 8 the only change is a history snapshot above the log's
-beginning. After it the next compactor finds nothing to write and goes on with step 10.
+The compactor may die at any point. Before step 8 the only change is a history snapshot above the log's beginning. After it the
+next compactor finds nothing to write and goes on with step 10.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Compacted:
     """The result of a compaction, or of a `dry_run`.
 
     * `horizon`: the logical offset up to which the snapshot now holds everything, as a view of `digest` in `keys` rows.
-      `horizon` and `digest` are None for a log that no broker has begun.
+      `horizon` and `digest` are None if no broker has begun the log.
     * `records` were folded; `rows` and `tombstones` were written.
-    * `start_before` and `start`: the log's start before and after. `end`: the position of its last record.
-    * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives whose holds are too old (`compaction.holds`).
-    * `ahead`: the logical offset of the first folded record with a time ahead of this machine's clock (`Log.ahead`).
+    * `start_before`, `start`: the log's start before and after. `end`: the position of its last record.
+    * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives with outdated holds (`compaction.holds`).
+    * `ahead`: the logical offset of the first folded record whose time is ahead of this machine's clock (`Log.ahead`).
     """
 
     horizon: int | None
@@ -82,16 +82,16 @@ def compact(
     progress: Progress = unwatched,
     now_ms: Callable[[], int] | None = None,
 ) -> Compacted:
-    """Compact `log`: fold it to its end, write the changes to its snapshot, and truncate it, except what `retain` keeps.
+    """Compact `log`: fold it to its end, write the changes to its snapshot, and truncate it to what `retain` keeps.
 
     * `timeout_ms` bounds each wait for other writers, `check` the whole.
     * `progress` counts folded records.
-    * `now_ms` is the time by the clock of the entries; by default it is estimated (see `newest_ms`).
+    * `now_ms` is the time by the entries' clock, by default an estimate (`newest_ms`).
     * A `dry_run` changes nothing.
-    * Several compactions may run at once: all but one end with `SnapshotFenced`, or find nothing to do.
+    * Of several compactions at once, all but one raise `SnapshotFenced` or find nothing to do.
 
     Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`,
-    `ForeignLog`), what `Reader.feed` raises, and what `Log.append` raises if a log cannot be written.
+    `ForeignLog`), what `Reader.feed` raises, and what `Log.append` raises for a log that cannot be written.
     """
     return _Compaction(
         scribe=Scribe(log=log, timeout_ms=timeout_ms, step=step, check=check),

@@ -3,26 +3,26 @@
 An import starts a log above another one, too.
 
 How a channel is copied
-1. Claim the target's snapshot, and refuse a target that holds anything: a mistaken URL costs nothing. The only exception is the
-   rest of a copy that died after step 4. It is compared with the source once that has been read.
+1. Claim the target's snapshot. Refuse a target that holds anything, so that a mistaken URL costs nothing, except the rest of a
+   copy that died after step 4. That is compared with the source later.
 2. Fold the source to its end.
-3. Wait for records of brokers that look alive, for the longest of their leases and grace periods. A broker that writes is
-   alive, and the copy is refused. A silent broker is declared dead, with its instance id from the log as the proof. That record
-   expects the broker's last known offset, so a renewal in between makes it stale.
+3. Wait for records of brokers that look alive, for the longest of their leases and grace periods. If one writes, refuse the
+   copy. Declare the silent ones dead, with their instance ids from the log as the proof. That record expects the broker's last
+   known offset, so a renewal in between makes it stale.
 4. Close the source:
-   * A target that was made aside takes its name first, so that it can be found after any failure. It is checked again.
+   * A target that was made aside first takes its name, so that it can be found after any failure. It is checked again.
    * A record that names the target raises the source to a format version that no code supports. It is accepted once no broker
-     is alive. It is the last record that any reader folds, also older code that does not know copies.
-   * So no broker can go on with the source, not even one that wakes from sleep, and no token is issued twice.
-5. Write the target's genesis, which must be its first entry. Its base is the offset at which the source was closed, so every
-   offset and token of the target lies above the source's. Nobody can start on such a log before it has its snapshot. A log that
-   somebody else has begun meanwhile gets no snapshot, so nobody takes it for a copy.
+     is alive. No reader folds a later record, not even older code that does not know copies.
+   * So no broker can go on with the source, even after a sleep, and no token is issued twice.
+5. Write the target's genesis, which must be its first entry. Its base is the offset at which the source was closed, so all
+   offsets and tokens of the target lie above the source's. Nobody can start on this log before it has its snapshot. A log that
+   somebody else has begun meanwhile gets none, so nobody takes it for a copy.
 6. Write the view just before the close to the target's snapshot, in one transaction. Restore the target as a broker would; its
    digest must be equal.
 
-To finish a copy that died after step 4, copy with `again`: it reads the source up to where it was closed. Two copies would
-issue the same tokens. So the target must be the log for which the source was closed, unless the operator confirms that no
-broker can ever start on that log.
+`again` finishes a copy that died after step 4: it reads the source up to its close. Two copies would issue the same tokens. So
+the target must be the log for which the source was closed, unless the operator confirms that no broker can ever start on that
+one.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_mark
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS: Final = 200
-"""How long one wait for a broker's record lasts, and so how much later than its deadline a copy may end."""
+"""How long one wait for a broker's record lasts: a copy may exceed its deadline by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The result of a copy: the view of `cluster`, in a log that goes on above `base` and has `digest`.
+    """The result of a copy: the view of `cluster`, in a log that goes on above `base`, with `digest`.
 
-    `declared_dead` are the brokers that looked alive and stayed silent for their lease and grace period.
+    `declared_dead` are the brokers that looked alive but were silent for their lease and grace period.
     """
 
     cluster: str
@@ -72,7 +72,7 @@ class Copied:
 class _Closing:
     """The format version before the record that closed the log, and the offset of the record that set it.
 
-    Also where the channel goes on, if the record names it: earlier code did not.
+    Also the log of the copy, if the record names it; earlier code did not.
     """
 
     level: int
@@ -145,7 +145,7 @@ def copy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The content of a target: the entry with its genesis, and its snapshot. With either it is a copy, finished or not."""
+    """The content of a target: its first entry and its snapshot. With either it is a copy, finished or not."""
 
     first: Entry | None = None
     image: CompactedSnapshot | None = None
@@ -185,7 +185,7 @@ def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
 
 
 def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, deadline: Deadline) -> None:
-    """Start the empty log `target` with `view`, whose offset is its base. The view is then the one at the log's end.
+    """Start the empty log `target` with `view`, whose offset is its base.
 
     Raises `TargetNotEmpty` if somebody else began it meanwhile, and what the ports raise.
     """
@@ -253,7 +253,7 @@ class _Copier:
         return self._reader.view
 
     def read_to_end(self, progress: Progress) -> _Closing | None:
-        """Fold the source to its end. Return the state before its last record if that closed it, else None."""
+        """Fold the source to its end. If its last record closed it, return the state before that, else None."""
         log = self._log
         self._reader = restored(log, check=self._check, progress=progress)
         first, end = self._reader.position, log.end()
@@ -280,7 +280,7 @@ class _Copier:
         return tuple(broker.broker for broker in silent)
 
     def _listen(self, silence: Deadline) -> None:
-        """Raise `BrokersAlive` if any broker writes before the deadline. Wait one renewal more to name all that are alive."""
+        """Raise `BrokersAlive` if any broker writes before the deadline. Name all that write within one renewal."""
         heard: set[str] = set()
         while remaining_ms := silence.remaining_ms():
             self._check()
@@ -300,7 +300,7 @@ class _Copier:
             raise BrokersAlive(log=self._log.name, brokers=tuple(sorted(heard)))
 
     def close(self, target: Log) -> _Closing:
-        """Append the record that closes the source for its copy to `target`, and fold up to it."""
+        """Append the record that closes the source in favour of `target`, and fold up to it."""
         made: list[tuple[bytes, _Closing]] = []
 
         def closing(view: View, author: Author) -> LevelRecord:

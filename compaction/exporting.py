@@ -44,9 +44,10 @@ Line = dict[str, object]
 
 
 def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Progress = unwatched) -> Iterator[bytes]:
-    """Yield the lines of an export of the log as it is now; with `first` only the entries from that logical offset on.
+    """Yield the lines of an export of the log as it is now.
 
-    A part, made with `first`, has no head, snapshot or tail, and cannot be imported. `progress` counts entries.
+    With `first` yield only the entries from that logical offset on. Such a part has no head, snapshot or tail, and cannot be
+    imported. `progress` counts entries.
 
     Raises `LogTruncated` if the log is compacted meanwhile, and what `check`, `beginning` and the ports raise.
     """
@@ -93,9 +94,9 @@ def spelled(digest: int) -> str:
 
 
 def begins_with(image: CompactedSnapshot, folded_from: int) -> bool:
-    """Return whether an export whose verdicts begin at physical offset `folded_from` begins with this snapshot's view.
+    """Return whether an export with verdicts from physical offset `folded_from` on begins with this snapshot's view.
 
-    The verdicts of a whole log begin at its first record, even if it has a snapshot. Those of a copy begin at the snapshot's
+    Verdicts of a whole log begin at its first record, even if it has a snapshot; those of a copy begin at the snapshot's
     position. Raises `CompactedSnapshotDamaged`.
     """
     return decode_marker(image.marker).position == folded_from

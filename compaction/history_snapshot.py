@@ -3,12 +3,12 @@
 `channel.snapshots.restore` is the reader's side.
 
 Invariants
-* The log begins at the history snapshot's position or below: nobody cuts above it, and nobody moves it down. So every record
-  from it on exists. A history snapshot below the log's beginning is obsolete.
-* A log that has its beginning and is not a copy needs no history snapshot: zero replaces it. If the cut is at the compacted
-  snapshot's horizon, that snapshot replaces it.
-* A log without a kept past (a copy, or a log that earlier code cut) takes its present compacted snapshot, before that is
-  replaced. The same applies if a record that only the past needs is damaged.
+* The log begins at the history snapshot's position or below: nobody cuts above it or moves it down. So every record from it on
+  exists. A history snapshot below the log's beginning is obsolete.
+* A log that has its beginning and is not a copy needs none: it is folded from zero. If the cut is at the compacted snapshot's
+  horizon, that snapshot replaces it.
+* A log without a kept past (a copy, or a log cut by earlier code) takes its compacted snapshot, before that is replaced. So
+  does a log with a damaged record that only the past needs.
 
 How it is moved
 1. Look at the history snapshot. If it stands at the cut or above, leave it: another compactor moved it and died.

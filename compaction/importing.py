@@ -1,15 +1,12 @@
 """Import an export: fold it again, compare it with its digests and checksum, and make a new log.
 
-`exporting` defines the format.
-
 * Where the storage can leave out offsets (SQLite), the new log is equal: each entry with its bytes at its physical offset, and
-  the snapshot. It is made aside and takes its name when it is whole.
+  the snapshot. It takes its name once it is whole.
 * Elsewhere (Kafka) the new log is a copy of the channel at the end of the export (`copying`): a snapshot, and a genesis whose
   base lies above that end. The records stay in the file.
 
-In both cases offsets go on `ahead` of the end of the export. The export lacks the offsets that the original log issued later,
-and no token may be issued twice. An import does not close the original log: the operator must make sure that nobody goes on
-with it.
+In both cases offsets go on `ahead` of the export's end: the original log may have issued later offsets, and no token may be
+issued twice. An import does not close the original log: the operator must make sure that nobody goes on with it.
 """
 
 from __future__ import annotations
@@ -41,8 +38,8 @@ from equipoise.compaction.copying import begin_above, empty_target
 from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
 
 AHEAD: Final = 1_000_000_000
-"""Offsets left out above the end of an export by default. It must exceed what the original log issued after the export: at 1,000
-records/s it covers eleven days. The integers suffice for nine billion restores."""
+"""Offsets left out above the end of an export by default. It must exceed what the original log issued since: at 1,000 records/s it
+covers eleven days. Nine billion such restores are possible."""
 
 OFFSET_MAX: Final = INTEGER_MAX // 4
 """The limit of an export's end, of its base, and of `ahead`: their sum leaves room for a channel's life."""
@@ -78,13 +75,13 @@ class Head:
 
 
 class Export:
-    """An export, read line by line: `head` and `image` first, then `entries`. At their end it has been checked.
+    """An export, read line by line: `head` and `image` first, then `entries`, whose end completes the check.
 
-    Then `count`, `offset` and `digest` are those of its tail, and `is_closed` is true if its last record closed the log.
+    Then `count`, `offset` and `digest` are those of the tail. `is_closed`: the last record closed the log.
     """
 
     def __init__(self, lines: Iterator[bytes], *, file: str) -> None:
-        """`file` is its name for messages. Raises `ExportDamaged` if the first lines are not those of an export."""
+        """`file` is its name for messages. Raises `ExportDamaged` for other content."""
         self._lines = lines
         self.file = file
         self._number = 0
@@ -230,7 +227,7 @@ def import_to(
     """
     export = Export(lines, file=file)
     entries = _watched(export, deadline, progress)
-    # A Kafka log is made last, so that a refused export leaves no empty log that somebody may begin.
+    # Create a Kafka log last, so that a refused export leaves no empty log behind.
     view = _copied_view(export, entries, ahead=ahead) if log_path(url) is None else None
     with made_aside(url) as aside:
         target = aside.log
@@ -326,7 +323,7 @@ class Aside:
 
 @contextmanager
 def made_aside(url: str) -> Iterator[Aside]:
-    """Yield a new log. The end of the block deletes it, unless it has taken its name.
+    """Yield a new log. The block's end deletes it, unless it has taken its name.
 
     Raises `TargetNotEmpty` if there is a file, and what `open_log` raises.
     """

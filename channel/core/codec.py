@@ -1,9 +1,9 @@
-"""Encode records as flat JSON objects, and decode and check them without a view.
+"""Encode records as flat JSON objects; decode and check them without a view.
 
-* The checks (types, ranges, bounds) are written by hand: a library's version must not change a verdict. `channel.core.schema`
-  publishes the same rules as pydantic models; a property test keeps the two equal.
-* `decode` never raises. It returns an `Unreadable` with the problem for bytes that are not a record.
-* Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is not an integer.
+* The checks (types, ranges, bounds) are handwritten, because a library's version must not change a verdict. A property test
+  compares them with the pydantic models of `channel.core.schema`.
+* `decode` never raises: bytes that are not a record give an `Unreadable` with the problem.
+* Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is not one.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _EnvelopeFields(TypedDict):
 def _hot_envelope(raw: Raw) -> Envelope:
     """Return the envelope of a transition or renewal as a tuple, in the order of `_EnvelopeFields`.
 
-    These are nine tenths of a channel. One test accepts what brokers write; anything else is read field by field.
+    These are nine tenths of a channel. One test accepts what brokers write; the rest is read field by field.
     """
     try:
         key, based_on, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
@@ -136,7 +136,7 @@ def _hot_envelope(raw: Raw) -> Envelope:
         and type(incarnation) is int
         and type(sequence) is int
         and type(timestamp_ms) is int
-        # One test for four ranges: a negative number, or one of 64 bits, sets a bit above bit 62 of the union.
+        # One test for four ranges: a negative or 64-bit number sets a bit above bit 62 of the union.
         and not (based_on | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
         and 0 < len(key) <= KEY_CHARACTERS_MAX
         and 0 < len(publisher) <= KEY_CHARACTERS_MAX
@@ -210,7 +210,7 @@ def _timestamp_ms(raw: Raw) -> int:
 
 
 def _unreadable(raw: Raw, problem: str) -> Unreadable:
-    """Keep the part of a broken record that settles its publisher's attempt, if it can be read."""
+    """Return the problem, with the part of a broken record that settles its publisher's attempt, if readable."""
     try:
         level = _level(raw)
     except MalformedError:
@@ -241,7 +241,7 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
     key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
     get = raw.get
     state, owner, source = get("state"), get("owner"), get("source")
-    # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again to name the problem.
+    # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again, for the problem.
     if owner is not None and (type(owner) is not int or owner >> _INTEGER_BITS):
         owner = integer(raw, "owner")
     if source is not None and (type(source) is not int or source >> _INTEGER_BITS):
@@ -358,7 +358,7 @@ def _decode_joined(raw: Raw) -> Joined:
 
 def _decode_genesis(raw: Raw) -> Genesis:
     envelope = _first_of_its_kind(raw)
-    # Checked here, not in the fold: a reader counts offsets from the base of the first genesis, so it must know that it is accepted.
+    # Checked here, because a reader counts offsets from the first genesis' base and must know that it is accepted.
     if envelope["based_on"]:
         fail("genesis is based on 0")
     return Genesis(

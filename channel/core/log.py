@@ -1,7 +1,6 @@
 """Define the `Log` port: one totally ordered log of byte records, the channel's only storage.
 
-The adapters are `memory_log`, `sqlite_log` and `kafka_log`; `open_log` chooses one by URL. To a log a record is bytes: only the
-codec interprets it.
+`open_log` chooses an adapter by URL. To a log a record is bytes: only the codec interprets it.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from equipoise.channel.core.errors import AppendTooLarge, LogTruncated, LogWentB
 from equipoise.channel.core.snapshot_store import SnapshotStore
 
 FIRST_OFFSET: Final = 1
-"""The first offset that a log may issue. Offset 0 is never issued: it means "nothing read yet"."""
+"""The first offset of a log. Offset 0 is never issued: it means "nothing read yet"."""
 
 RECORD_BYTES_MAX: Final = 1 << 20
-"""The largest record, in bytes. The creation of a namespace is the largest: 65,537 boundaries of 13 bytes each (a quoted `0x%08x`
-and a comma) are 832 KiB, which leaves 192 KiB for policies and envelope."""
+"""The largest record. A namespace's creation has 65,537 boundaries of 13 bytes (a quoted `0x%08x` and a comma): 832 KiB, which
+leaves 192 KiB for policies and envelope."""
 
 BATCH_ENTRIES_MAX: Final = 4_096
-"""Records in one append. At 100,000 grouped appends/s, one batch holds the log's write lock for at most 40 ms. Other writers'
-renewals pass between two batches."""
+"""Records in one append. At 100,000 grouped appends/s a batch holds the write lock for at most 40 ms, so other writers' renewals
+pass between two batches."""
 
 BATCH_BYTES_MAX: Final = 8 * RECORD_BYTES_MAX
-"""Bytes in one append: 8 MiB take about 40 ms at 200 MB/s, as long as a full batch of records holds the write lock."""
+"""Bytes in one append: 8 MiB take about 40 ms at 200 MB/s, the same time in the write lock."""
 
 READ_ENTRIES_MAX: Final = 8_192
-"""Entries that one read returns: 2.4 MB of records of 300 bytes, and 70 ms of folding at 120,000 records/s."""
+"""Entries that one read returns: 2.4 MB at 300 bytes each, and 70 ms of folding at 120,000 records/s."""
 
 READ_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
-"""Bytes after which one read adds no further entry. It bounds memory when many records are large."""
+"""Bytes after which a read adds no further entry: it bounds memory when many records are large."""
 
 
 CLOCK_AHEAD_MS_MAX: Final = 600_000
-"""How far the log's time may be ahead of a clock. Maintained clocks differ by less than ten minutes; beyond that one is wrong."""
+"""How far the log's time may be ahead of a clock: ten minutes. Maintained clocks differ less, so beyond that one is wrong."""
 
 
 class Entry(NamedTuple):
@@ -47,27 +46,26 @@ class Entry(NamedTuple):
 class Log(Protocol):
     """A totally ordered, durable log of records that many processes append to and read.
 
-    Every adapter keeps these promises. One contract suite tests them all.
+    One contract suite tests these promises for every adapter:
 
-    * Total order. Each entry has an offset. Every reader sees the same entries at the same offsets, in rising order. Offsets
-      only rise, also over restarts and truncation, and none is issued twice. Gaps are normal: `offset + 1` may not exist. These
-      are the storage's own offsets; the fold adds the channel's `base`.
-    * A position is the next offset to read: the last offset read, plus one. To read from the very beginning, start at
-      `FIRST_OFFSET`; this raises `LogTruncated` if that entry is gone. To read what is left, start at `start()`. No number
-      means "wherever it begins".
+    * Total order. Every reader sees the same entries at the same offsets, in rising order. Offsets only rise, also over
+      restarts and truncation, and none is issued twice. Gaps are normal: `offset + 1` may not exist. These are the storage's
+      offsets; the fold adds the channel's `base`.
+    * A position is the next offset to read: the last offset read, plus one. Start at `FIRST_OFFSET` to read from the very
+      beginning; this raises `LogTruncated` if that is gone. Start at `start()` to read what is left.
     * A prefix is final. Returned entries never change, and no entry appears below one that was read.
     * Durability. When `append` returns, the whole batch is appended in order. It survives the death of every process, and of
-      the machine as far as the adapter's settings promise. Entries of other writers may stand between those of one batch.
+      the machine as far as the adapter's settings promise. Other writers' entries may stand between those of one batch.
     * Read your writes. Every read that starts after `append` returned sees its entries, in any process.
-    * An error from `append` means that nothing was appended. The exception is `LogUnavailable` with a true `in_doubt`: any part
-      of the batch may be on the log or appear later. Only reading decides.
-    * Each entry has the time of its append, by the storage's clock. Times serve people and retention; no verdict depends on
-      them. They never fall, except behind entries whose clock was wrong. A time does not count if it is more than
-      `CLOCK_AHEAD_MS_MAX` ahead of the reader's clock (unless all are), or below the first time on the log that counts. Such an
-      entry takes the next time that counts, or now.
+    * An error from `append` means that nothing was appended, except `LogUnavailable` with a true `in_doubt`: then any part of
+      the batch may be on the log or appear later. Only reading decides.
+    * Times. Each entry has the time of its append by the storage's clock, for people and retention; no verdict depends on it.
+      Times never fall, except behind entries whose clock was wrong. A time does not count if it is more than
+      `CLOCK_AHEAD_MS_MAX` ahead of the reader's clock (unless all are), or below the first time that counts. The entry then
+      takes the next time that counts, or now.
 
     A handle serves one thread at a time, which blocks in it. Threads may pass it on between calls. Only `wake` may be called
-    from any thread at any time. Several handles on one log are independent, in one process or in many.
+    from any thread at any time. Several handles on one log are independent, also across processes.
     """
 
     @property
@@ -77,7 +75,7 @@ class Log(Protocol):
 
     @property
     def identity(self) -> str:
-        """A random id made when this log was created. A log made anew under an old name has another id."""
+        """A random id of this log. A log made anew under an old name has another one."""
         ...
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
@@ -104,13 +102,12 @@ class Log(Protocol):
     def wait(self, position: int, *, timeout_ms: int) -> bool:
         """Block until there is an entry at `position` or above. Return False after `timeout_ms` or `wake`.
 
-        It returns within a millisecond of a commit by any process, and costs next to nothing while the log is idle. Raises what
-        `read` raises.
+        It returns within a millisecond of any process' commit, and costs almost nothing while idle. Raises what `read` raises.
         """
         ...
 
     def wake(self) -> None:
-        """End the wait in progress, or else the next one. Call it from any thread; it is harmless after `close`."""
+        """End the present wait, or else the next one. Any thread may call it, also after `close`."""
         ...
 
     def start(self) -> int:
@@ -143,18 +140,18 @@ class Log(Protocol):
         ...
 
     def history_snapshot(self) -> SnapshotStore:
-        """Return this log's history snapshot: the view just below the log's start.
+        """Return this log's history snapshot, the view just below the log's start, from which the retained log is folded.
 
-        Readers fold what is left of the log from it; the compacted snapshot has only the end. Otherwise as `compacted_snapshot`.
+        Otherwise as `compacted_snapshot`, which has only the end.
         """
         ...
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
-        """Remove all entries with an offset below `below`, and raise `start` to it. A lower `below` changes nothing.
+        """Remove all entries below `below` and raise `start` to it. A lower `below` changes nothing.
 
         * As soon as it begins, readers below get `LogTruncated`.
         * If it raises, some entries may be left; another call removes them.
-        * `timeout_ms` bounds each wait for other writers; there may be several waits.
+        * `timeout_ms` bounds each of several waits for other writers.
 
         Raises `LogWentBack` if `below > end() + 1`, otherwise what `append` raises.
         """
@@ -170,7 +167,7 @@ class Skipping(Log, Protocol):
     """A log that can leave out offsets, so that a copy keeps the offsets of the original."""
 
     def skip(self, below: int, *, timeout_ms: int) -> None:
-        """Issue no more offsets below `below`. Do nothing if the next offset is higher. Raises what `append` raises."""
+        """Issue no offsets below `below` from now on. Raises what `append` raises."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""Build one record per intention, with the expected offset taken from the entry that it changes.
+"""Build one record per intention, with the expected offset of the entry that it changes.
 
-These functions decide nothing: the fold decides whether a proposal is accepted, and its author whether it is wise.
+The fold decides whether a proposal is accepted; its author decides whether it is wise.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from equipoise.channel.core.records import (
 )
 from equipoise.channel.core.table import View
 
-# The reason of a record by which a broker reports that its service does not take a bundle: an owner's unload, or a
-# destination's end of a transfer. For placement only; no verdict depends on it.
+# Starts the reason of a record that reports a refusal by the broker's service: an owner's unload, or a destination's end of a
+# transfer. For placement only; no verdict depends on it.
 _COULD_NOT_OPEN: Final = "could not open it: "
 _COULD_NOT_PREPARE: Final = "could not prepare it: "
 
@@ -46,7 +46,7 @@ class _Signature(TypedDict):
 class Author:
     """The author of a proposal.
 
-    A broker has an `incarnation` and the `sequence` of this attempt. An admin has `as_of`, the offset of its view.
+    A broker has an `incarnation` and the `sequence` of this attempt; an admin has `as_of`, the offset of its view.
     `timestamp_ms` is Unix time, for people and audits.
     """
 
@@ -58,7 +58,7 @@ class Author:
 
     @property
     def signature(self) -> _Signature:
-        """The fields of the envelope that identify the author."""
+        """The envelope fields that identify the author."""
         return {
             "publisher": self.publisher,
             "incarnation": self.incarnation,
@@ -71,7 +71,7 @@ class Author:
 def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> Genesis:
     """Return the first record of a log. Its author needs no incarnation and no view.
 
-    The genesis of a copy has the base and the format version of the view that the copy begins with.
+    A copy's genesis has the base and format version of the copied view.
     """
     return Genesis(
         key="genesis", based_on=0, publisher=author.publisher, level=level, timestamp_ms=author.timestamp_ms, cluster=cluster, base=base
@@ -79,11 +79,11 @@ def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> G
 
 
 def close_log(author: Author, view: View, *, copied_to: str | None = None, identity: str | None = None) -> LevelRecord:
-    """Return the last record of a log whose channel goes on in a copy. It is accepted once no broker of the log is alive.
+    """Return the record that closes a log whose channel goes on in a copy. It needs a log without live brokers.
 
     `copied_to` is the URL of the copy's log, `identity` its id.
     """
-    # For people: a path that is not valid text is kept as far as possible.
+    # For people: keep as much as possible of a path that is not valid text.
     spelled = None if copied_to is None else copied_to.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
     return LevelRecord(
         key="level",
@@ -99,17 +99,17 @@ def close_log(author: Author, view: View, *, copied_to: str | None = None, ident
 
 
 def assign(author: Author, bundle: BundleEntry, *, owner: int, reason: str | None = None) -> BundleTransition:
-    """Assign a free bundle to incarnation `owner`, or a bundle with a silent owner to another broker."""
+    """Assign a bundle that is free, or whose owner is silent, to incarnation `owner`."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="assigning", owner=owner, reason=reason)
 
 
 def opened(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """Record that the owner has opened an assigned bundle."""
+    """Record that the owner has opened its assigned bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner)
 
 
 def refuse(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
-    """Record that the assigned broker cannot open the bundle."""
+    """Record that the owner cannot open its assigned bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free", reason=reason)
 
 
@@ -127,45 +127,45 @@ def transfer(author: Author, bundle: BundleEntry, *, destination: int, reason: s
 
 
 def let_go(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """Record that the destination of a transfer is warm: the source may release the bundle."""
+    """Record that the destination is warm: the source may release the bundle."""
     return BundleTransition(
         key=bundle.name, based_on=bundle.last, **author.signature, state="releasing", owner=bundle.owner, source=bundle.source
     )
 
 
 def hand_over(author: Author, bundle: BundleEntry, *, handover: bytes | None = None) -> BundleTransition:
-    """Record that the source of a transfer has closed the bundle. The destination owns it when it reads this."""
+    """Record that the source has closed the bundle. The destination owns it when it reads this."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner, handover=handover)
 
 
 def cancel(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
-    """End a transfer or a split that has not happened. The server keeps the bundle and its token."""
+    """Cancel a transfer or split that has not happened. The bundle keeps its server and token."""
     owner = bundle.source if bundle.phase == "transferring" else bundle.owner
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=owner, reason=reason)
 
 
 def unload(author: Author, bundle: BundleEntry, *, reason: str | None = None) -> BundleTransition:
-    """Take an owned bundle from its owner without naming another."""
+    """Take an owned bundle from its owner, without a destination."""
     return BundleTransition(
         key=bundle.name, based_on=bundle.last, **author.signature, state="releasing", source=bundle.owner, reason=reason
     )
 
 
 def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Unload a bundle that the owner's service failed to open. Others recognise it by `is_refusal`: that owner would fail again."""
+    """Unload a bundle that the owner's service failed to open. `is_refusal` recognises it: that owner would fail again."""
     return unload(author, bundle, reason=f"{_COULD_NOT_OPEN}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def refuse_transfer(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Cancel a transfer because the destination's service refuses it. `is_refusal` distinguishes it from an operator's cancel."""
+    """Cancel a transfer that the destination's service refuses. `is_refusal` distinguishes it from an operator's cancel."""
     return cancel(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
     """Return whether the owner of `before` reports, by this accepted record, that its service does not take the bundle.
 
-    It refuses an assignment, or writes what `give_up` or `refuse_transfer` makes. It also writes the unloads and cancels that
-    others request: only the reason distinguishes them.
+    It refuses an assignment, or writes what `give_up` or `refuse_transfer` makes. Only the reason distinguishes these from the
+    unloads and cancels that others request.
     """
     if not isinstance(record, BundleTransition) or record.incarnation is None or record.incarnation != before.owner:
         return False
@@ -176,14 +176,14 @@ def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
 
 
 def released(author: Author, bundle: BundleEntry) -> BundleTransition:
-    """Record that the source of an unload has closed the bundle."""
+    """Record that the source has closed the unloaded bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free")
 
 
 def start_split(
     author: Author, bundle: BundleEntry, *, algorithm: str, positions: Sequence[int] | None = None, reason: str | None = None
 ) -> BundleTransition:
-    """Ask the owner to split its bundle by `algorithm`, at `positions` (hash points) if the algorithm requires them."""
+    """Ask the owner to split its bundle by `algorithm`, at `positions` (hash points) if the algorithm needs them."""
     return BundleTransition(
         key=bundle.name,
         based_on=bundle.last,
@@ -197,12 +197,12 @@ def start_split(
 
 
 def split(author: Author, bundle: BundleEntry, *, cuts: Sequence[int], reason: str | None = None) -> Split:
-    """Split a splitting bundle at `cuts`, hash points strictly inside it. Only its owner may."""
+    """Split the author's own splitting bundle at `cuts`, hash points strictly inside it."""
     return Split(key=bundle.name, based_on=bundle.last, **author.signature, positions=tuple(cuts), reason=reason)
 
 
 def merge(author: Author, left: BundleEntry, right: BundleEntry, *, reason: str | None = None) -> Merge:
-    """Merge two neighbouring bundles of one owner."""
+    """Merge two neighbours of one owner."""
     return Merge(key=left.name, based_on=left.last, **author.signature, right=right.name, based_on_right=right.last, reason=reason)
 
 
@@ -212,7 +212,7 @@ def merge(author: Author, left: BundleEntry, right: BundleEntry, *, reason: str 
 def create_namespace(
     author: Author, view: View, *, name: str, boundaries: Sequence[int], policies: Document | None = None
 ) -> NamespaceRecord:
-    """Create a namespace with a bundle between each two of `boundaries`, which rise from 0 to `HASH_MAX`."""
+    """Create a namespace. `boundaries` rise from 0 to `HASH_MAX`, with a bundle between each two."""
     before = view.namespaces.get(name)
     return NamespaceRecord(
         key=name,
@@ -225,17 +225,17 @@ def create_namespace(
 
 
 def set_namespace_policies(author: Author, view: View, *, name: str, policies: Document) -> NamespaceRecord:
-    """Replace the policies of a namespace. Raises KeyError if the view has no such namespace."""
+    """Replace the policies of a namespace. Raises KeyError if it does not exist."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="policies", policies=policies)
 
 
 def start_deleting_namespace(author: Author, view: View, *, name: str) -> NamespaceRecord:
-    """Forbid further assignments in a namespace. Raises KeyError if the view has no such namespace."""
+    """Forbid further assignments in a namespace. Raises KeyError if it does not exist."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="deleting")
 
 
 def delete_namespace(author: Author, view: View, *, name: str) -> NamespaceRecord:
-    """Remove a deleting namespace whose bundles are all free. Raises KeyError if the view has no such namespace."""
+    """Remove a deleting namespace whose bundles are all free. Raises KeyError if it does not exist."""
     return NamespaceRecord(key=name, based_on=view.namespaces[name].last, **author.signature, status="deleted")
 
 
@@ -268,7 +268,7 @@ def draining(author: Author, broker: BrokerEntry, *, reason: str | None = None) 
 
 
 def left(author: Author, broker: BrokerEntry, *, reason: str | None = None) -> BrokerRecord:
-    """End the author's incarnation. It has stopped serving."""
+    """End the author's incarnation, which has stopped serving."""
     return BrokerRecord(key=broker.broker, based_on=broker.last, **author.signature, status="left", reason=reason)
 
 

@@ -1,8 +1,8 @@
 """Parse and format names, and map topics and keys to hash ranges, as Apache Pulsar does.
 
-The hash space is the 32-bit integers from 0 to `HASH_MAX`. A bundle is a range from `low` inclusive to `high` exclusive. The
-last bundle of a namespace, whose `high` is `HASH_MAX`, includes its end. So every point has exactly one bundle, and the ends
-are formatted as Pulsar formats them (`0x00000000`, `0xffffffff`).
+The hash space is the 32-bit integers from 0 to `HASH_MAX`. A bundle's range has `low` but not `high`. Only the last bundle of a
+namespace, whose `high` is `HASH_MAX`, includes its end. So every point has exactly one bundle, and the ends look as in Pulsar
+(`0x00000000`, `0xffffffff`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
 
 HASH_MAX: Final = 0xFFFFFFFF
 
-# The boundaries of a new namespace travel in one record of at most 1 MiB. A boundary takes at most 13 bytes ("0x%08x" in quotes
-# and a comma): 65,537 of them take 851,981 bytes and leave 196,595 for policies and envelope.
+# The boundaries of a new namespace travel in one record of at most 1 MiB. At up to 13 bytes each ("0x%08x" in quotes and a
+# comma) 65,537 take 851,981 bytes and leave 196,595 for policies and envelope.
 BUNDLES_MAX: Final = 65_536
 
-# A tenant, a namespace within its tenant, a broker id: each may become a file name or a metric label, whose usual limit is 255
+# A tenant, a namespace within its tenant, a broker id: each may become a file name or a metric label, usually limited to 255
 # bytes. A bundle's name is then at most 255 + 1 + 255 + 1 + 21 = 533 bytes.
 NAME_BYTES_MAX: Final = 255
 
-# An HTTP lookup carries the topic in its request line, which servers limit to about 8,190 bytes. Percent-encoding may treble
-# the topic: 3 x 2,048 = 6,144 leaves room for the rest of the path and the query.
+# An HTTP lookup carries the topic in its request line, limited to about 8,190 bytes. Percent-encoding may treble it: 3 x 2,048
+# = 6,144 leaves room for the rest of the path and the query.
 TOPIC_BYTES_MAX: Final = 2_048
 
 ADMIN_PREFIX: Final = "admin:"
@@ -34,9 +34,8 @@ ADMIN_PREFIX: Final = "admin:"
 # How much of a name an error repeats: enough to recognise it, short enough for a log line.
 _NAME_SHOWN_CHARACTERS_MAX: Final = 256
 
-# Pulsar's "named entity" in ASCII, where characters are bytes. Patterns are used with `fullmatch` only, because `$` would
-# accept a newline at the end. The two ends of a range are compared as text: among lower-case hexadecimal numbers of equal
-# length the smaller one sorts first.
+# Pulsar's "named entity" in ASCII, where characters are bytes. Use `fullmatch` only: `$` accepts a newline at the end. The ends
+# of a range are compared as text: lower-case hexadecimal numbers of equal length sort like their values.
 _ENTITY: Final = rf"[-=:.\w]{{1,{NAME_BYTES_MAX}}}"
 _RANGE: Final = "0x([0-9a-f]{8})_0x([0-9a-f]{8})"
 _match_namespace: Final = re.compile(f"{_ENTITY}/{_ENTITY}", re.ASCII).fullmatch
@@ -133,7 +132,7 @@ def parse_bundle(name: str) -> BundleName:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Return `(low, high)` of a range written as in a bundle name, `0x00000000_0x40000000`. Raises `InvalidName`."""
+    """Parse a range as in a bundle name, `0x00000000_0x40000000`, to `(low, high)`. Raises `InvalidName`."""
     match = _match_range(text)
     if match is None or match[1] >= match[2]:
         raise _invalid(what="bundle range", name=text, expected=_EXPECTED_RANGE)
@@ -146,16 +145,16 @@ def bundle_contains(low: int, high: int, point: int) -> bool:
 
 
 def check_namespace(name: str) -> str:
-    """Return `name` if it is `tenant/namespace`, each a Pulsar named entity other than `.` and `..`. Raises `InvalidName` otherwise."""
+    """Return `name` if it is `tenant/namespace`, two Pulsar named entities other than `.` and `..`. Raises `InvalidName` otherwise."""
     if not _RELATIVE.isdisjoint(name.split("/")):
         raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
     return check_recorded_namespace(name)
 
 
 def check_recorded_namespace(name: str) -> str:
-    """Return `name` if a record may create a namespace of this name. Raises `InvalidName` otherwise.
+    """Return `name` if a record may create this namespace. Raises `InvalidName` otherwise.
 
-    This rule of the fold must not change: older records may contain `.` and `..`, which new requests may not.
+    This rule of the fold must not change: older records may contain `.` and `..`, unlike new requests.
     """
     if _match_namespace(name) is None:
         raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
@@ -201,12 +200,12 @@ def check_cuts(low: int, high: int, cuts: Sequence[int]) -> None:
 
 
 def children(low: int, high: int, cuts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges that `cuts` make of the range from `low` to `high`. The cuts have passed `check_cuts`."""
+    """Return the ranges that `cuts`, checked by `check_cuts`, make of the range from `low` to `high`."""
     return tuple(pairwise((low, *cuts, high)))
 
 
 def _spelled_out(short: str) -> str:
-    """Return the full form of a short topic name. For other text, return a text that is not a topic name either.
+    """Return the full form of a short topic name. Other text stays invalid.
 
     A single word loses stray `/` around it, as in Pulsar.
     """

@@ -1,7 +1,7 @@
-"""Define the records of the channel as values, their reasons and their bounds.
+"""Define the records of the channel, their rejection reasons and their bounds.
 
-Offsets, incarnations and tokens are logical offsets of the log: integers from 0 to `INTEGER_MAX`. An incarnation is the offset
-of the `joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
+Offsets, incarnations and tokens are logical offsets of the log, from 0 to `INTEGER_MAX`. An incarnation is the offset of the
+`joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ INTEGER_MAX: Final = 2**63 - 1
 # The highest format version that this code reads.
 LEVEL_SUPPORTED: Final = 1
 
-# A format version that no code will ever support. A log is raised to it when its channel is copied to another log. This closes
-# it for good, also for older code that does not know copies.
+# A format version that no code will ever support. Raising a log to it closes the log for good once its channel is copied, also
+# for older code that does not know copies.
 LEVEL_CLOSED: Final = INTEGER_MAX
 
-# How far behind an admin's view may be when its record arrives (`as_of`): fixed in format version 1, not a setting.
+# How far an admin's view may lag when its record arrives (`as_of`): fixed in format version 1, not a setting.
 ADMIN_WINDOW_OFFSETS: Final = 10_000
 
-# A new namespace has at most 65,536 bundles, and so one boundary more.
+# A new namespace has at most 65,536 bundles, and one boundary more.
 BOUNDARIES_MAX: Final = 65_537
 
-# One split makes at most 64 children: enough for any algorithm, and the record fits in one page of the log.
+# At most 64 children: enough for any algorithm, and the record fits in one page of the log.
 CUTS_MAX: Final = 63
 
 HANDOVER_BYTES_MAX: Final = 16 * 1024
@@ -44,7 +44,7 @@ Document = Mapping[str, Scalar]
 
 
 class Reason(StrEnum):
-    """Why a record was rejected. `STALE` and `LATE` are lost races, quiet and normal; all others are shown to the operator."""
+    """Why a record was rejected. `STALE` and `LATE` are lost races and normal; the operator sees all others."""
 
     MALFORMED = "malformed"
     STALE = "stale"
@@ -73,14 +73,13 @@ QUIET_REASONS: Final = frozenset({Reason.STALE, Reason.LATE})
 
 @hot_frozen
 class Record:
-    """The fields that every record has.
+    """The fields of every record.
 
-    * `key` is what it changes, `based_on` its expected offset: the last accepted offset of that key that its author knew.
+    * `key` is what it changes, `based_on` the expected offset: the last accepted offset of that key that its author knew.
     * `publisher` is a broker id, or `admin:NAME`.
-    * A broker's record carries its `incarnation` and `sequence`, the rising number of the attempt. An admin's carries `as_of`,
-      the offset of its view.
+    * A broker sets its `incarnation` and `sequence`, the rising number of the attempt. An admin sets `as_of`, the offset of its view.
     * `level` is the format version that it needs.
-    * `timestamp_ms` (Unix time) is for people and audits. The fold never reads it.
+    * `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
     """
 
     key: str
@@ -95,7 +94,7 @@ class Record:
 
 @hot_frozen
 class Genesis(Record):
-    """The first record of a log: its cluster, and the base that its physical offsets count from."""
+    """The first record of a log: its cluster, and the base of its logical offsets."""
 
     cluster: str
     base: int = 0
@@ -116,7 +115,7 @@ class BundleTransition(Record):
 
 @hot_frozen
 class Split(Record):
-    """The owner of `key` split it at `positions` (hash points strictly inside it). The owner keeps the children."""
+    """The owner of `key` split it at `positions` (hash points strictly inside it) and keeps the children."""
 
     positions: tuple[int, ...]
     reason: str | None = None
@@ -144,10 +143,10 @@ class NamespaceRecord(Record):
 class Joined(Record):
     """A broker process begins a new incarnation and declares its lease and grace period.
 
-    * `nonce` is the instance id, `margin_ms` the grace period.
-    * `addresses` maps a protocol to the address for clients.
-    * `capacity` is a weight: 200 means twice the load of 100.
-    * `replaces` is the instance id of the live incarnation, found in the locked data directory.
+    * `nonce`: the instance id. `margin_ms`: the grace period.
+    * `addresses`: protocol to client address.
+    * `capacity`: a weight; 200 means twice the load of 100.
+    * `replaces`: the instance id of the live incarnation, from the locked data directory.
     * `after_silence`: this process has seen no record of that incarnation for its lease and grace period.
     """
 
@@ -174,9 +173,9 @@ class Renewed(Record):
 
 @hot_frozen
 class BrokerRecord(Record):
-    """A broker drains, has left, is declared dead, or is removed.
+    """A broker drains, leaves, is declared dead, or is removed.
 
-    Only the broker itself drains or leaves. A live broker declares another one dead, or an admin with its instance id (`nonce`).
+    It drains or leaves only itself. A live broker declares another one dead, or an admin with its instance id (`nonce`).
     """
 
     status: BrokerChange

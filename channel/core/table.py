@@ -1,8 +1,4 @@
-"""Hold the state of a cluster after a prefix of its log, with indexes for cheap queries.
-
-The writers here keep the indexes and the digest in step. Only `channel.core.view`, the loaders of snapshots and the copying of
-a channel call them.
-"""
+"""Hold the state of a cluster after a prefix of its log, with indexes for cheap queries."""
 
 from __future__ import annotations
 
@@ -15,7 +11,8 @@ from equipoise.channel.core.ranges import HASH_MAX
 class View:
     """The state of a cluster after a prefix of its log.
 
-    Anyone may read it. Only `apply`, snapshot loaders and the copying of a channel write it.
+    Anyone may read it. Only `apply`, snapshot loaders and the copying of a channel write it; the writers keep indexes and
+    digest in step.
 
     * `offset` is the last folded logical offset (-1 before the first).
     * `live` maps each live incarnation to its broker.
@@ -56,8 +53,8 @@ class View:
         self.policies: dict[str, PolicyEntry] = {}
         self.live: dict[int, BrokerEntry] = {}
         self._ranges: dict[str, RangeIndex] = {}  # By namespace.
-        # `_held`: the bundles that name an incarnation. `_unsettled`: all bundles not simply owned. A death or a leader's round
-        # reads only these, not the whole view. Dicts without values keep the order stable.
+        # `_held` has the bundles that name an incarnation, `_unsettled` those not simply owned. So a death or a leader's round
+        # does not scan the view. Dicts without values keep the order stable.
         self._held: dict[int, dict[str, None]] = {}
         self._unsettled: dict[str, None] = {}
         self._digest = 0  # Reduced only when it is read, which is cheaper.
@@ -66,9 +63,9 @@ class View:
     # --- questions ---
 
     def bundle_at(self, namespace: str, point: int) -> BundleEntry | None:
-        """Return the bundle of `namespace` that holds hash point `point`; None if there is no such namespace.
+        """Return the bundle that holds hash point `point`; None if there is no such namespace.
 
-        It may build the index that it reads: only the folding thread may call it.
+        It may build an index: only the folding thread may call it.
         """
         index = self._ranges.get(namespace)
         if index is None:
@@ -77,17 +74,17 @@ class View:
         return index.bisected(point, self.bundles) if entry is None else entry
 
     def bundles_of(self, namespace: str) -> list[BundleEntry]:
-        """Return the bundles of `namespace` in hash order; empty if there is no such namespace."""
+        """Return the bundles of `namespace` in hash order; empty if it does not exist."""
         index = self._ranges.get(namespace)
         return [] if index is None else [self.bundles[name] for name in index.names]
 
     def bundle_count(self, namespace: str) -> int:
-        """Return the number of bundles of `namespace`; 0 if there is no such namespace."""
+        """Return the number of bundles of `namespace`; 0 if it does not exist."""
         index = self._ranges.get(namespace)
         return 0 if index is None else len(index.names)
 
     def right_neighbour(self, bundle: BundleEntry) -> BundleEntry | None:
-        """Return the bundle that begins where `bundle` ends; None for the last of its namespace."""
+        """Return the next bundle in hash order; None for the last of its namespace."""
         return None if bundle.high == HASH_MAX else self.bundle_at(bundle.namespace, bundle.high)
 
     def held_by(self, incarnation: int) -> list[BundleEntry]:
@@ -111,12 +108,12 @@ class View:
         return [self.live[incarnation] for incarnation in sorted(self.live)]
 
     def leader(self) -> BrokerEntry | None:
-        """Return the oldest live broker that does not drain; if all drain, the oldest; None if none is alive."""
+        """Return the oldest live broker that does not drain, else the oldest live one, else None."""
         brokers = self.live_brokers()
         return next((broker for broker in brokers if broker.status == "up"), brokers[0] if brokers else None)
 
     def last_of_broker(self, broker: str) -> int:
-        """Return the expected offset that a record of this broker's key must carry."""
+        """Return the expected offset for a record of this broker's key."""
         entry = self.brokers.get(broker)
         return self.removed_at if entry is None else entry.last
 
@@ -146,7 +143,7 @@ class View:
             self._unsettled[name] = None
 
     def insert_bundle(self, after: BundleEntry) -> None:
-        """Add a bundle whose range is new. The caller removes the bundles that it replaces."""
+        """Add a bundle with a new range. The caller removes the bundles that it replaces."""
         index = self._ranges.get(after.namespace)
         if index is None:
             index = self._ranges[after.namespace] = RangeIndex()
@@ -192,7 +189,7 @@ class View:
         broker.last = offset
 
     def put_broker(self, after: BrokerEntry) -> None:
-        """Set a new broker or incarnation. The caller has removed the previous one of this id."""
+        """Set a new broker or incarnation. The caller has removed the previous one."""
         self.brokers[after.broker] = after
         if after.live:
             self.live[after.incarnation] = after
@@ -223,7 +220,7 @@ class View:
             self._digest += digests.status_part(digests.weight("policy", name), "policy", after.last)
 
     def go_on_above(self, base: int, *, level: int, level_last: int) -> None:
-        """Become the first view of a copy: the same content, in a log whose offsets start above `base`.
+        """Become the first view of a copy: the same content, with offsets above `base`.
 
         `level` and `level_last` are the values before the record that closed the old log, if one did.
         """

@@ -1,14 +1,14 @@
-"""Judge a record and apply it to a view: `apply(view, offset, record) -> Verdict`, the only fold.
+"""Judge records and apply them to a view: `apply(view, offset, record) -> Verdict`, the only fold.
 
-No IO, no clock, no randomness, and nothing that only one kind of reader needs.
+No IO, clock or randomness, and nothing that only one kind of reader needs.
 
 The rules of the fold
-1. `apply` is total: for any view, any higher offset and any record it returns a verdict and raises nothing.
-2. Only `apply` changes a view. So all readers at one offset hold the same view, with the same digest.
-3. A rejected record changes nothing but its publisher's sequence (and the view's offset, which is a position, not content).
-4. Order of the checks: genesis; publisher and sequence; level; form; then `stale`, before any check of the content. A proposal
-   based on another state needs no finer answer.
-5. Entries are values: a change replaces an entry. A `Change` carries the entry before and after, for listeners.
+1. `apply` is total: it returns a verdict for any view, higher offset and record, and raises nothing.
+2. Only `apply` changes a view. So all readers at one offset have equal views and digests.
+3. A rejected record changes only its publisher's sequence and the view's offset.
+4. Order of the checks: genesis; publisher and sequence; level; form; `stale`; content. A proposal based on another state needs
+   no finer answer than `stale`.
+5. Entries are values: a change replaces an entry. A `Change` carries both for listeners.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _STALE: Final = _REJECTED[Reason.STALE]
 _LATE: Final = _REJECTED[Reason.LATE]
 _ILLEGAL: Final = _REJECTED[Reason.ILLEGAL_TRANSITION]
 _NOT_THE_ACTOR: Final = _REJECTED[Reason.NOT_THE_ACTOR]
-# Bound to names once: in Python 3.11 each access to an enum costs as much as a call.
+# Bound once: in Python 3.11 each access to an enum costs as much as a call.
 _ANY_BROKER: Final = Actor.ANY_BROKER
 _BY_OWNER: Final = Actor.OWNER
 _BY_SOURCE: Final = Actor.SOURCE
 _OWNER: Final = Holder.OWNER
 _TARGET: Final = Holder.TARGET
 
-# Finds the row of a transition in one step: by the phase before it and the shape of the record.
+# Finds the row of a transition in one step, by the phase before and the record's shape.
 _ROW_OF_SHAPE: Final = {(row.before, *shape): row for shape, phase in PHASE_OF_SHAPE.items() for row in TRANSITIONS if row.after == phase}
 
 _RENEWED: Final = Verdict()
@@ -77,9 +77,9 @@ _RENEWED_AND_DIVERGED: Final = Verdict(diverged=True)
 
 
 def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
-    """Return the verdict on one record at its logical `offset`, above `view.offset`. Change the view if it is accepted.
+    """Return the verdict on one record at its logical `offset`, above `view.offset`. Apply it if it is accepted.
 
-    Total and deterministic: it never raises, and reads no clock, environment or random source.
+    Total and deterministic.
     """
     view.offset = offset
     kind = type(record)
@@ -100,7 +100,7 @@ def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
 def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict | None:
     """Check the publisher and settle its attempt, before the verdict.
 
-    So a live publisher that reads back one of its records knows that all its earlier ones are either read or never accepted.
+    So a live publisher that reads back one of its records knows that each earlier one is either read or will never be accepted.
     """
     incarnation = record.incarnation
     if incarnation is None:
@@ -143,9 +143,9 @@ def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
 def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> Verdict:
     if record.cluster != view.cluster:
         return _REJECTED[Reason.FOREIGN_GENESIS]
-    # A copy begins with the view of its snapshot. The genesis of that view stood in the old log, at or below the new base. In a
-    # log that is not a copy each genesis stands above the base. There a second genesis is late: its writer also found the log
-    # empty. So is each further genesis of a copy.
+    # A copy begins with the view of its snapshot, whose genesis stood in the old log, at or below the new base. In other logs
+    # the genesis stands above the base. There a second genesis is late: its writer also found the log empty. So is a second
+    # genesis of a copy.
     if genesis > view.base or record.base != view.base or record.level != view.level:
         return _STALE
     view.genesis = offset
@@ -257,8 +257,8 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
         return _REJECTED[Reason.LEVEL]
     before = view.brokers.get(record.key)
     alive = before is not None and before.live
-    # A plain attempt while the id looks alive gets `still_alive`, whatever offset it expects. That answer shows a process
-    # without its data directory that it can reach the log.
+    # A plain attempt while the id looks alive gets `still_alive` for any expected offset. This shows a process without its data
+    # directory that it can reach the log.
     if alive and not record.after_silence and record.replaces != cast("BrokerEntry", before).joined.nonce:
         return _REJECTED[Reason.STILL_ALIVE]
     if record.based_on != view.last_of_broker(record.key):
@@ -284,7 +284,7 @@ def _renewed(view: View, offset: int, record: Renewed) -> Verdict:
         return _STALE
     if broker is None:
         return _REJECTED[Reason.UNKNOWN_BROKER]
-    # The publisher is alive, so its incarnation matches only its own entry. An admin has none.
+    # A live publisher's incarnation matches only its own entry. An admin has none.
     if record.incarnation != broker.incarnation:
         return _NOT_THE_ACTOR
     agrees = record.digest == broker.digest_after
@@ -390,9 +390,9 @@ def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
 
 
 def _refusal(view: View, row: Row, before: BundleEntry, record: BundleTransition) -> Verdict | None:
-    """Return None if the record satisfies the columns *who* and *condition* of its row, else the rejection."""
+    """Return None if the record meets the columns *who* and *condition* of its row, else the rejection."""
     owner, source = record.owner, record.source
-    # The record has the same shape as its row, so it names nobody whom the row does not name.
+    # Record and row have the same shape, so the record names nobody else.
     if source is not None and source != (before.owner if row.source is _OWNER else before.source):
         return _ILLEGAL
     if owner is not None and row.owner is not _TARGET and owner != (before.owner if row.owner is _OWNER else before.source):

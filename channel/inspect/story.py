@@ -1,4 +1,4 @@
-"""Describe records for people: what each one wanted, its verdict and the reason, and the story of one bundle.
+"""Describe records for people: each record's request, verdict and reason, and the story of one bundle.
 
 Pure functions from folded records, and the view just after them, to text. Callers add colours, columns and times of day.
 """
@@ -39,7 +39,7 @@ from equipoise.channel.core.records import (
 )
 from equipoise.channel.core.view import View
 
-# (phase before, phase after) -> what a transition does. A rejected one has no phase before and shows what was wanted.
+# (phase before, phase after) -> the deed. A rejected one has no phase before.
 _DEEDS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
     ("free", "assigning"): "assigns {key} to {owner}",
     ("assigning", "assigning"): "assigns {key} to {owner} instead",
@@ -70,7 +70,7 @@ _NAMESPACE_DEEDS: Final = {
     "deleted": "deletes namespace {key}",
 }
 
-# The meaning of a rejection, where neither the verdict's `problem` nor the view explains more.
+# What a rejection means, where neither the verdict's `problem` nor the view explains more.
 _MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.MALFORMED: "it is no record",
     Reason.STALE: "{subject} has changed since, at {last}",
@@ -98,7 +98,7 @@ _MEANINGS: Final[Mapping[Reason, str]] = {
 ENTRIES_SHOWN_MAX: Final = 16
 """Entries of a policy that one line shows. A document has up to 256."""
 
-# The subject of a record whose key is absent: one offset stands for all absent keys (`View.removed_at`).
+# The subject of a record with an absent key: one offset stands for all of them (`View.removed_at`).
 _ABSENT: Final = "what is absent"
 
 
@@ -110,18 +110,18 @@ class Names:
         self._brokers = {broker.incarnation: broker.broker for broker in view.brokers.values()}
 
     def learn(self, folded: Folded) -> None:
-        """Add the incarnation of a record just folded, if it joined."""
+        """Add the incarnation of a `joined` record just folded."""
         if isinstance(folded.record, Joined) and folded.verdict.accepted:
             self._brokers[folded.offset] = folded.record.key
 
     def of(self, incarnation: int | None) -> str:
-        """Return an incarnation with its broker id, if it is known."""
+        """Return an incarnation with its broker id, if known."""
         return "nobody" if incarnation is None else f"{self._brokers.get(incarnation, '')}#{incarnation}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One record of a story. `lines[0]` describes it; the others are its effects on each bundle of the story."""
+    """One record of a story. `lines[0]` describes it; the others are its effects on the story's bundles."""
 
     folded: Folded
     lines: tuple[str, ...]
@@ -130,7 +130,7 @@ class Told:
 def describe(folded: Folded, view: View, names: Names) -> str:
     """Return one line on a record: its offset, author, request, expected offset and verdict.
 
-    `view` and `names` are as they are just after the fold. They explain a rejection.
+    `view` and `names` are as just after the fold. They explain a rejection.
     """
     record, verdict = folded.record, folded.verdict
     who = f"{folded.offset} {_publisher(record)}"
@@ -172,7 +172,7 @@ def standing(bundle: BundleEntry, names: Names) -> str:
 def concerns(folded: Folded, bundle: BundleName) -> bool:
     """Return whether a record changed, or wanted to change, a bundle that shares points with `bundle`.
 
-    So a story covers, through splits and merges, all bundles that these points ever lay in. `bundle` need not exist.
+    So a story follows these points through splits and merges. `bundle` need not exist.
     """
     record, verdict = folded.record, folded.verdict
     if verdict.accepted:
@@ -187,7 +187,7 @@ def concerns(folded: Folded, bundle: BundleName) -> bool:
 
 
 def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable[Entry]) -> Iterator[Told]:
-    """Yield the story of a bundle, record by record. `reader` folds `entries`, and `names` learns who joins.
+    """Yield the story of a bundle, record by record, while `reader` folds `entries` and `names` learns who joins.
 
     Raises what `Reader.feed` raises. `ending_of` returns the end of the story.
     """
@@ -199,13 +199,13 @@ def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable
 
 
 def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
-    """Return the state at the end of a story: one line for each bundle that shares points with `bundle`, in hash order."""
+    """Return the end of a story: one line per bundle that shares points with `bundle`, in hash order."""
     children = [child for child in view.bundles_of(bundle.namespace) if max(child.low, bundle.low) < min(child.high, bundle.high)]
     return [standing(child, names) for child in children] or [f"there is no namespace {bundle.namespace}"]
 
 
 def _one_line(text: str) -> str:
-    """Escape characters that could break the line or control the terminal. Records contain untrusted text."""
+    """Escape what could break the line or control the terminal: records contain untrusted text."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -285,7 +285,7 @@ def _acceptance(folded: Folded, names: Names) -> str:
 
 
 def _policy_changes(changes: Iterable[object]) -> list[str]:
-    """Return the changed entries of a policy by name, such as `min_limit: 1 -> 2`; of very many only the first."""
+    """Return the changed entries of a policy by name, such as `min_limit: 1 -> 2`, up to a limit."""
     told = []
     for change in changes:
         if isinstance(change, PolicyChanged):
@@ -306,7 +306,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _effects(folded: Folded, bundle: BundleName, names: Names) -> list[str]:
-    """Return a record's effect on each bundle that shares points with `bundle`, unless `describe` shows it."""
+    """Return a record's effects on bundles that share points with `bundle`, unless `describe` shows them."""
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
     if isinstance(folded.record, BundleTransition):
         return []
@@ -347,7 +347,7 @@ def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: 
 
 
 def _meaning_of_state(record: BundleTransition | Split | Merge, reason: Reason, view: View, names: Names) -> str | None:
-    """Explain a rejected change by the bundle's state, where the reason alone is too short."""
+    """Explain a rejected change by the bundle's state, where the reason is not enough."""
     bundle = view.bundles.get(record.key)
     if bundle is None:
         return None
@@ -363,7 +363,7 @@ def _meaning_of_state(record: BundleTransition | Split | Merge, reason: Reason, 
 
 
 def _changed_since(record: Record, view: View) -> tuple[str, int]:
-    """Return a record's subject and the offset of its last change. Of a merge's two bundles, take the one that has changed."""
+    """Return a record's subject and the offset of its last change; for a merge, of the bundle that has changed."""
     if isinstance(record, Merge):
         left, right = view.bundles.get(record.key), view.bundles.get(record.right)
         if left is not None and right is not None and left.last == record.based_on:

@@ -1,18 +1,18 @@
 """Audit a channel: fold the whole log again, and name the records that are wrong.
 
-The audit does not know what the writers meant, and does not check the fold itself; the tests compare that with another one.
+The audit does not know what the writers meant. It does not check the fold; the tests do.
 
 The checks
-1. Storage: what `Log.read` raises as damage, and `check_storage`, where the log has it.
+1. Storage: what `Log.read` and, where the log has it, `check_storage` raise as damage.
 2. Form: bytes that are not a record, and records that do not belong to this log (before the genesis, of another cluster).
-3. References: a proposal is based on the last record that its author's view ACCEPTED for the key. If that record is rejected
-   here or missing, one of the two is not what its writer wrote.
-4. Digests: a renewal carries the digest of its author's view just after its last renewal. If this view differs, some record
-   since the last agreement is not what that author read.
-5. Invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
+3. References: a proposal is based on the last record that its author's view ACCEPTED for the key. If that is rejected here or
+   missing, one of the two is not what its writer wrote.
+4. Digests: a renewal carries the digest of its author's view just after its last renewal. If this view differs, its author read
+   another record somewhere since the last agreement.
+5. Invariants of the view: bundles cover each namespace's hash space once, tokens rise, holders are alive.
 6. Both snapshots: the rows against their checksums and the marker's digest, and the marker against the fold of the log at that
-   offset. Without the log's beginning the fold starts from the history snapshot, or else the compacted one. The digests of step
-   4 then check that start, too.
+   offset. Without the log's beginning the fold starts from the history snapshot, or else the compacted one; step 4 then checks
+   that start, too.
 7. Times: a record whose time is far ahead of this machine's clock.
 """
 
@@ -38,18 +38,18 @@ from equipoise.channel.inspect.snapshot_audit import Promise, SnapshotFacts, fac
 from equipoise.channel.snapshots.whole import is_whole
 
 FINDINGS_MAX: Final = 100
-"""Findings that are kept; further ones are only counted. One damaged record may invalidate all later ones."""
+"""Findings that are kept; the rest is counted. One damaged record may invalidate all later ones."""
 
 SUSPECTS_MAX: Final = 20
-"""Odd records that are kept as suspects, the newest ones."""
+"""The newest odd records, kept as suspects."""
 
 AGREEMENTS_MAX: Final = 1_000
-"""Digest agreements that are kept, the newest ones: brokers confirm one another's views within a lease or two."""
+"""The newest digest agreements, kept: brokers confirm one another's views within a lease or two."""
 
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A log whose storage can be damaged in places that a read does not notice."""
+    """A log whose storage may have damage that reads do not notice."""
 
     def check_storage(self) -> None:
         """Raise `LogDamaged` if the storage contradicts itself."""
@@ -101,7 +101,7 @@ def _check_times(audit: Audit, log: Log) -> None:
 
 
 def _begin(audit: Audit, log: Log, compacted_snapshot: SnapshotFacts, history_snapshot: SnapshotFacts) -> None:
-    """Begin with the log's first record or, if that is gone, with a snapshot, the history snapshot first."""
+    """Begin with the log's first record, else with the history snapshot, else with the compacted one."""
     try:
         whole = is_whole(log)
     except LogDamaged:
@@ -172,7 +172,7 @@ class Audit:
             self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
 
     def incomplete(self, start: int, compacted_snapshot: SnapshotFacts) -> None:
-        """Note that the log begins at physical offset `start` and nothing replaces the records before it."""
+        """Note that the log begins at physical offset `start`, and nothing replaces the records before it."""
         why = "it has no snapshot that stands for them" if compacted_snapshot.problem is None else "its snapshot cannot be used"
         self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
 
@@ -230,13 +230,13 @@ class Audit:
             self._found(kind, folded.offset, text)
 
     def damaged(self, error: LogDamaged, *, end: int) -> None:
-        """Note that the log could not return the entry at `position` or, without an offset, anything from there to `end`."""
+        """Note that the log could not return the entry at `position`, or any entry from there to `end`."""
         first = self.position if error.offset is None else error.offset
         last = end if error.offset is None else error.offset
         self._stop(Kind.DAMAGED, first, f"{error.problem}; what follows was not folded", last=max(first, last))
 
     def damaged_beside(self, error: LogDamaged, *, end: int) -> None:
-        """Note storage damage although all returned entries are whole: missing ones lie in the gaps, if any."""
+        """Note storage damage although all returned entries are whole: missing ones can only be in the gaps."""
         gaps = [*self._gaps, (self.position, end)] if self.position <= end else self._gaps
         first, last = (gaps[0][0], gaps[-1][1]) if gaps else (FIRST_OFFSET, max(end, FIRST_OFFSET))
         missing = "where nothing could be read" if gaps else "though each record that was read is whole"
@@ -252,7 +252,7 @@ class Audit:
         self._found(Kind.CLOCK, offset, text)
 
     def findings(self) -> Findings:
-        """Return what has been found so far, with the checks that need the end."""
+        """Return the findings so far, with the checks that need the end."""
         view = self._reader.view
         for promise in self._promises if self.goes_on else ():
             self._of(promise.kind, promise, f"the log ends before it, at offset {view.offset}")
@@ -260,7 +260,7 @@ class Audit:
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
         parted = self._digests.finding()
         found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
-        # Storage losses come first, because they explain other findings; then the record that may explain later ones.
+        # Storage losses first, because they explain other findings; then records that may explain later ones.
         found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
             snapshot_to=self._horizon_of(Kind.SNAPSHOT),
@@ -293,7 +293,7 @@ class Audit:
             self._digests.suspect(folded.offset)
 
     def _check_ties(self, folded: Folded) -> None:
-        """Check that a record refers only to accepted records. Its author read the same log and saw them accepted."""
+        """Check that a record refers only to accepted records: its author saw them accepted in the same log."""
         record = folded.record
         first = self._accepted[0] if self._accepted else folded.offset
         if isinstance(record, Unreadable | Genesis):
@@ -349,7 +349,7 @@ class _Digests:
     def compare(self, offset: int, record: Renewed, *, agrees: bool) -> Finding | None:
         """Compare the renewal at `offset`, which carries its author's digest just after `based_on`.
 
-        Return a finding if the digests agree both before and after a disagreement: one record caused it and was overwritten.
+        Return a finding if the digests agree before and after a disagreement: one record caused it and was overwritten.
         """
         at = record.based_on
         if agrees:
@@ -431,7 +431,7 @@ def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
 
 
 def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """Yield tokens that do not rise: over any point tokens only rise, and a new server needs a higher one."""
+    """Yield falling tokens: over any point tokens only rise, and a new server needs a higher one."""
     gone = [change.before for change in bundles if change.after is None and change.before is not None]
     for change in bundles:
         after = change.after
@@ -445,7 +445,7 @@ def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, 
 
 
 def _holes(changes: Sequence[Change], bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """Yield holes: a record must put back the ranges that it removes, unless their namespace came or went with it."""
+    """Yield holes: a record must put back the ranges that it removes, unless their namespace came or went."""
     created = [change for change in changes if isinstance(change, NamespaceChanged) and change.before is None]
     deleted = [change for change in changes if isinstance(change, NamespaceChanged) and change.after is None]
     gone = [(0, HASH_MAX)] if created else [(b.before.low, b.before.high) for b in bundles if b.before is not None and b.after is None]
@@ -470,7 +470,7 @@ def _covers(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) 
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, with touching ranges joined. Overlapping ranges stay apart and so equal nothing."""
+    """Return the ranges in order, touching ones joined. Overlapping ones stay apart and so equal nothing."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and joined[-1][1] == low:

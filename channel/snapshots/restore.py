@@ -1,7 +1,7 @@
-"""Choose where a reader of a channel begins, so that it folds as little as possible and never guesses.
+"""Choose where a reader begins, so that it folds as little as possible and never guesses.
 
-It may begin with its own snapshot, the channel's compacted or history snapshot, or the log's first record. It is refused if
-none of them leads to the present end of the log.
+It begins with its own snapshot, the channel's compacted or history snapshot, or the log's first record. If none of them leads
+to the log's present end, it is refused.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Restoration:
 def restored(
     log: Log, *, cluster: str | None = None, own: View | None = None, check: Check = unchecked, progress: Progress = unwatched
 ) -> Reader:
-    """Return a reader that has read nothing of the rest of `log` yet, and can fold it.
+    """Return a reader that can fold the rest of `log` and has read nothing of it yet.
 
-    It goes on from `own` (a view restored from a snapshot) if the log still has its position, else from `restoration`, whose
+    It goes on from `own` (a view restored from a snapshot) if the log still has its position, else as `restoration`, whose
     errors it raises.
     """
     if own is not None and own.offset >= 0 and own.offset - own.base + 1 >= log.start():
@@ -54,9 +54,9 @@ def earliest(log: Log, *, cluster: str | None = None, check: Check = unchecked, 
 
 
 def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """Return the earliest start for all that is left of `log`: zero, else the history snapshot, else `restoration`.
+    """Return the earliest start for what is left of `log`: zero, else the history snapshot, else `restoration`.
 
-    A damaged history snapshot is left out with a warning: only a look at the past needs it. Raises what `restoration` raises.
+    A damaged history snapshot is left out with a warning: only the past needs it. Raises what `restoration` raises.
     """
     if is_told_from_zero(log):
         return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={})
@@ -75,13 +75,13 @@ def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked,
 
 
 def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """Return the view of the compacted snapshot if the log still has the next position, else from zero if the log is whole.
+    """Return the compacted snapshot's view if the log still has the next position, else a start from zero if the log is whole.
 
     A log is whole if it has its beginning and is not a copy: a copy begins with its snapshot. A log with a snapshot and no
-    genesis may be the rest of a copy. It is whole only if the snapshot is another log's.
+    genesis may be the rest of a copy, so it is whole only if the snapshot is another log's.
 
     Raises `ChannelIncomplete` if neither leads on; `ForeignLog` if `cluster` is given and the snapshot is another's;
-    `LevelTooNew`; what `check` raises; and what `Log.read` and `SnapshotStore.load` raise.
+    `LevelTooNew`; and what `check`, `Log.read` and `SnapshotStore.load` raise.
     """
     image: CompactedSnapshot | None = None
     problem: str | None = None

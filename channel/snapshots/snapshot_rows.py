@@ -1,14 +1,14 @@
 """Convert a view to the rows and marker of a compacted snapshot, and back.
 
-One row per key, so that only changed keys are written again. Rows are flat JSON objects that Spark reads with one schema:
-`kind`, `key` and `last` as on the channel, then the fields of the entry.
+There is one row per key, so that only changed keys are written again. Rows are flat JSON objects that Spark reads with one
+schema: `kind`, `key` and `last` as on the channel, then the entry's fields.
 
 Three proofs protect a snapshot:
 
-* Each row, and the marker, ends with a checksum of its key and bytes. The digest does not cover all of them.
-* The marker carries the digest of the view. The loader rebuilds the view through the same writers as the fold: a missing,
-  outdated or superfluous row gives another digest. Rows that others wrote are ignored, and the next compaction removes them.
-* The marker names the log. A snapshot of a former log of the same name is not used.
+* Each row, and the marker, ends with a checksum of its key and bytes, because the digest does not cover all of them.
+* The marker carries the view's digest. The loader rebuilds the view through the fold's writers: a missing, outdated or
+  superfluous row gives another digest. Other writers' rows are ignored, and the next compaction removes them.
+* The marker names the log, so a snapshot of a former log of the same name is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from equipoise.channel.core.table import View
 FORMAT: Final = 1
 
 MARKER_KEY: Final = "marker"
-"""The key of the marker, for a store that has only keys. No row has it."""
+"""The key of the marker, in a store that has only keys. No row has it."""
 
 CHECKPOINTS_MAX: Final = 1_024
 """Checkpoints that a marker carries: 40 KB. At one per 8,000 records they reach back over eight million records."""
@@ -48,13 +48,13 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """The marker of a snapshot: the identity of its `log`, its cluster, and its extent.
+    """The marker of a snapshot: its `log` (an identity), its cluster, and its extent.
 
-    * `horizon` is the logical offset of the last folded record, `digest` the digest of the view there.
-    * `sequences` maps each live incarnation to its sequence, which rises without a change of any row.
-    * `bytes_below` is the size of all records up to the horizon. `checkpoints` are earlier (horizon, bytes_below), rising, for
+    * `horizon`: the logical offset of the last folded record. `digest`: the view's digest there.
+    * `sequences`: the sequence of each live incarnation, which rises without a change of any row.
+    * `bytes_below`: the size of all records up to the horizon. `checkpoints`: earlier (horizon, bytes_below), rising, for
       retention by size.
-    * `copied`: the view was copied from another log, and the horizon is the end of that log.
+    * `copied`: the view came from another log, which ended at the horizon.
     """
 
     log: str
@@ -232,7 +232,7 @@ def _policy_row(entry: PolicyEntry) -> SnapshotRow:
 
 
 def _broker_row(entry: BrokerEntry) -> SnapshotRow:
-    """Return a broker's row, without its sequence. That rises with each of its records, so the marker keeps it."""
+    """Return a broker's row. Its sequence rises with each of its records, so the marker keeps that."""
     return _row(
         f"broker:{entry.broker}",
         {
