@@ -4,7 +4,7 @@
 
 Invariants
 * The log begins at the history snapshot's position or below: nobody cuts above it or moves it down. So every record from it on
-  exists. A history snapshot below the log's beginning is obsolete.
+  exists. A history snapshot below the log's beginning is obsolete: the compacted snapshot covers all that is left.
 * A log that has its beginning and is not a copy needs none: it is folded from zero. If the cut is at the compacted snapshot's
   horizon, that snapshot replaces it.
 * A log without a kept past (a copy, or a log cut by earlier code) takes its compacted snapshot, before that is replaced. So

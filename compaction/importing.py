@@ -227,7 +227,7 @@ def import_to(
     """
     export = Export(lines, file=file)
     entries = _watched(export, deadline, progress)
-    # Create a Kafka log last, so that a refused export leaves no empty log behind.
+    # A log that is not a file is created last, so that a refused export leaves no empty log behind.
     view = _copied_view(export, entries, ahead=ahead) if log_path(url) is None else None
     with made_aside(url) as aside:
         target = aside.log

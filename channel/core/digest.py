@@ -2,8 +2,8 @@
 
 Theory of operation:
 
-* The digest is a multilinear hash (Carter and Wegman, "Universal classes of hash functions"): the sum, modulo the prime 2**61 -
-  1, of one part per key. A part is the key's weight times a fixed linear form of its numbers. Weights and coefficients are
+* The digest is a multilinear hash (Carter and Wegman, "Universal classes of hash functions"): the sum of one part per
+  key, modulo the prime 2**61 - 1. A part is the key's weight times a fixed linear form of its numbers. Weights and coefficients are
   BLAKE2b hashes of their names.
 * Two different views have equal digests with a probability of 2**-61, unless somebody searches for a collision. Brokers trust
   each other's records and have no reason to.

@@ -1,7 +1,7 @@
 """Choose where a reader begins, so that it folds as little as possible and never guesses.
 
 It begins with its own snapshot, the channel's compacted or history snapshot, or the log's first record. If none of them leads
-to the log's present end, it is refused.
+to the log's present end, `ChannelIncomplete` is raised.
 """
 
 from __future__ import annotations
