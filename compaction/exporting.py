@@ -5,8 +5,8 @@
 The lines
 1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`. Offsets
    are physical, and verdicts begin at `folded_from`.
-2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold begins there: `{"twin": KEY,
-   "row": {...}}`. The marker comes first, under the key `marker`.
+2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold begins there:
+   `{"twin": KEY, "row": {...}}`. The marker comes first, under the key `marker`.
 3. One line per entry: its physical `position`, its logical `offset`, the `record`, and the verdict (`accepted`, `reason`, `problem`).
    * If `record`, written without blanks, is not byte for byte what stands on the log, it is null and `data` has the bytes in base64.
    * Entries below the start of the fold have no verdict: `accepted` is null.

@@ -79,7 +79,7 @@ def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> G
 
 
 def close_log(author: Author, view: View, *, copied_to: str | None = None, identity: str | None = None) -> LevelRecord:
-    """Return the record that closes a log whose channel goes on in a copy. It needs a log without live brokers.
+    """Return the record that closes a log whose channel goes on in a copy. It is accepted once no broker is alive.
 
     `copied_to` is the URL of the copy's log, `identity` its id.
     """

@@ -17,8 +17,8 @@ INTEGER_MAX: Final = 2**63 - 1
 # The highest format version that this code reads.
 LEVEL_SUPPORTED: Final = 1
 
-# A format version that no code will ever support. Raising a log to it closes the log for good once its channel is copied, also
-# for older code that does not know copies.
+# A format version that no code will ever support. A log whose channel was copied is raised to it. This closes the log for good,
+# also for older code that does not know copies.
 LEVEL_CLOSED: Final = INTEGER_MAX
 
 # How far an admin's view may lag when its record arrives (`as_of`): fixed in format version 1, not a setting.
@@ -175,7 +175,7 @@ class Renewed(Record):
 class BrokerRecord(Record):
     """A broker drains, leaves, is declared dead, or is removed.
 
-    It drains or leaves only itself. A live broker declares another one dead, or an admin with its instance id (`nonce`).
+    Only the broker itself drains or leaves. Another live broker, or an admin with its instance id (`nonce`), declares it dead.
     """
 
     status: BrokerChange
