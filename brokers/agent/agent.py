@@ -1,11 +1,13 @@
-"""The broker as a pure state machine: `Agent.step(event, now) -> effects`.
+"""Run one broker as a pure state machine: `Agent.step(event, now) -> effects`.
 
-May live here: the agent, which joins its parts; each event's way through them. The host owns clocks, log, disk and service.
+The host owns clocks, log, disk and service.
 
-Theory of operation. A step folds what was read (`Read`) through the one fold, lets each part take note, and then asks each
-part what is due at this moment. Nothing is decided from a record alone, only from the view that it led to, so that replay
-and tail are one, and so that a resync over what nobody can read any more (`Resynced`) is but a larger step between two views. A
-part decides by proposing; the record comes back by the log, or not at all.
+Theory of operation:
+
+* A step folds the records that were read (`Read`) into the view and informs each part. It then asks each part what is due now.
+* Parts decide from the view, never from a single record. So replay and tailing behave alike, and a resync over truncated records
+  (`Resynced`) is only a larger step between two views.
+* A part decides by proposing a record. The decision takes effect only when the record is read back from the log.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from equipoise.channel.core.view import View
 
 
 class Agent:
-    """One broker. `step` is the only way in; `view`, `lease` and the handles may be read between steps."""
+    """One broker. Call `step` for every event; read `view`, `lease` and the handles between steps only."""
 
     def __init__(
         self,
@@ -64,10 +66,10 @@ class Agent:
         placement: Placement | None = None,
         batches: Batches | None = None,
     ) -> None:
-        """A broker that has done nothing yet. `reader` may start from a snapshot; nobody else may feed it.
+        """Create a broker that has done nothing yet. No other code may feed `reader`, which may start from a snapshot.
 
-        `make_nonce` gives a text that nobody has used before. `predecessor_nonces` were found in the data directory, whose
-        exclusive lock this process holds. Raises `InvalidTiming` for durations that are not safe.
+        `make_nonce` must return a text that was never used before. `predecessor_nonces` come from the data directory, whose exclusive lock
+        this process holds. Raise `InvalidTiming` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
@@ -76,7 +78,7 @@ class Agent:
         self._ownerships = Ownerships(core)
         self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches())
         self._drain: DrainRequested | None = None
-        # The newest attempt that was made before the stall from which the broker has not yet heard from the log; None if it has.
+        # The newest attempt made before a stall, until the broker hears from the log again; then None.
         self._asked_asleep: int | None = None
 
     # --- what the host may read between steps ---
@@ -88,80 +90,80 @@ class Agent:
 
     @property
     def view(self) -> View:
-        """The view up to what was read; read only."""
+        """The view up to the last record that was read. Read only."""
         return self._core.view
 
     @property
     def incarnation(self) -> int | None:
-        """The live incarnation of this process; None while it is no member."""
+        """The live incarnation of this process; None while it is not a member."""
         return self._core.incarnation
 
     @property
     def lease(self) -> Lease:
-        """The lease of the present incarnation; a lost one while there is none."""
+        """The lease of the current incarnation; a lost lease if there is none."""
         return self._core.lease
 
     @property
     def entry(self) -> BrokerEntry | None:
-        """This broker's own entry in the view, while it is a member."""
+        """This broker's own entry in the view; None while it is not a member."""
         return self._membership.entry
 
     @property
     def timing(self) -> Timing:
-        """The durations in force: what was promised on joining."""
+        """The durations in force, as promised on joining."""
         return self._core.timing
 
     @property
     def placement(self) -> Placement:
-        """By what bundles are placed now."""
+        """The policy that places bundles now."""
         return self._leading.placement
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has read up to the end that it saw at its start, and its own `joined`."""
+        """Whether the broker has read up to the end that the log had at its start, and its own `joined`."""
         return self._membership.caught_up and self._core.incarnation is not None
 
     @property
     def leads(self) -> bool:
-        """Whether this broker acts as the leader, as its view says: others' views may be ahead of it."""
+        """Whether this broker acts as the leader in its own view. Other brokers' views may be newer."""
         return self._leading.leads
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether an own renewal was read back within half a lease."""
+        """Whether the broker read back a renewal of its own within the last half lease."""
         return self._membership.is_in_touch()
 
     @property
     def handles(self) -> dict[str, Handle]:
-        """The handles of bundles that are open, or being opened or closed, at this broker."""
+        """The handles of bundles that are open, opening or closing at this broker."""
         return self._ownerships.handles
 
     @property
     def wake_at_ms(self) -> int:
-        """The boot time at which a `Tick` is wanted, if nothing happens before."""
+        """The boot time at which the agent wants a `Tick`, if no other event comes first."""
         if self._core.stopped:
             return NEVER_MS
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
         return min(self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms, drain_ms)
 
     def handle(self, bundle: str) -> Handle | None:
-        """The handle of one bundle, if this broker has it open or is opening it."""
+        """Return the handle of a bundle that this broker has open or is opening; None for any other."""
         return self._ownerships.handle(bundle)
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """How long ago an own renewal was last read back, if that is half a lease or more: the channel is lost to this member."""
+        """Return the age in ms of the last own renewal read back, if that is half a lease or more; otherwise None."""
         return self._membership.out_of_touch_ms(now)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
-        """Whether a broker is late with its renewal, though others are not, so that lookups of its bundles had better wait."""
+        """Return whether only this broker is late with its renewal, so that lookups of its bundles should wait."""
         return self._membership.is_suspect(broker, now, log_is_readable=log_is_readable)
 
     # --- the one way in ---
 
     def step(self, event: Event, now: Instant) -> list[Effect]:
-        """Take one event at one reading of the clocks; the effects are to be carried out in their order.
+        """Handle one event at one reading of the clocks. Return the effects, to be carried out in order.
 
-        Raises what `Reader.feed` raises when the log must not be read on: the broker must then end.
+        Raise the errors of `Reader.feed` if the log must not be read on. The broker must then end.
         """
         core = self._core
         core.now, core.effects = now, []
@@ -171,15 +173,15 @@ class Agent:
             self._membership.tick()
             self._ownerships.tick()
             self._leading.tick()
-            # What the log has just refused is not said again at once, or a broker that leaves would turn in circles with it.
+            # Do not propose again at once what the log has just refused: a leaving broker would loop.
             if type(event) is not AppendFailed:
                 self._leave_if_due()
         return core.effects
 
     def _attend(self, event: Event) -> None:
-        """Note that the broker is awake; after a stall only once it hears from the log, which may have declared dead it meanwhile.
+        """Note that the broker is awake. After a stall, wait for news from the log, where it may have been declared dead.
 
-        What it asked before the stall tells of a log as it was then: only a failure of what was asked since says that it is away.
+        Failures of attempts made before the stall do not count as news. Only a failure of a later attempt shows that the log is away.
         """
         core = self._core
         is_awake = core.lease.is_attended(core.now)
@@ -219,7 +221,7 @@ class Agent:
             self._complain(folded)
 
     def _is_quiet(self, reason: Reason) -> bool:
-        """Whether a rejection is in the ordinary run of things: brokers that all stop at once propose each other, and soon know better."""
+        """Return whether a rejection is routine. Brokers that stop together transfer bundles to each other until they see the drains."""
         return reason in QUIET_REASONS or (reason is Reason.DRAINING_TARGET and self._drain is not None)
 
     def _ends_me(self, folded: Folded) -> bool:
@@ -227,7 +229,7 @@ class Agent:
         return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
 
     def _resynced(self, event: Resynced) -> None:
-        """Act on the difference of the views as on verdicts; but for the lease, which only an own record that is read renews."""
+        """Act on the difference of the views as on verdicts. The lease is not renewed: only an own record that is read renews it."""
         core = self._core
         resync = core.resynced(event.reader)
         core.effects.append(resync)
@@ -235,7 +237,7 @@ class Agent:
             self._lose_incarnation(
                 f"declared dead between offsets {resync.before} and {resync.offset}, in what was truncated unread", resync.offset
             )
-        # This comes before the membership, which may begin an incarnation that joined in the gap: that one has no old transfers.
+        # Do this before the membership, which may adopt an incarnation that joined in the gap. That one has no old transfers.
         self._ownerships.resynced(resync)
         before = core.incarnation
         self._membership.resynced(resync)
@@ -244,7 +246,7 @@ class Agent:
         self._leading.resynced(resync)
 
     def _lose_incarnation(self, death: str, offset: int) -> None:
-        """Section 4: a broker that reads its own death closes all, and joins anew; one that means to leave only closes all."""
+        """Close everything and join again after the broker reads its own death (section 4). A leaving broker does not join again."""
         self._membership.ended()
         self._ownerships.incarnation_changed()
         if self._drain is not None and self._drain.leave:
@@ -287,13 +289,13 @@ class Agent:
     # --- leaving ---
 
     def _leave_if_due(self) -> None:
-        """A graceful stop: drain, move all away, stop serving for ever in this incarnation, close, and only then leave."""
+        """Stop gracefully: drain, move all bundles away, stop serving in this incarnation, close, then leave."""
         core, drain = self._core, self._drain
         if drain is None or core.stopped:
             return
         if core.incarnation is None:
-            # A `joined` that is under way would make a member that nobody is: it is waited for, to be left properly. And so
-            # is the service: whoever was declared dead while it closed still owes its callers the end of that.
+            # A pending `joined` may still create a member that no process runs. Wait for it, then leave. Wait for the service too: a broker
+            # that was declared dead while closing still owes its callers the result.
             if drain.leave and not self._membership.join_no_more() and self._ownerships.is_empty():
                 core.stopped = True
                 core.effects.append(Stop(error=None))
@@ -317,7 +319,7 @@ class Agent:
         return nobody_else or core.view.held_count(core.incarnation) == 0
 
 
-# While a broker drains or leaves it looks this often whether it may go on; every record that it reads is a look, too.
+# Interval of checks while a broker drains or leaves. Every record that it reads triggers a check, too.
 _DRAIN_ROUND_MS: Final = 100
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {

@@ -1,6 +1,6 @@
-"""What the parts of an agent share: who it is, what it has read, its lease, its attempts, and the effects of this step.
+"""Hold what the parts of an agent share: identity, view, lease, attempts and the effects of the current step.
 
-May live here: shared state of one agent and the one way to propose a record. No policy.
+Every record is proposed here. Policy belongs in the parts.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
 
-# Attempts that are neither read back nor known to be settled. At the demo's 256 bundles per broker a drain has 64 under
-# way; an outage adds one renewal an interval. Past this bound only membership records are attempted.
+# Unsettled attempts. At 256 bundles per broker (the demo) a drain has 64 in flight; an outage adds one renewal per interval. Above this
+# bound the broker attempts membership records only.
 ATTEMPTS_MAX: Final = 4_096
 
 _OVERTAKEN: Final = "its proposal was lost on the way to the log, or overtaken by a later one"
 
-# No broker has a longer id than this, so that what fits beside it fits.
+# The longest possible broker id: a profile that fits beside it fits beside every id.
 _LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a broker tells of itself on joining; `addresses` maps a protocol to the address that clients use.
+    """What a broker publishes about itself on joining. `addresses` maps a protocol to the address that clients use.
 
-    Making one raises `InvalidConfig` for what no `joined` can carry: the channel would reject each attempt to join.
+    The constructor raises `InvalidConfig` for a profile that no `joined` can carry: the channel would reject each attempt to join.
     """
 
     addresses: dict[str, str] = field(default_factory=dict)
@@ -46,13 +46,13 @@ class Profile:
     version: str = ""
 
     def __post_init__(self) -> None:
-        # The codec judges by what it would be asked to write and to read, so that it and this never part.
+        # Check with the codec itself, so that this check and the codec never disagree.
         problem = _misfit(self)
         if problem is not None:
             raise InvalidConfig(problems=(problem,))
 
     def joined(self, *, key: str, based_on: int, nonce: str, timestamp_ms: int, timing: Timing) -> Joined:
-        """The record by which the broker `key` joins, if nobody else is under its id."""
+        """Return the record by which the broker `key` joins if its id is free."""
         return Joined(
             key=key,
             based_on=based_on,
@@ -73,7 +73,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to append one record. Its number is the record's sequence; `ticket` is the request that it serves, if any."""
+    """One try to append one record. `number` is the record's sequence; `ticket` is the request that it serves, if any."""
 
     number: int
     key: str
@@ -83,11 +83,11 @@ class Attempt:
 
 
 def _misfit(profile: Profile) -> str | None:
-    """Why a `joined` with this profile could not be read; None if it can."""
+    """Return why a `joined` with this profile could not be read; None if it can."""
     joined = profile.joined(key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing())
     try:
         data = encode(joined)
-    except TypeError as error:  # orjson's word for what JSON cannot spell: a lone surrogate, a name that is no text.
+    except TypeError as error:  # orjson raises this for what JSON cannot represent: a lone surrogate, or a name that is not text.
         return f"what the broker tells of itself is no JSON: {error}"
     if len(data) > RECORD_BYTES_MAX:
         return f"what the broker tells of itself takes {len(data)} bytes, a record at most {RECORD_BYTES_MAX}"
@@ -96,9 +96,9 @@ def _misfit(profile: Profile) -> str | None:
 
 
 class Core:
-    """One agent's shared state. `now` and `effects` belong to the step in progress.
+    """One agent's shared state. `now` and `effects` belong to the current step.
 
-    `incarnation` is None while the broker is no member. `leaving` says that this incarnation has stopped serving for ever.
+    `incarnation` is None while the broker is not a member. `leaving` means that this incarnation has stopped serving for good.
     """
 
     def __init__(self, *, broker: str, cluster: str, reader: Reader, timing: Timing, profile: Profile) -> None:
@@ -120,7 +120,7 @@ class Core:
 
     @property
     def serving(self) -> int | None:
-        """The incarnation under which bundles are taken and kept; None before it joined and once it leaves."""
+        """The incarnation that takes and keeps bundles; None before the broker joins and once it leaves."""
         return None if self.leaving else self.incarnation
 
     @property
@@ -129,19 +129,19 @@ class Core:
         return self._attempt
 
     def next_attempt(self) -> int:
-        """The number of the next attempt: it rises over all incarnations of this process."""
+        """Return the number of the next attempt. Numbers rise over all incarnations of this process."""
         self._attempt += 1
         return self._attempt
 
     def author(self, attempt: int) -> Author:
-        """This broker's signature under an attempt."""
+        """Return this broker's signature for an attempt."""
         return Author(publisher=self.broker, incarnation=self.incarnation, sequence=attempt, timestamp_ms=self.now.wall_ms)
 
     def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None) -> bool:
-        """Append what `make` spells, unless the same is under way already; whether it was appended.
+        """Append the record that `make` returns. Return False if the same proposal is already in flight.
 
-        The same means: an attempt on this key, made against the same state, that may still be read back. Proposing it
-        again would only be rejected as stale; a state that has changed since makes it another proposal.
+        Two proposals are the same if they have the same key and the same expected offset, and the earlier one may still be read back. The
+        log would reject the second as stale. After a change of state it is a new proposal.
         """
         number = self.next_attempt()
         record = make(self.author(number))
@@ -159,15 +159,15 @@ class Core:
         return True
 
     def append(self, data: bytes) -> None:
-        """Append a record that has no sequence: a genesis, or a `joined`, which its nonce settles."""
+        """Append a record without a sequence: a genesis, or a `joined`, which its instance id settles."""
         self.effects.append(Append(attempt=self.next_attempt(), data=data))
 
     def is_crowded(self) -> bool:
-        """Whether so many attempts are unsettled that only membership may add to them."""
+        """Return whether so many attempts are unsettled that only membership may add more."""
         return len(self._in_flight) >= ATTEMPTS_MAX
 
     def _made_room(self, key: str) -> bool:
-        """Membership goes on through the longest outage: its oldest attempt, decided long before a lease, renews nothing now."""
+        """Drop the oldest membership attempt, so that renewals go on through the longest outage. It is too old to renew a lease."""
         if key != self.broker:
             return False
         oldest = next((number for number, attempt in self._in_flight.items() if attempt.key == key), None)
@@ -182,9 +182,9 @@ class Core:
         return self.now.boot_ms - attempt.decided.boot_ms < self.timing.attempt_ms
 
     def append_failed(self, number: int, error: EquipoiseError, *, in_doubt: bool) -> None:
-        """Let the same be proposed again, under a new number: that of this attempt stays used.
+        """Allow the same proposal again, under a new number. The number of this attempt stays used.
 
-        In doubt the attempt stays unsettled, for it may be on the log all the same; otherwise it is settled by `error`.
+        With `in_doubt` the attempt stays unsettled, because it may be on the log. Otherwise `error` settles it.
         """
         attempt = self._in_flight.get(number)
         if attempt is None:
@@ -195,7 +195,7 @@ class Core:
             self._lost(number, error)
 
     def settle(self, folded: Folded, number: int) -> Attempt | None:
-        """An own record was read back: it is settled by its verdict, and every earlier attempt as never to be accepted."""
+        """Settle an own record that was read back by its verdict. Settle every earlier attempt as lost. Return the attempt."""
         for earlier in [other for other in self._in_flight if other < number]:
             self._lost(earlier)
         attempt = self._in_flight.pop(number, None)
@@ -206,10 +206,10 @@ class Core:
         return attempt
 
     def resynced(self, reader: Reader) -> Resync:
-        """Go on with `reader`, which has left records out; what those changed.
+        """Continue with `reader`, which has skipped records. Return what those records changed.
 
-        An attempt up to the sequence that the new view knows of this incarnation is settled, and so is each of one that has
-        ended; but its verdict may stand in the gap, where nobody reads it. A later attempt may still be read back.
+        An attempt is settled if the new view has its sequence or a later one for this incarnation, or if the incarnation has ended. Its
+        verdict may be unknown, because it is in the gap. A later attempt may still be read back.
         """
         resync = resync_between(self.view, reader.view)
         self.reader, self.view = reader, reader.view
@@ -220,7 +220,7 @@ class Core:
         return resync
 
     def lose_all(self) -> None:
-        """The incarnation is over: none of its attempts that were not read will be accepted."""
+        """Settle all attempts of an incarnation that is over. The log will accept none that was not read."""
         for number in list(self._in_flight):
             self._lost(number)
 

@@ -1,7 +1,6 @@
-"""What a broker wants done: the effects that `Agent.step` returns, for its host to carry out in their order.
+"""Define the effects that `Agent.step` returns. The host carries them out in order.
 
-May live here: effect classes. Deadlines are boot times in milliseconds. What the host does with an effect comes back as an
-event; an effect that gets no answer in time is the agent's business too, never the host's.
+Deadlines are boot times in milliseconds. The host reports each result as an event. The agent, not the host, handles missing answers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from equipoise.channel.core.reader import Folded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Append these bytes to the log; `AppendFailed` with this `attempt` if that failed. Never retried by the host."""
+    """Append these bytes to the log. On failure send `AppendFailed` with this `attempt`. The host never retries."""
 
     attempt: int
     data: bytes
@@ -25,21 +24,21 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteNonce:
-    """Write and fsync this nonce to the data directory, then say `NonceWritten`."""
+    """Write and fsync this instance id to the data directory, then send `NonceWritten`."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetNonces:
-    """A later incarnation has been read back: only `keep` is still of use in the data directory."""
+    """Delete all instance ids but `keep` from the data directory: a later incarnation has been read back."""
 
     keep: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Warm up for `bundle`, which `source` serves now (None: nobody), then say `Prepared`."""
+    """Warm up for `bundle`, which `source` serves now (None: no broker), then send `Prepared`."""
 
     bundle: BundleEntry
     source: BrokerEntry | None
@@ -48,7 +47,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open the bundle of `handle` with what the former owner left, then say `Opened`. `source` is that owner, if it lives."""
+    """Open the bundle of `handle` with the former owner's state, then send `Opened`. `source` is that owner, if it lives."""
 
     handle: Handle
     source: BrokerEntry | None
@@ -58,7 +57,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Stop accepting, settle what was accepted, tell clients `moved_to` (None: unknown yet), then say `Closed`.
+    """Stop accepting work, settle accepted work, redirect clients to `moved_to` (None: unknown yet), then send `Closed`.
 
     The handle is closed already.
     """
@@ -70,7 +69,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """Throw away what the service prepared for `bundle`, which is not needed after all, then say `Discarded`."""
+    """Discard what the service prepared for `bundle`, which is no longer needed, then send `Discarded`."""
 
     bundle: str
     deadline_ms: int
@@ -78,7 +77,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """The service overran its deadline on `bundle`: stop its code, and say nothing more of that operation.
+    """Stop the service's operation on `bundle`, which overran its deadline, and report no result of it.
 
     If the code cannot be stopped, end the process.
     """
@@ -89,9 +88,9 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCuts:
-    """Ask the service where to cut `bundle` (its algorithm and positions are in the entry).
+    """Ask the service where to cut `bundle`. The entry holds the algorithm and the positions.
 
-    Then say `CutsFound`, with the entry's `last` as `asked_at`.
+    Then send `CutsFound`, with the entry's `last` as `asked_at`.
     """
 
     bundle: BundleEntry
@@ -99,7 +98,7 @@ class FindCuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshaped:
-    """A split or a merge took place: `children` serve from now on what `gone` served. Sessions go on."""
+    """A split or a merge took place: `children` now serve what `gone` served. Sessions go on."""
 
     gone: tuple[Handle, ...]
     children: tuple[Handle, ...]
@@ -107,9 +106,9 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What came of a request: a `verdict`, with its record's `offset` if that is on the log; or the `error` that left it none.
+    """The result of a request: a `verdict`, with the record's `offset` if it is on the log, or an `error`.
 
-    After an error nothing was done, and nothing will be; but for `OutcomeUnknown`, after which that is what nobody can tell.
+    After an error nothing was done and nothing will be. The exception is `OutcomeUnknown`: the result cannot be known.
     """
 
     ticket: int
@@ -120,9 +119,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that the operator must look at. `name` is a stable word for metrics, `message` says what and where.
+    """Something that the operator must look at.
 
-    So do `key`, `offset` and `reason` for machines, where it is about a record.
+    * `name`: a stable word for metrics.
+    * `message`: what happened, and where.
+    * `key`, `offset` and `reason`: the same for machines, if a record is the cause.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refold:
-    """Views have diverged: fold the log again beside the live view, and stop only if that shows the live view to be wrong."""
+    """Fold the log again beside the live view, because views diverged. Stop only if the live view is wrong."""
 
     other: str
     offset: int
@@ -142,7 +143,7 @@ class Refold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """The broker must end: it has left (`error` is None), or cannot go on."""
+    """End the broker: it has left (`error` is None), or cannot go on."""
 
     error: EquipoiseError | None
 

@@ -1,7 +1,6 @@
-"""What happens to a broker: the events that `Agent.step` takes.
+"""Define the events that `Agent.step` takes.
 
-May live here: event classes. An event is a fact from outside (the log, the service, the operator, the clock); it decides
-nothing. Times are in `Instant`, the second argument of `step`.
+An event is a fact from outside: the log, the service, the operator or the clock. It decides nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The next entries of the log, in order; `caught_up` once they reach the end that the log had when the broker started."""
+    """The next entries of the log, in order. `caught_up` is set once they reach the end that the log had when the broker started."""
 
     entries: Sequence[Entry]
     caught_up: bool = True
@@ -34,21 +33,21 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resynced:
-    """Truncation took what the broker wanted to read next: it goes on with `reader`, which was restored and has left that out."""
+    """Truncation removed what the broker had to read next. It continues with the restored `reader`, which skips those records."""
 
     reader: Reader
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: `Agent.wake_at_ms` is reached, or somebody is impatient."""
+    """Time has passed: `Agent.wake_at_ms` is reached, or the host wants a check now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendFailed:
-    """The log did not take the attempt, because of `error`; with `in_doubt` it may stand on the log, or appear there later.
+    """The log did not take the attempt because of `error`.
 
-    Without it the record is not on the log, and never will be by this attempt.
+    With `in_doubt` the record may be on the log, or appear there later. Without it, this attempt never puts the record on the log.
     """
 
     attempt: int
@@ -58,14 +57,14 @@ class AppendFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceWritten:
-    """The nonce is fsynced in the broker's data directory."""
+    """The instance id is fsynced in the broker's data directory."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The service is warm for `bundle`; or it refuses, and `problem` says why."""
+    """The service is warm for `bundle`, or refuses it because of `problem`."""
 
     bundle: str
     problem: str | None = None
@@ -73,7 +72,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The service has opened `bundle`; or it could not, and `problem` says why."""
+    """The service has opened `bundle`, or could not because of `problem`."""
 
     bundle: str
     problem: str | None = None
@@ -81,7 +80,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The service has closed `bundle` and leaves `handover` to the next owner; an error in closing leaves nothing."""
+    """The service has closed `bundle`. It leaves `handover` to the next owner, or nothing after an error."""
 
     bundle: str
     handover: bytes | None = None
@@ -96,10 +95,10 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutsFound:
-    """Where the owner cuts its splitting `bundle` (hash points inside it); empty if it cannot, and `problem` says why.
+    """The hash points at which the owner cuts its splitting `bundle`; empty, with a `problem`, if it cannot.
 
-    `asked_at` is the `last` of the entry that `FindCuts` asked about: a bundle may be split, cancelled and split anew while
-    the service still thinks about the first time, with other positions.
+    `asked_at` is the `last` of the entry in `FindCuts`. A bundle may be split, cancelled and split again, at other positions, before the
+    service answers the first time.
     """
 
     bundle: str
@@ -110,14 +109,14 @@ class CutsFound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Somebody looked up a bundle that nobody serves."""
+    """A client looked up a bundle that no broker serves."""
 
     bundle: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """An operator, or the balancer, wants something done; an `Answered` with this `ticket` will tell what came of it."""
+    """An operator or the balancer requests something. The result is an `Answered` with this `ticket`."""
 
     ticket: int
     intent: Intent
@@ -125,7 +124,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Move everything away; with `leave`, then leave the cluster, after `deadline_ms` of boot time at the latest."""
+    """Move every bundle away. With `leave`, then leave the cluster, at `deadline_ms` of boot time at the latest."""
 
     leave: bool
     deadline_ms: int
@@ -133,7 +132,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChosen:
-    """From now on bundles are placed by this plug, which may bear what is known of the load."""
+    """Place bundles with this policy from now on. It may know the load."""
 
     placement: Placement
 

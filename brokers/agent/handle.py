@@ -1,7 +1,6 @@
-"""Leases and handles: the one check that stands between a broker's belief and its answer to a caller.
+"""Check leases and handles at the moment a broker answers a caller.
 
-May live here: the lease of an incarnation, the handle of a bundle, and their check. They are the only objects that the
-agent shares with its host, because the check must be made at the moment of the answer, not at the last step.
+The agent shares only these objects with its host. The check must be made when the answer is sent, not at the last step.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from equipoise.brokers.agent.events import Instant
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """The right of one incarnation to serve, until `deadline_ms` of boot time; 0 for ever once the incarnation is lost.
+    """The right of one incarnation to serve until `deadline_ms` of boot time; 0 once the incarnation is lost.
 
-    `skew_ms` is how far the wall clock was ahead of the boot clock when the present lease was decided. A wall clock that
-    has since run ahead by more than `skew_max_ms` shows a sleep that the boot clock did not see, and ends the lease too:
-    it can shorten a lease, never lengthen it.
-
-    Past its end some bundles are served on, until the incarnation is read to be over (section 4 of the protocol), and only by
-    a broker that is awake: whoever has taken no step for `attention_ms` serves nothing before it has heard from the log.
-
-    `until_ms` is the last deadline that it had, also once it is lost: for witnesses, and for no check.
+    * `skew_ms`: how far the wall clock was ahead of the boot clock when the lease was decided. If the wall clock has since run ahead by
+      more than `skew_max_ms`, the machine slept unseen by the boot clock, and the lease ends. This never lengthens a lease.
+    * `attention_ms`: a broker without a step for this long serves nothing until it hears from the log. It matters for bundles that are
+      served past the lease until the incarnation is over (section 4).
+    * `until_ms`: the last deadline, kept once the lease is lost. It is for evidence only, never for a check.
     """
 
     incarnation: int
@@ -35,45 +31,45 @@ class Lease:
     until_ms: int = 0
 
     def extend(self, *, decided: Instant, lease_ms: int) -> None:
-        """Count the lease anew from the moment at which the accepted attempt was decided on."""
+        """Count the lease anew from the moment at which the accepted attempt was decided."""
         if not self.lost:
             self.deadline_ms = self.until_ms = decided.boot_ms + lease_ms
             self.skew_ms = decided.wall_ms - decided.boot_ms
 
     def lose(self) -> None:
-        """The incarnation is over, or has stopped serving for ever."""
+        """End the lease for good: the incarnation is over, or has stopped serving."""
         self.lost = True
         self.deadline_ms = 0
 
     def good(self, now: Instant) -> bool:
-        """Whether work may start, or be answered, at this reading of the clocks."""
+        """Return whether work may start, or be answered, at this reading of the clocks."""
         return now.boot_ms < self.deadline_ms and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
 
     def attend(self, now: Instant) -> None:
-        """The broker has taken a step, and is awake."""
+        """Note that the broker has taken a step and is awake."""
         self.attended = now
 
     def is_attended(self, now: Instant) -> bool:
-        """Whether the incarnation goes on as far as is known, and its broker was awake a moment ago, by both clocks."""
-        if self.attended is None or not self.deadline_ms:  # Lost, or never given: only what had a lease outlasts its end.
+        """Return whether the incarnation goes on, as far as is known, and both clocks show a recent step of its broker."""
+        if self.attended is None or not self.deadline_ms:  # No lease, or a lost one.
             return False
         asleep_ms = now.boot_ms - self.attended.boot_ms
         return asleep_ms <= self.attention_ms and now.wall_ms - self.attended.wall_ms <= self.attention_ms + self.skew_max_ms
 
     def left_ms(self, now: Instant) -> int:
-        """How long the lease still runs; 0 if it does not."""
+        """Return the remaining time of the lease in ms; 0 if it has ended."""
         return self.deadline_ms - now.boot_ms if self.good(now) else 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handle:
-    """One ownership of one bundle by one incarnation, as its service sees it: work is done under it, and checked by it.
+    """One ownership of one bundle by one incarnation, as its service sees it. All work is checked by it.
 
-    `is_open` is set once the service has opened the bundle, and cleared for ever when it has to let go. After a split or
-    a merge the handle is closed and `children` took over its range within the same step, so that sessions go on. `serves_on` is
-    what the policies of its namespace say now: it passes past the end of its lease, too, while the incarnation goes on.
-    `answered_ns` (boot time) is when work under it last passed its second check, and `answered_by_token` whether any did past a
-    lease: for witnesses, and for no check.
+    * `is_open`: set once the service has opened the bundle, cleared for good when it must release it.
+    * `children`: after a split or a merge, the handles that took over the range in the same step, so that sessions go on.
+    * `serves_on`: whether the namespace's policies allow serving past the end of the lease while the incarnation goes on.
+    * `answered_ns`: boot time at which work under it last passed its second check. For evidence only.
+    * `answered_by_token`: whether any work passed the check past a lease. For evidence only.
     """
 
     bundle: str
@@ -89,5 +85,5 @@ class Handle:
     answered_by_token: bool = False
 
     def passes(self, now: Instant) -> bool:
-        """Whether work on this bundle may start, or be answered, at this reading of the clocks."""
+        """Return whether work on this bundle may start, or be answered, at this reading of the clocks."""
         return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))

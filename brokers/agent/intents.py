@@ -1,7 +1,6 @@
-"""What an operator or a balancer may ask of a broker, before it becomes a record.
+"""Define what an operator or a balancer may ask of a broker, before it becomes a record.
 
-May live here: intents as values. They name brokers by id, as people do; `brokers.agent` turns them into proposals against
-the view that it has at that moment.
+Intents name brokers by id. `brokers.agent` turns them into proposals against its current view.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveAway:
-    """Have another broker than its owner serve `bundle`, whichever: a transfer, which clients notice least.
+    """Transfer `bundle` to any broker other than its owner. Clients notice a transfer least.
 
-    Where no other broker may have it, it is an `Unload`; with `or_stay` it is refused, and the bundle goes on where it is.
+    If no other broker may have it, unload it. With `or_stay`, refuse instead, and the bundle stays.
     """
 
     bundle: str
@@ -37,7 +36,7 @@ class MoveAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Take `bundle` from its owner, with nobody to take it over; it is placed anew."""
+    """Take `bundle` from its owner without a new owner. It is then placed anew."""
 
     bundle: str
     reason: str
@@ -45,7 +44,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBundle:
-    """Have the owner cut `bundle` by `algorithm`, at `positions` if the algorithm wants them given."""
+    """Let the owner cut `bundle` by `algorithm`, at `positions` if the algorithm needs them."""
 
     bundle: str
     algorithm: str
@@ -55,7 +54,7 @@ class SplitBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeBundles:
-    """Make one bundle of `left` and its right neighbour, which, if `right` is given, must be that one."""
+    """Merge `left` with its right neighbour. If `right` is given, it must name that neighbour."""
 
     left: str
     reason: str
@@ -64,7 +63,7 @@ class MergeBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """End a transfer or a split of `bundle` that has not happened: who served goes on, under the same token."""
+    """End a transfer or a split of `bundle` that has not happened. The owner goes on, under the same token."""
 
     bundle: str
     reason: str
@@ -81,7 +80,7 @@ class CreateNamespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDeletingNamespace:
-    """Let nothing of a namespace be assigned any more, so that it can be deleted."""
+    """Stop all assignments in a namespace, so that it can be deleted."""
 
     name: str
 
@@ -94,16 +93,16 @@ class DeleteNamespace:
 
 
 class Unset(Enum):
-    """What stands for any value, none included."""
+    """A marker for any value, including none."""
 
     UNSET = "anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """Set one of the policies of namespace `name`, or, with None, take it away; the others stay as they are.
+    """Set one policy of namespace `name`, or remove it with None. The other policies do not change.
 
-    With `expected` only if that is its value, None standing for no such policy: what somebody else has set meanwhile is not undone.
+    With `expected`, do so only if the policy has that value (None: not set), so that a concurrent change is not undone.
     """
 
     name: str
@@ -114,7 +113,7 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetClusterPolicy:
-    """Set the cluster policy `policy`, KIND/NAME as `brokers.balancing.policies` tells it, or, with None, take it away."""
+    """Set the cluster policy `policy` (KIND/NAME as in `brokers.balancing.policies`), or remove it with None."""
 
     policy: str
     document: Document | None
@@ -122,9 +121,9 @@ class SetClusterPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSettings:
-    """Set settings of balancing, GROUP.FIELD as `brokers.balancing.settings.setting_values` tells them, or, with None, take them away.
+    """Set settings of balancing (GROUP.FIELD as in `brokers.balancing.settings.setting_values`), or remove them with None.
 
-    The others stay as they are. `changed_by` says who wants it, where that is not whoever proposes it.
+    The other settings do not change. `changed_by` names the requester if that is not the proposing broker.
     """
 
     changes: settings_records.Changes
@@ -137,7 +136,7 @@ Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
 
 def subject_of(intent: Intent) -> str:
-    """The key that an intent is about: a bundle (of a merge, the left one), a namespace, a policy, or the one of the settings."""
+    """Return the key of an intent: a bundle (the left one of a merge), a namespace, a policy, or the settings' key."""
     if isinstance(intent, SetClusterPolicy):
         return intent.policy
     if isinstance(intent, SetSettings):

@@ -1,7 +1,6 @@
-"""Leading: placing what is free, cancelling what is stuck, moving away from a broker that drains, forgetting old brokers.
+"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers.
 
-May live here: what a broker does about bundles that are not (only) its own. Who does it first is decided by age; whether
-it is done twice does not matter, because `based_on` lets one proposal win.
+Brokers act in order of age. Acting twice does no harm, because the expected offset lets only one proposal win.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Unreadable
 from equipoise.channel.core.view import View
 
-# How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
+# Interval at which a broker checks unsettled bundles when it reads nothing. Brokers after the leader check as often, but wait longer.
 _ROUND_MS: Final = 250
 
-# Each broker after the leader waits this much longer, by age, before it does the leader's work.
+# Each broker after the leader, by age, waits this much longer before it does the leader's work.
 _STEP_IN_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How much is begun at once, of what can be begun at all: what nobody takes is passed over, and holds up nothing.
+    """How much is begun at once. Bundles that no broker takes are skipped and block nothing.
 
-    `placements_max` bounds the assignments of one step: 256 records of 250 bytes are one group commit of a few milliseconds,
-    and a broker that dies with more bundles has them placed in the next step, one round trip later. `transfers_max` bounds
-    the transfers away from a draining broker that are under way: enough to hide the log's round trip, few enough that the
-    destinations' services open them within each other's time.
+    * `placements_max`: assignments per step. 256 records of 250 bytes are one group commit of a few milliseconds. The bundles that remain
+      follow in the next step, one round trip later.
+    * `transfers_max`: concurrent transfers away from a draining broker. Enough to hide the log's round trip, few enough that the
+      destinations' services do not wait for each other.
     """
 
     placements_max: int = 256
@@ -45,18 +44,18 @@ class Batches:
 
 
 class Leading:
-    """The leader's tasks, and those of every other broker after longer deadlines."""
+    """The leader's tasks. Every other broker does them too, after longer deadlines."""
 
     def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches) -> None:
         self._core = core
         self._membership = membership
         self.placement = placement
         self._batches = batches
-        # Since when this broker has seen each unsettled bundle as it is: (last, boot time). And what a death has freed.
+        # Per unsettled bundle: (last, boot time since when this broker has seen it so). Then: the bundles that a death has freed.
         self._since: dict[str, tuple[int, int]] = {}
         self._freed_by_death: dict[str, int] = {}
         self._refusals = Refusals()
-        # When a broker that comes before this one was last seen placing: it is at it, be there ever so much to place.
+        # When an elder was last seen placing. While it places, this broker waits, however much there is to place.
         self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
@@ -65,15 +64,15 @@ class Leading:
 
     @property
     def leads(self) -> bool:
-        """Whether no broker is to act before this one."""
+        """Whether no other broker has to act before this one."""
         return self._core.incarnation is not None and self._standing() == 0
 
     def place_by(self, placement: Placement) -> None:
-        """Place by this plug from now on."""
+        """Use this placement policy from now on."""
         self.placement = placement
 
     def folded(self, folded: Folded) -> None:
-        """Take note of changes; `tick` acts on them once the whole batch is folded, so that a death is placed in one batch."""
+        """Note changes. `tick` acts on them after the whole batch is folded, so that a death is placed in one batch."""
         now_ms = self._core.now.boot_ms
         died = False
         for change in folded.verdict.changes:
@@ -86,12 +85,12 @@ class Leading:
                 if _is_placed(change) and self._is_elder(folded.record.incarnation):
                     self._elder_placed_ms = now_ms
                 refuser = _refuser(change, folded.record)
-                # What is replayed happened nobody knows when: a broker's refusals of last week must not keep it waiting now.
+                # The time of a replayed record is unknown. Last week's refusals must not delay a broker now.
                 if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
 
     def resynced(self, resync: Resync) -> None:
-        """Take note of what changed in records that were left out: for this broker it has just happened."""
+        """Note what changed in skipped records, as if it had just happened."""
         self._has_news = True
         for change in resync.changes:
             if isinstance(change, BrokerChanged):
@@ -118,7 +117,7 @@ class Leading:
             self._freed_by_death[name] = freed_by_death_ms
 
     def wanted(self, name: str) -> None:
-        """Somebody looked up a bundle: assign it if it is free, unless a death has just freed it and the leader is at it."""
+        """Assign a bundle that a client looked up, if it is free and the leader is not about to place it after a death."""
         bundle = self._core.view.bundles.get(name)
         if bundle is None or bundle.phase != "free" or not self._may_act():
             return
@@ -155,11 +154,11 @@ class Leading:
         return core.serving is not None and self._membership.caught_up and core.lease.good(core.now) and not core.is_crowded()
 
     def _standing(self) -> int:
-        """Return how many brokers are to act before this one: 0 for the leader."""
+        """Return how many brokers must act before this one: 0 for the leader."""
         return sum(1 for broker in self._core.view.live_brokers() if self._comes_first(broker))
 
     def _comes_first(self, broker: BrokerEntry) -> bool:
-        """Whether a broker is to act before this one: brokers that drain come last, older ones come first."""
+        """Return whether `broker` must act before this one: draining brokers come last, older ones first."""
         mine = (self._is_draining(), self._core.incarnation or 0)
         return (broker.status == "draining", broker.incarnation) < mine
 
@@ -175,30 +174,30 @@ class Leading:
         return self._core.now.boot_ms - since_ms
 
     def _is_due(self, bundle: BundleEntry, standing: int) -> bool:
-        """Whether it is for this broker to place a free bundle: nobody before it has, and none of them is at placing others.
+        """Return whether this broker must place a free bundle: no elder has placed it, and none is placing others.
 
-        An elder that places on and on, and never this one, is not waited for longer than a bundle in flight is.
+        Do not wait for an elder longer than for a bundle in flight, even if it places others all the time.
         """
         waited_ms, deadline_ms = self._waited_ms(bundle), standing * _STEP_IN_MS
         idle_ms = self._core.now.boot_ms - self._elder_placed_ms
         return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
 
     def _place(self, bundles: list[BundleEntry]) -> None:
-        """Assign a batch: the first of `bundles` that can be placed, for the first by name may never be."""
+        """Assign a batch of `bundles`: the first that can be placed. The first by name may never be placeable."""
         view = self._core.view
         fit = [bundle for bundle in bundles if _may_be_assigned(view, bundle)]
         for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
             self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
 
     def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
-        """Where the plug wants the first of `bundles`, but for those that have refused them; it is not asked about nothing."""
+        """Return the owners that the placement policy chooses for the first of `bundles`. Skip brokers that have refused them."""
         if not bundles:
             return {}
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
-        """Cancel what takes too long, or assign it to another: only where the log allows it without its actor."""
+        """Cancel a move that takes too long, or assign the bundle elsewhere, where the log allows that without the actor."""
         core = self._core
         waited_ms = self._waited_ms(bundle)
         if waited_ms < core.timing.patience_ms + standing * _STEP_IN_MS:
@@ -233,7 +232,7 @@ class Leading:
     # --- brokers long gone ---
 
     def _note_the_gone_of_the_snapshot(self) -> None:
-        """Those that were gone before this process began to read are gone since it did: no record will tell of them."""
+        """Count brokers that were gone before this process began to read as gone from now. No record will report them."""
         if not self._knows_the_gone:
             self._knows_the_gone = True
             for broker in self._core.view.brokers.values():
@@ -251,7 +250,7 @@ class Leading:
 
 
 def _may_be_assigned(view: View, bundle: BundleEntry) -> bool:
-    """Whether the log takes an assignment of the bundle to whomever: while its namespace is being deleted, each is refused."""
+    """Return whether the log accepts assignments of the bundle. It refuses them while the namespace is being deleted."""
     return view.namespaces[bundle.namespace].status == "created"
 
 
@@ -261,9 +260,9 @@ def _is_placed(change: BundleChanged) -> bool:
 
 
 def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:
-    """Return the broker that does not take a bundle, by its own word: it refuses to prepare it, or fails to open it.
+    """Return the broker that refused to prepare a bundle, or failed to open it; None for any other end of a transfer.
 
-    Whatever else ends a transfer (an operator's cancel, the leader's patience, a death) says nothing about the destination.
+    An operator's cancel, the leader's patience and a death do not count against the destination.
     """
     before = change.before
     return before.owner if before is not None and is_refusal(record, before) else None

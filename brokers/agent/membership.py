@@ -1,17 +1,15 @@
-"""Membership: joining, renewing, noticing the dead, leaving (section 4 of the protocol).
+"""Handle membership: join, renew, declare others dead, leave (section 4 of the protocol).
 
-May live here: what a broker does about its own incarnation and about the silence of others. Nothing about bundles.
+Theory of operation:
 
-Theory of operation. Two promises meet here. A broker serves only until the moment at which it decided on its last
-accepted renewal, plus its lease. A broker accuses another only after having itself read nothing of it for that lease plus
-a margin, counted on its own clock from the latest of three moments: when it read the other's last record, when its own
-lease last became good, when it last came back in touch with the log. So with clocks that run at nearly one rate nobody is
-declared dead while it may still answer, and an outage of the log by itself kills nobody: whoever returns first is not in
-touch for longer than the others.
-
-Suspicion is a smaller word for the same silence: whoever is late with one renewal may be dead, and clients had better wait.
-It is as relative. A silence counts as that broker's own only if somebody else was heard when its renewal was due already, or
-if nothing tells that the log is away; while nobody is heard it is trusted until its lease must have ended.
+* A broker serves until the decision time of its last accepted renewal, plus its lease.
+* A broker accuses another only after it has read nothing from it for that lease plus the grace period. It counts on its own clock, from the
+  latest of three moments: it read the other's last record, its own lease last became good, it last got back in touch with the log.
+* With clocks of nearly equal rate, no broker is declared dead while it may still answer. An outage of the log kills no broker: the first to
+  return has been in touch no longer than the others.
+* A broker that is late with one renewal is suspect: it may be dead, and clients should wait. Its silence counts only if another broker was
+  heard after its renewal was due, or if nothing shows that the log is away. While no broker is heard, it is trusted until its lease must
+  have ended.
 """
 
 from __future__ import annotations
@@ -34,30 +32,30 @@ from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
-# How many renewals of a stranger under this broker's id show that it is no late record of a process that has died.
+# This many renewals of a stranger under this broker's id show a live process, not a late record of a dead one.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
 
-# Attempts to join whose nonces are remembered: at one a second those of more than an hour. One that is forgotten and
-# accepted all the same counts as a stranger's, which silence ends.
+# Own instance ids that are remembered: more than an hour at one attempt per second. An attempt that is forgotten and then accepted counts
+# as a stranger's, which silence ends.
 _OWN_NONCES_MAX: Final = 4_096
 
 NEVER_MS: Final = 2**62
 
 
 class Membership:
-    """One broker's membership. `lost` is called when the incarnation has ended, before anything else is done."""
+    """One broker's membership."""
 
     def __init__(self, core: Core, *, make_nonce: Callable[[], str], predecessor_nonces: frozenset[str]) -> None:
         self._core = core
         self._timing = core.timing
         self._make_nonce = make_nonce
-        # Nonces of processes that are gone, for the exclusive lock on their directory is ours: replaced, never adopted.
+        # Instance ids of dead processes, since this process holds the exclusive lock on their directory. They are replaced, never adopted.
         self._predecessor_nonces = predecessor_nonces
-        # Nonces that this process has made itself, with the time of the decision, from which a lease is counted.
+        # Instance ids that this process has made, with the decision times from which a lease is counted.
         self._own_nonces: dict[str, Instant] = {}
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
-        # When anybody was last heard, this broker included; and since when that goes on without a gap that cost a renewal.
+        # When any broker, this one included, was last heard; and since when that goes on without a gap that cost a renewal.
         self._heard_anybody_ms = -NEVER_MS
         self._hearing_since_ms = -NEVER_MS
         self._append_failed_ms = -NEVER_MS
@@ -76,7 +74,7 @@ class Membership:
 
     @property
     def entry(self) -> BrokerEntry | None:
-        """This broker's own entry in the view, while it is a member."""
+        """This broker's own entry in the view; None while it is not a member."""
         incarnation = self._core.incarnation
         return None if incarnation is None else self._core.view.live.get(incarnation)
 
@@ -87,16 +85,16 @@ class Membership:
 
     @property
     def wake_at_ms(self) -> int:
-        """When `tick` wants to be called next, in boot time."""
+        """When `tick` must be called next, in boot time."""
         renew_at_ms = NEVER_MS if self._core.leaving else self._renew_at_ms
         join_at_ms = self._join_at_ms if self._may_join else NEVER_MS
         return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
-        """Whether a broker is so late with a renewal that clients had better not be sent to it; never this one, whose lease tells.
+        """Return whether a broker is so late with a renewal that clients should avoid it. Always False for this broker.
 
-        In an outage of the log nobody can renew, and all serve until their leases end: so long a broker is trusted that was
-        not late before. Once the log is back it has an interval and a margin to be heard.
+        In an outage of the log no broker can renew, and all serve until their leases end. A broker that was not late before is trusted that
+        long. Once the log is back, it has a renewal interval and a grace period to be heard.
         """
         promised = broker.joined
         heard_ms = self._heard_of_ms(broker)
@@ -112,16 +110,16 @@ class Membership:
         return others_were_heard or (log_is_readable and not self._hears_nobody(now))
 
     def _hears_nobody(self, now: Instant) -> bool:
-        """Whether the log may be away for all: no renewal comes of it, not even an own one, or it has refused what was last asked."""
+        """Return whether the log may be away for all: no renewal was read, not even an own one, or the last append failed."""
         late_ms = self._core.timing.renew_ms + self._core.timing.margin_ms
         return now.boot_ms - self._heard_anybody_ms > late_ms or self._append_failed_ms > self._heard_anybody_ms
 
     def is_in_touch(self) -> bool:
-        """Whether an own renewal was read back recently enough to judge the silence of others."""
+        """Return whether an own renewal was read back recently enough to judge the silence of others."""
         return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """How long ago an own renewal was last read back, if that is too long; None while in touch, and for who serves as no member."""
+        """Return how long ago an own renewal was last read back, in ms; None while in touch or not serving as a member."""
         silent_ms = now.boot_ms - self._renewed_ms
         is_lost = self._core.serving is not None and silent_ms >= self._core.timing.lease_ms // 2
         return silent_ms if is_lost else None
@@ -129,13 +127,13 @@ class Membership:
     # --- what was read ---
 
     def caught_up_now(self) -> None:
-        """The end that the log had at the start is reached: from here on, silence counts, and the broker may join."""
+        """Note that the end that the log had at the start is reached. Silence counts from now, and the broker may join."""
         if self._caught_up_ms is None:
             self._caught_up_ms = self._core.now.boot_ms
             self._join_at_ms = self._core.now.boot_ms
 
     def folded(self, folded: Folded) -> None:
-        """Take note of a record about membership; the core has settled the attempt, if it was an own one."""
+        """Note a record about membership. The core has already settled the attempt, if the record is an own one."""
         record, verdict = folded.record, folded.verdict
         if isinstance(record, Genesis) and verdict.accepted and self.caught_up:
             self._join_at_ms = self._core.now.boot_ms
@@ -143,7 +141,7 @@ class Membership:
             self._joined(folded, record)
         elif verdict.accepted and isinstance(record, Renewed):
             self._heard(record.incarnation)
-            # What was renewed before this process came shows nobody who lives: that was its own predecessor, most likely.
+            # A renewal from before this process started shows no live stranger. It most likely came from the predecessor.
             if self.caught_up and record.publisher == self._core.broker and record.incarnation != self._core.incarnation:
                 self._strangers_renewals += 1
             if verdict.diverged:
@@ -154,10 +152,10 @@ class Membership:
             self._note_death(change)
 
     def resynced(self, resync: Resync) -> None:
-        """Records were left out. The view tells what they came to, but not when they were written.
+        """Handle skipped records. The view holds their results, but not when they were written.
 
-        So nothing in it renews the lease or shows that this broker is in touch: the next own record that is read is a coming
-        back, from which silence is counted. A `joined` of this process that is found accepted is adopted, without a lease.
+        Nothing in it renews the lease or shows that this broker is in touch. The next own record that is read counts as the return, from
+        which silence is counted. An accepted `joined` of this process is adopted, without a lease.
         """
         core = self._core
         self._touched_ms = -NEVER_MS
@@ -169,7 +167,7 @@ class Membership:
         if core.incarnation is None and myself is not None and myself.live and myself.joined.nonce in self._own_nonces:
             self._asked_to_join_ms = -NEVER_MS
             self._adopt(myself.incarnation, myself.joined)
-            self._renewed_ms = core.now.boot_ms  # It has had nothing to read back yet, which is no loss of the channel.
+            self._renewed_ms = core.now.boot_ms  # Nothing to read back yet; that is no loss of the channel.
         if core.incarnation is not None:
             self._renew_at_ms = core.now.boot_ms
 
@@ -180,7 +178,7 @@ class Membership:
                 self._strangers_renewals = 0
 
     def renewed(self, decided: Instant) -> None:
-        """An own accepted record renews the lease, from the moment at which that very attempt was decided on."""
+        """Renew the lease for an own accepted record, from the time at which that attempt was decided."""
         core = self._core
         was_good = core.lease.good(core.now)
         core.lease.extend(decided=decided, lease_ms=core.timing.lease_ms)
@@ -190,7 +188,7 @@ class Membership:
             self._lease_good_since_ms = core.now.boot_ms
 
     def ended(self) -> None:
-        """The incarnation is over (somebody declared dead it, or another process took its id): begin anew."""
+        """Start over after the incarnation ended: the broker was declared dead, or another process took its id."""
         core = self._core
         core.lease.lose()
         core.lose_all()
@@ -202,23 +200,23 @@ class Membership:
     def _joined(self, folded: Folded, record: Joined) -> None:
         decided = self._own_nonces.get(record.nonce)
         if decided is not None:
-            self._asked_to_join_ms = -NEVER_MS  # It is settled.
+            self._asked_to_join_ms = -NEVER_MS  # The attempt is settled.
         if folded.verdict.accepted:
             self._heard(folded.offset)
             if decided is not None and record.key == self._core.broker:
                 self._adopt(folded.offset, record)
                 self.renewed(decided)
         elif decided is not None and self._core.incarnation is None and folded.verdict.reason is Reason.STILL_ALIVE:
-            # The answer to an own plain attempt proves that this process is in touch, although it is no member.
+            # The answer to an own plain attempt proves that this process is in touch, although it is not a member.
             self._touch()
 
     def _adopt(self, incarnation: int, joined: Joined) -> None:
-        """Live in an incarnation that this process has begun; its lease is the caller's to renew."""
+        """Adopt an incarnation that this process has begun. The caller renews its lease."""
         core = self._core
         core.incarnation = incarnation
-        # What was promised counts, not what this process would promise today.
+        # The durations promised in the record count, not those that this process would promise today.
         core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
-        # Whoever is awake takes a step at each renewal; a stall that must not cost it its bundles comes on top.
+        # A broker that is awake takes a step at each renewal. Add the longest stall that must not cost it its bundles.
         attention_ms = core.timing.renew_ms + core.timing.stall_ms
         core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms)
         core.lease.attend(core.now)
@@ -248,7 +246,7 @@ class Membership:
     # --- what is due ---
 
     def tick(self) -> None:
-        """Do what is due at this time: join, renew, accuse."""
+        """Do what is due now: join, renew, accuse."""
         core, now_ms = self._core, self._core.now.boot_ms
         if core.stopped:
             return
@@ -262,7 +260,7 @@ class Membership:
                 self._accuse()
 
     def append_failed(self) -> None:
-        """The log does not take records: try the next renewal soon, so that an outage ends for us when it ends."""
+        """Retry the next renewal soon after a failed append, so that the broker notices the end of an outage."""
         self._append_failed_ms = self._core.now.boot_ms
         soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // RETRY_DIVISOR
         if self._core.incarnation is not None:
@@ -277,7 +275,7 @@ class Membership:
     def _accuse(self) -> None:
         core, now_ms = self._core, self._core.now.boot_ms
         others = [broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation]
-        # One broker at a time speaks: each leaves it for a margin longer to every older one that is not itself overdue.
+        # One broker accuses at a time: each waits one grace period longer per older broker that is not overdue itself.
         elders = sum(1 for broker in others if self._would_rather_speak(broker))
         may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
@@ -287,7 +285,7 @@ class Membership:
             accusable_ms = overdue_ms + broker.joined.margin_ms * rank
             if accusable_ms <= now_ms and may_accuse:
                 self._propose_down(broker, now_ms - self._silent_since_ms(broker))
-            # When an elder is overdue itself the ranks change, so that this is a moment to look again, too.
+            # The ranks change when an elder becomes overdue, so look again then, too.
             again_ms = now_ms + core.timing.margin_ms // 2
             due_ms = min(due_ms, next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms))
         self._accuse_at_ms = due_ms
@@ -297,26 +295,26 @@ class Membership:
         self._core.propose(partial(propose.down, broker=broker, reason=reason))
 
     def _silent_since_ms(self, broker: BrokerEntry) -> int:
-        """From when its silence counts: this broker may itself have been away, and must not take that for silence."""
+        """Return when the broker's silence begins to count. Time in which this broker was itself away does not count."""
         return max(self._heard_of_ms(broker), self._lease_good_since_ms, self._back_in_touch_ms)
 
     def _heard_of_ms(self, broker: BrokerEntry) -> int:
-        """When its last record was read; or the end of the log reached, if nothing has come of it since."""
+        """Return when the broker's last record was read, or when the end of the log was reached if that is later."""
         caught_up_ms = self._core.now.boot_ms if self._caught_up_ms is None else self._caught_up_ms
         return max(self._heard_ms.get(broker.incarnation, -NEVER_MS), caught_up_ms)
 
     def _would_rather_speak(self, broker: BrokerEntry) -> bool:
-        """Whether an older broker, not overdue itself, is the one to accuse before this one does."""
+        """Return whether an older broker that is not overdue must accuse before this one."""
         return broker.incarnation < (self._core.incarnation or 0) and self._core.now.boot_ms < self._overdue_ms(broker)
 
     def _overdue_ms(self, broker: BrokerEntry) -> int:
-        """From when on it has been silent for its lease and its margin."""
+        """Return when the broker will have been silent for its lease and its grace period."""
         return self._silent_since_ms(broker) + broker.joined.lease_ms + broker.joined.margin_ms
 
     # --- joining ---
 
     def _join(self) -> None:
-        """Make a nonce, and have it written before any record bears it; `nonce_written` goes on."""
+        """Make an instance id and have it written before any record carries it. `nonce_written` continues."""
         core = self._core
         self._join_at_ms = core.now.boot_ms + core.timing.renew_ms
         if core.view.genesis is None:
@@ -333,7 +331,7 @@ class Membership:
         core.effects.append(WriteNonce(nonce=nonce))
 
     def nonce_written(self, nonce: str) -> None:
-        """The nonce is on the disk: send the `joined` that bears it, in the way that the view allows."""
+        """Send the `joined` with an instance id that is on disk, in the way that the view allows."""
         core = self._core
         if nonce not in self._own_nonces or core.incarnation is not None or not self._may_join:
             return
@@ -352,24 +350,24 @@ class Membership:
         core.append(encode(replace(joined, replaces=replaces, after_silence=after_silence)))
 
     def _is_silent(self, before: BrokerEntry) -> bool:
-        """Whether this process has itself, in touch with the log, read nothing of the incarnation for lease and margin."""
+        """Return whether this process, in touch with the log, read nothing of the incarnation for lease and grace period."""
         return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
 
     # --- leaving ---
 
     def join_no_more(self) -> bool:
-        """Send no further `joined`; whether one that was sent may still be read back, and make this process a member."""
+        """Send no further `joined`. Return whether one already sent may still be read back and make this process a member."""
         self._may_join = False
         return self._core.now.boot_ms - self._asked_to_join_ms < self._core.timing.attempt_ms
 
     def propose_draining(self) -> None:
-        """Take nothing new from now on."""
+        """Take no new bundles from now on."""
         entry = self.entry
         if entry is not None and entry.status == "up":
             self._core.propose(partial(propose.draining, broker=entry))
 
     def propose_left(self) -> None:
-        """End the incarnation. The caller has stopped serving in it for ever."""
+        """End the incarnation. The caller has stopped serving in it for good."""
         entry = self.entry
         if entry is not None:
             self._core.propose(partial(propose.left, broker=entry))

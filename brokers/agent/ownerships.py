@@ -1,16 +1,16 @@
-"""Ownerships: what this broker does about each bundle that the view names it in (section 3 of the protocol).
+"""Reconcile each bundle that the view assigns to this broker with the state of its service (section 3 of the protocol).
 
-May live here: the reconciliation of what the log says with what the service has done. Nothing about membership, and no
-choice of who should own what.
+It does not choose owners.
 
-Theory of operation. Nothing here reacts to a single record. After anything has changed, `_reconcile` compares the role that
-the view gives this broker in a bundle with the stage of its own ownership, and takes the one next step. So replay and tail, a
-restart and a repeated event, a cancellation in the midst of an opening: all are the same function. One bundle has one operation
-of the service under way at a time; what is wanted next waits for its end or its deadline.
+Theory of operation:
 
-An ownership belongs to one transfer. Once the log takes the bundle away, the ownership is over. Its operation runs to its end, the
-service closes what is open and discards what it prepared, and the broker forgets the ownership. Only then does the next transfer
-begin an ownership of its own, with its own source, its own deadlines and its own answer.
+* No code here reacts to a single record. After any change, `_reconcile` compares the role that the view gives this broker in a bundle with
+  the stage of its own ownership, and takes one next step. So replay, tailing, a restart, a repeated event and a cancel during an opening
+  are all the same function.
+* A bundle has one service operation at a time. The next one waits for its end or its deadline.
+* An ownership belongs to one transfer. It is over once the log takes the bundle away. Its operation runs to its end, the service closes
+  what is open and discards what it prepared, and the broker forgets the ownership. Only then may the next transfer begin an ownership, with
+  its own source, deadlines and answer.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from equipoise.channel.core.entries import BundleChanged, BundleEntry, Namespace
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
 
-# How often ownerships that are not simply open are looked at again, for proposals that went astray.
+# How often ownerships that are not simply open are checked again, for lost proposals.
 _SWEEP_MS: Final = 250
 
-# The same while the log takes no records. Renewals try it several times a second, and the first that is read back ends this
-# at once, so that it costs no bundle any time; but with 256 bundles on their way it spares a full disk 1,000 appends a second.
+# The same while the log takes no records. Renewals retry several times a second, and the first that is read back ends this interval, so no
+# bundle loses time. With 256 pending bundles it spares a full disk 1,000 appends a second.
 _SWEEP_OF_OUTAGE_MS: Final = 10_000
 
 
@@ -57,7 +57,7 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """What the view wants of this broker for a bundle."""
+    """What the view wants this broker to do for a bundle."""
 
     NONE = "none"
     WARM_UP = "warm up and say so"
@@ -78,11 +78,13 @@ _ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.PART,
 
 @dataclass(slots=True, kw_only=True)
 class Ownership:
-    """One bundle at this broker. `deadline_ms` bounds the operation under way; `problem` says why it was refused or failed.
+    """One bundle at this broker.
 
-    `is_over` is set once the log has taken the bundle away: the ownership only ends, and none of it counts for what comes next.
-    `handover` is the newest state of the bundle, which its former owner or this broker's own service left. Before it stands the
-    token under which the bundle goes on with that state.
+    * `deadline_ms`: bounds the current operation.
+    * `problem`: why the bundle was refused, or why opening failed.
+    * `is_over`: set once the log has taken the bundle away. The ownership only ends; the next one takes nothing from it.
+    * `handover`: the bundle's newest state, left by the former owner or by this broker's own service, after the token under which the
+      bundle goes on with it.
     """
 
     bundle: str
@@ -112,22 +114,22 @@ class Ownerships:
 
     @property
     def handles(self) -> dict[str, Handle]:
-        """The handles of the bundles that are open or being opened here, by name of bundle."""
+        """The handles of bundles that are open or opening here, by bundle name."""
         return {name: ownership.handle for name, ownership in self._ownerships.items() if ownership.handle is not None}
 
     def handle(self, bundle: str) -> Handle | None:
-        """The handle of one bundle, if it is open or being opened here."""
+        """Return the handle of a bundle that is open or opening here; None for any other."""
         ownership = self._ownerships.get(bundle)
         return None if ownership is None else ownership.handle
 
     def is_empty(self) -> bool:
-        """Whether the service has nothing left to do or to close."""
+        """Return whether the service has nothing left to do or to close."""
         return not self._ownerships
 
     # --- what was read ---
 
     def folded(self, folded: Folded) -> None:
-        """Take note of a record that changed bundles."""
+        """Note a record that changed bundles."""
         record = folded.record
         if isinstance(record, Split | Merge):
             self._reshape(folded)
@@ -144,8 +146,8 @@ class Ownerships:
     def resynced(self, resync: Resync) -> None:
         """Act on bundles that changed in records that this broker has not read.
 
-        If it is now to warm up for a bundle, another transfer may have begun in those records: the old ownership is over. If it owns
-        the bundle, or has said that it is ready for it, the transfer is the one that it knows: that takes a record of its own.
+        If the broker is now to warm up for a bundle, another transfer may have begun, so the old ownership is over. If it owns the bundle
+        or has reported that it is ready, the transfer is the one it knows, because both need a record of its own.
         """
         for change in resync.changes:
             if isinstance(change, BundleChanged):
@@ -158,7 +160,7 @@ class Ownerships:
                 self._policies_changed(change.name)
 
     def incarnation_changed(self) -> None:
-        """The broker joined, or lost its incarnation, or serves no more: every ownership, and every bundle that names it."""
+        """Reconcile all ownerships and bundles after the broker joined, lost its incarnation or stopped serving."""
         for name in list(self._ownerships):
             self._reconcile(name)
         if self._core.serving is not None:
@@ -166,7 +168,7 @@ class Ownerships:
                 self._reconcile(bundle.name)
 
     def _policies_changed(self, namespace: str) -> None:
-        """What the policies of a namespace say now counts for what is open of it, too."""
+        """Apply a namespace's changed policies to its open bundles, too."""
         will_serve_on = serves_on(self._core.view, namespace)
         for ownership in self._ownerships.values():
             if ownership.handle is not None and ownership.handle.namespace == namespace:
@@ -179,12 +181,12 @@ class Ownerships:
         return me is not None and change.after is not None and me in (change.after.owner, change.after.source)
 
     def _reshape(self, folded: Folded) -> None:
-        """A split or a merge: where the service has what is gone open, its children are open in the same instant."""
+        """Split or merge: if the service has the parents open, the children open in the same instant."""
         changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
         gone = [self._open_ownership(change.name) for change in changes if change.after is None]
         is_busy = any(change.after is not None and change.name in self._ownerships for change in changes)
         if not gone or any(handle is None for handle in gone) or is_busy:
-            return  # The service has none, or is not done with one of them: reconciled like any other change.
+            return  # Not open here, or still busy: reconcile it like any other change.
         parents = tuple(handle for handle in gone if handle is not None)
         children = tuple(self._new_handle(change.after, is_open=True) for change in changes if change.after is not None)
         for parent in parents:
@@ -200,32 +202,32 @@ class Ownerships:
         ownership = self._ownerships.get(bundle)
         return ownership.handle if ownership is not None and ownership.stage is Stage.OPEN else None
 
-    # --- what the service said ---
+    # --- results of the service ---
 
     def prepared(self, bundle: str, problem: str | None) -> None:
-        """The service is warm for the bundle, or refuses it."""
+        """Note that the service is warm for the bundle, or refuses it."""
         self._finished(bundle, Stage.PREPARING, Stage.READY if problem is None else Stage.REFUSED, problem)
 
     def opened(self, bundle: str, problem: str | None) -> None:
-        """The service has opened the bundle, or failed to."""
+        """Note that the service has opened the bundle, or failed to."""
         ownership = self._ownerships.get(bundle)
         if ownership is not None and ownership.stage is Stage.OPENING and ownership.handle is not None:
             ownership.handle.is_open = problem is None
         self._finished(bundle, Stage.OPENING, Stage.OPEN if problem is None else Stage.FAILED, problem)
 
     def closed(self, bundle: str, handover: bytes | None) -> None:
-        """The service has closed the bundle."""
+        """Note that the service has closed the bundle."""
         ownership = self._ownerships.get(bundle)
         if ownership is not None and ownership.stage is Stage.CLOSING:
             ownership.handover = None if handover is None or ownership.handle is None else (ownership.handle.token, handover)
         self._finished(bundle, Stage.CLOSING, Stage.CLOSED, None)
 
     def discarded(self, bundle: str) -> None:
-        """The service has discarded what it prepared."""
+        """Note that the service has discarded what it prepared."""
         self._finished(bundle, Stage.DISCARDING, Stage.CLOSED, None)
 
     def cuts_found(self, found: CutsFound) -> None:
-        """The service says where to cut, or that it cannot; an answer to an older question changes nothing."""
+        """Note where the service wants to cut, or that it cannot. Ignore an answer to an older question."""
         ownership = self._ownerships.get(found.bundle)
         if ownership is not None and ownership.cuts_asked_at == found.asked_at:
             ownership.cuts = found.cuts
@@ -233,7 +235,7 @@ class Ownerships:
             self._reconcile(found.bundle)
 
     def _finished(self, bundle: str, was: Stage, now: Stage, problem: str | None) -> None:
-        """End an operation; an answer that comes after its deadline, or twice, finds another stage and changes nothing."""
+        """End an operation. An answer after the deadline, or a second one, finds another stage and changes nothing."""
         ownership = self._ownerships.get(bundle)
         if ownership is None or ownership.stage is not was:
             return
@@ -245,7 +247,7 @@ class Ownerships:
     # --- what is due ---
 
     def tick(self) -> None:
-        """End what overran its deadline, and look at everything unfinished again if it is time for that."""
+        """End operations that overran their deadlines. Check all unfinished ownerships again when a sweep is due."""
         now_ms = self._core.now.boot_ms
         if now_ms < self.wake_at_ms:
             return
@@ -262,11 +264,11 @@ class Ownerships:
         self.wake_at_ms = min(self._sweep_at_ms, *deadlines_ms, NEVER_MS)
 
     def append_failed(self) -> None:
-        """The log does not take records: what it refused is said again less often."""
+        """Propose less often what the log has refused."""
         self._sweep_ms = _SWEEP_OF_OUTAGE_MS
 
     def append_succeeded(self) -> None:
-        """A record of this broker was read back: what the log refused meanwhile is said again at once."""
+        """Propose at once what the log refused, because a record of this broker was read back."""
         if self._sweep_ms != _SWEEP_MS:
             self._sweep_ms = _SWEEP_MS
             self._sweep_at_ms = self.wake_at_ms = self._core.now.boot_ms
@@ -290,7 +292,7 @@ class Ownerships:
         return _ROLE_OF_SOURCE[bundle.phase] if bundle.source == me else Role.NONE
 
     def _reconcile(self, name: str) -> None:
-        """Take the one next step that brings the ownership of `name` nearer to the role that the view gives this broker."""
+        """Take the one next step that brings the ownership of `name` closer to this broker's role in the view."""
         bundle = self._core.view.bundles.get(name)
         role = self._role(bundle)
         ownership = self._ownerships.get(name)
@@ -315,7 +317,7 @@ class Ownerships:
         self.wake_at_ms = min(self.wake_at_ms, deadline_ms, self._sweep_at_ms)
 
     def _wind_up(self, ownership: Ownership, bundle: BundleEntry | None) -> None:
-        """Bring an ownership to its end: close what is open, discard what was prepared, and forget it. Only then may another begin."""
+        """End an ownership: close what is open, discard what was prepared, forget it. Only then may another begin."""
         ownership.is_over = True
         if ownership.handle is not None:
             ownership.handle.is_open = False
@@ -351,13 +353,13 @@ class Ownerships:
                 core.propose(partial(propose.refuse_transfer, bundle=bundle, problem=problem))
 
     def _stand_by(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
-        """Nothing to do: this broker has said itself that it is ready, and the source's record or death comes next."""
+        """Do nothing: this broker has reported that it is ready. The source's record or death comes next."""
 
     def _serve(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
         if ownership is None or ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED):
             self._open(bundle, ownership)
         elif ownership.stage is Stage.OPEN and ownership.handle is not None and ownership.handle.token != bundle.token:
-            self._wind_up(ownership, bundle)  # The log gave it away and back meanwhile: this is another ownership.
+            self._wind_up(ownership, bundle)  # The log moved it away and back: this is another ownership.
         elif ownership.stage is Stage.OPEN and bundle.phase == "splitting":
             self._cut(bundle, ownership)
         elif ownership.stage is Stage.FAILED:
@@ -390,13 +392,13 @@ class Ownerships:
         handle = ownership.handle
         if handle is None:
             return
-        # A broker that closes what the log still calls its own (it leaves, or has lost that ownership) knows of nobody else.
+        # A broker that closes a bundle that it still owns on the log (it leaves, or lost this ownership) knows no next owner.
         moved_to = None if bundle is None or bundle.owner in (None, core.incarnation) else core.view.live.get(bundle.owner)
         ownership.stage, ownership.deadline_ms = Stage.CLOSING, core.now.boot_ms + core.timing.close_ms
         core.effects.append(Close(handle=handle, moved_to=moved_to, deadline_ms=ownership.deadline_ms))
 
     def _give_up(self, bundle: BundleEntry, reason: str) -> None:
-        """The service failed to open what this broker owns: hand it back, after cancelling what is built upon it."""
+        """Hand back a bundle that the service failed to open. First cancel a move that builds on it."""
         core = self._core
         if bundle.phase == "owned":
             core.propose(partial(propose.give_up, bundle=bundle, problem=reason))
@@ -437,7 +439,7 @@ class Ownerships:
         )
 
     def _is_overlapped(self, bundle: BundleEntry) -> bool:
-        """Whether the service is still busy with another bundle over the same points, one that was split or merged away."""
+        """Return whether the service is still busy with another bundle over the same points, after a split or a merge."""
         return any(
             ownership.handle is not None
             and ownership.bundle != bundle.name
@@ -449,7 +451,7 @@ class Ownerships:
 
 
 def _handover(bundle: BundleEntry, ownership: Ownership | None) -> bytes | None:
-    """Return the newest state of a bundle; None if it is not known here, or belongs to another token than the bundle's."""
+    """Return the newest state of a bundle; None if it is unknown here or belongs to another token."""
     token, state = (None, None) if ownership is None or ownership.handover is None else ownership.handover
     return state if token == bundle.token else None
 
@@ -459,7 +461,7 @@ def _reason(ownership: Ownership) -> str:
 
 
 def _fit_for_a_record(text: str) -> str:
-    """What a service says, cut to what a record holds; a lone surrogate, which no record can spell, counts as `?`."""
+    """Cut a service's message to the size of a record. Replace lone surrogates, which no record can hold, with `?`."""
     return text[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 

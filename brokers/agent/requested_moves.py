@@ -1,8 +1,7 @@
-"""What somebody requested of bundles and namespaces: what is refused, what follows next, and when and how it has ended.
+"""Decide what a request may do, which step is next, and when and how it has ended.
 
-May live here: the decisions that every driver of a request takes alike, whether it works straight on the channel
-(`brokers.operations`) or in a broker (`brokers.http`), and the words in which both tell a refusal. Pure: records come in, and the
-waiting is the drivers' business. How moves are told apart for statistics, whoever began them, is in `brokers.balancing.moves`.
+All drivers of requests share these decisions and messages: those on the channel (`brokers.operations`) and those in a broker
+(`brokers.http`). The module is pure; drivers do the waiting. `brokers.balancing.moves` classifies moves for statistics.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ from equipoise.channel.inspect.story import Names, describe, explain, standing
 T = TypeVar("T")
 
 RACES_MAX: Final = 5
-"""A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
+"""Tries of a proposal that loses races, each against the new state. Each lost race means that another writer made progress."""
 
 UNLOADS_AT_ONCE: Final = 64
-"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that the
-clients of all of them do not come back at once."""
+"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that their clients do not all
+reconnect at once."""
 
 BY_OPERATOR: Final = "asked for by an admin"
-"""The reason that a move bears on the channel when an operator asked for it."""
+"""The reason on the channel for a move that an operator requested."""
 
 CANCELLED_BY_OPERATOR: Final = "cancelled by an admin"
-"""The reason that the end of a move bears when an operator called it off."""
+"""The reason on the channel for the end of a move that an operator cancelled."""
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
 
-# On its way to the destination of a transfer, also if the source has died meanwhile.
+# On the way to the destination of a transfer, even if the source has died.
 _ON_ITS_WAY: Final = frozenset({"assigning", "transferring", "handing_over"})
 _MOVING: Final = _ON_ITS_WAY | {"unloading", "splitting"}
 
@@ -64,13 +63,13 @@ _MOVING: Final = _ON_ITS_WAY | {"unloading", "splitting"}
 
 
 def may_run_again(reason: Reason, race: int) -> bool:
-    """Whether the proposal that was rejected as `reason` is to be made again; `race` counts the attempts, from 1."""
+    """Return whether to retry a proposal that was rejected as `reason`. `race` counts the attempts, from 1."""
     return reason is Reason.STALE and race < RACES_MAX
 
 
 @contextmanager
 def unless_overtaken() -> Iterator[None]:
-    """Pass over the refusal of one step of many because somebody else was quicker: how things are now, the next look will tell."""
+    """Ignore the refusal of one step of many because another writer was faster. The next look shows the current state."""
     try:
         yield
     except Rejected as error:
@@ -79,9 +78,9 @@ def unless_overtaken() -> Iterator[None]:
 
 
 def refuse_in_vain(view: View, intent: Intent) -> None:
-    """Raise for what would surely be rejected, where more can be told of it than a rejection does.
+    """Raise for what would surely be rejected, with more detail than a rejection has.
 
-    Raises `Rejected`, and what `check_policy_change` raises.
+    Raise `Rejected`, and the errors of `check_policy_change`.
     """
     if isinstance(intent, SetClusterPolicy):
         check_policy_change(view, intent.policy, intent.document)
@@ -98,7 +97,7 @@ def refuse_in_vain(view: View, intent: Intent) -> None:
 def refuse_forbidden(view: View, bundle: str, destination: str) -> None:
     """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from the broker `destination`.
 
-    Nobody's load is looked at: primaries that are up count as available. What is not there, or not alive, the channel refuses.
+    Load is ignored: primaries that are up count as available. The channel refuses unknown bundles and dead brokers.
     """
     entry = view.bundles.get(bundle)
     if entry is None:
@@ -110,7 +109,7 @@ def refuse_forbidden(view: View, bundle: str, destination: str) -> None:
 
 
 def rejection(folded: Folded, view: View) -> Rejected:
-    """The refusal of a record that has been folded and rejected, in the words of its story."""
+    """Return the refusal of a record that was folded and rejected, with the message of its story."""
     record, reason = folded.record, folded.verdict.reason
     assert isinstance(record, Record), "what was encoded can be read"
     assert reason is not None, "an accepted record is not refused"
@@ -119,7 +118,7 @@ def rejection(folded: Folded, view: View) -> Rejected:
 
 
 def owner_of(view: View, bundle: BundleEntry) -> str:
-    """The id of the broker that `bundle` names as its owner."""
+    """Return the id of the broker that owns `bundle`."""
     return "nobody" if bundle.owner is None else view.live[bundle.owner].broker
 
 
@@ -128,7 +127,7 @@ def owner_of(view: View, bundle: BundleEntry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedMove:
-    """A transfer, an unload or a split that the channel accepted at `offset`; `destination` is the incarnation that is to own."""
+    """A transfer, an unload or a split that the channel accepted at `offset`. `destination` is the future owner's incarnation."""
 
     bundle: str
     kind: MoveKind
@@ -137,7 +136,7 @@ class RequestedMove:
 
 
 def begun_by(accepted: Folded) -> RequestedMove:
-    """The move that an accepted record began; no other record may be asked about."""
+    """Return the move that an accepted record began. Call it for no other record."""
     record = accepted.record
     assert isinstance(record, BundleTransition), "a move begins with a transition"
     kind = KIND_OF_PHASE[PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]]
@@ -145,12 +144,15 @@ def begun_by(accepted: Folded) -> RequestedMove:
 
 
 def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
-    """What a move has made, once `folded` has ended it; None while it is under way, and for what was folded before it began.
+    """Return the result of a move once `folded` has ended it; None while it is in progress, and for earlier records.
 
-    Of a transfer that is the bundle, owned by its destination; of a split, the children; of an unload, which whatever comes
-    next for the bundle ends, nothing. `view` and all records after `move.offset` are to be given in their order.
+    Pass `view` and all records after `move.offset` in order. The result is:
 
-    Raises `Cancelled` if it came to nothing, with the record that ended it and where the bundle is in `view`.
+    * Transfer: the bundle, owned by its destination.
+    * Split: the children.
+    * Unload: nothing. Any next record of the bundle ends it.
+
+    Raise `Cancelled` if the move failed, with the record that ended it and the bundle's state in `view`.
     """
     change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
     if change is None or folded.offset <= move.offset:
@@ -177,15 +179,15 @@ def _told(folded: Folded, view: View, name: str) -> str:
 
 
 def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
-    """The unloads of those of `bundles` that are owned, some at a time: the owners are to have let go of one batch before the next.
+    """Yield the unloads of the owned `bundles` in batches. The owners must release one batch before the next.
 
-    By `MoveAway` they go from hand to hand; `Unload` leaves them free, for their namespace is to go.
+    `MoveAway` moves a bundle from owner to owner. `Unload` leaves it free, because its namespace will be deleted.
     """
     return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
 
 
 def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Cancel, ...]]:
-    """The ends of the moves of `bundles` that can be cancelled, as many at a time as are unloaded at a time."""
+    """Yield the cancels of those moves of `bundles` that can be cancelled, in batches as large as those of unloads."""
     return _batches(Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
 
 
@@ -195,11 +197,13 @@ def _batches(intents: Iterator[T]) -> Iterator[tuple[T, ...]]:
 
 
 def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
-    """What is to be requested next to delete the namespace `name`; None while its bundles must be waited for.
+    """Return the next requests to delete the namespace `name`; None while its bundles must be waited for.
 
-    First that nothing of it is assigned any more; then the unloads of what is owned, also of what was on the move before and
-    is owned now, a batch of `unloads_of` at a time; and once all its bundles are free, its deletion. What was begun before, by
-    whomever, is gone on with; that the namespace is not there any more, the refusal of its deletion will say.
+    1. Stop all assignments.
+    2. Unload what is owned, one batch of `unloads_of` at a time. This includes bundles that were moving before.
+    3. Delete the namespace once all its bundles are free.
+
+    A deletion that anyone began before is continued. If the namespace no longer exists, the channel refuses its deletion.
     """
     namespace = view.namespaces.get(name)
     if namespace is not None and namespace.status != "deleting":

@@ -1,7 +1,4 @@
-"""Requests: what an operator or a balancer wants, spelled as a record against the view of this moment.
-
-May live here: from an intent to the maker of its record, or to the verdict that it would get if it could be spelled.
-"""
+"""Turn an intent into a record against the current view, or into the rejection that the log would give."""
 
 from __future__ import annotations
 
@@ -40,20 +37,19 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reas
 from equipoise.channel.core.view import View
 
 BY_COUNT: Final = FewestBundles()
-"""How a destination is chosen by whoever knows nothing of the load."""
+"""The placement policy for callers that know nothing of the load."""
 
 STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
-"""The phases of a move that has not happened: past that its source has been told to let go, and nobody can stop it."""
+"""The phases of a move that can still be cancelled. After them the source has been ordered to release the bundle."""
 
 Make = Callable[[Author], AnyRecord]
 
 
 def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
-    """How to spell `intent`, or the rejection that the fold would answer; `placement` chooses where no destination is named.
+    """Return the maker of the record for `intent`, or its rejection. `placement` chooses a destination if none is named.
 
-    A transfer to a broker that is dead or drains IS spelled, and rejected by the log: so the refusal is on record, and
-    `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns), or would move nothing,
-    is refused here.
+    A transfer to a dead or draining broker is still proposed and rejected by the log, so that `channel why` can explain the refusal.
+    Refused here are only intents that have no record (an unknown bundle, a bundle without an owner) or would move nothing.
     """
     if isinstance(intent, AboutBundle):
         name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
@@ -85,7 +81,7 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
 
 
 def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement) -> Make | Verdict:
-    """A transfer to another broker than the owner, as placement chooses; if there is none, an unload, or nothing."""
+    """Return a transfer to another broker that placement chooses; if there is none, an unload, or a rejection."""
     assert bundle.owner is not None, "an owned bundle has an owner"
     placed = placement.place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
     if bundle.name in placed:
@@ -97,7 +93,7 @@ def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placemen
 
 
 def nobody_else(view: View, bundle: BundleEntry) -> str | None:
-    """Why no other broker than its owner may have a bundle that is owned; None if one may."""
+    """Return why no broker other than the owner may have an owned bundle; None if one may."""
     assert bundle.owner is not None, "an owned bundle has an owner"
     owner = view.live[bundle.owner].broker
     refused = Destinations(view).bound(bundle).refused
@@ -110,7 +106,7 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     before = view.namespaces[intent.name].policies
     now = before.get(intent.policy)
-    # Looked at again in each attempt, so that of two who change one value at once the second learns of the first.
+    # Check this in each attempt: of two concurrent changes of one value, the second then sees the first.
     if not isinstance(intent.expected, Unset) and now != intent.expected:
         problem = f"{intent.policy} is {_told(now)} now, and the change was meant for one that is {_told(intent.expected)}"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
@@ -145,7 +141,7 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
 
 
 def _settings(view: View, intent: SetSettings) -> Make | Verdict:
-    """Of the settings that stand there at this moment, so that two who change different ones at once both have their way."""
+    """Apply the changes to the current settings, so that concurrent changes of different settings all succeed."""
     try:
         document = settings_records.changed(settings_records.document_of(view), intent.changes, intent.changed_by)
     except (UnknownSetting, InvalidSetting) as error:

@@ -1,7 +1,6 @@
-"""How long things take: the promises that a broker makes on joining, and its patience with others.
+"""Hold the durations that a broker promises on joining and waits for others, and refuse unsafe ones.
 
-May live here: durations in milliseconds, how they grow with the membership, and the arithmetic by which wrong ones are
-refused. No clock.
+Formulas scale them with the number of members. There is no clock here.
 """
 
 from __future__ import annotations
@@ -13,30 +12,33 @@ from typing import Final
 from equipoise.brokers.errors import InvalidTiming
 
 RETRY_DIVISOR: Final = 4
-"""After a failed append a renewal is tried again this much sooner: an outage ends between two of these."""
+"""A failed renewal is retried after the interval divided by this, so that the end of an outage is noticed soon."""
 
-# Up to here renewals once a second cost next to nothing. Beyond, each broker reads the renewals of all others, so that
-# lease, renewal interval and margin grow in proportion, and the renewals of all who know of each other stay at 10 a second.
-# Brokers that join one after another keep the pace at which each found the cluster: a hundred of them renew 33 times a
-# second. A larger number here means quicker failover in clusters of more than ten, and dearer idling.
+# Up to this many members, a renewal per second costs next to nothing. Beyond it, each broker reads the renewals of all others, so lease,
+# renewal interval and grace period grow in proportion, and all members that know each other renew 10 times a second in total. Brokers that
+# join one by one keep the pace at which each found the cluster: a hundred of them renew 33 times a second. A larger number means faster
+# failover in clusters of more than ten, and costlier idling.
 _MEMBERS_AT_FULL_PACE: Final = 10
 
-# Clocks are read in whole milliseconds, which makes less than 3 ms; the rest is for promises that grow in whole ones.
+# Clocks are read in whole milliseconds: less than 3 ms in total. The rest covers promises that grow in whole milliseconds.
 _ROUNDING_MS: Final = 10
 _MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Durations in milliseconds; the defaults are those of the embedded log, and `timing_of` has those of each kind of log.
+    """Durations in milliseconds. The defaults are for the embedded log; `timing_of` returns those of each kind of log.
 
-    `lease_ms`, `renew_ms` and `margin_ms` are this incarnation's promises: others use them, never their own settings.
-    `round_trip_ms` bounds append to read-back, `reconnect_ms` the longest reconnect after an outage of the log, `failover_ms` how
-    long the log is away while it replaces a node of its own that has died (0: it has no nodes),
-    `stall_ms` the longest stall of a process that must not cost it its bundles, `clock_rate_error_ppm` how much faster or
-    slower than true time a clock may run. `prepare_ms`, `open_ms` and `close_ms` are the service's deadlines. `patience_ms`
-    is how long the leader watches a bundle in flight before it calls it off or assigns it anew; the brokers after it wait
-    that much longer, by age. `attempt_ms` is how long an attempt that is neither read back nor failed is waited for.
+    * `lease_ms`, `renew_ms`, `margin_ms` (the grace period): this incarnation's promises. Others use them, never their own settings.
+    * `round_trip_ms`: longest time from append to read-back.
+    * `reconnect_ms`: longest reconnect after an outage of the log.
+    * `failover_ms`: how long the log is away while it replaces a dead node of its own (0: it has no nodes).
+    * `stall_ms`: longest stall of a process that must not cost it its bundles.
+    * `clock_rate_error_ppm`: how much faster or slower than true time a clock may run.
+    * `prepare_ms`, `open_ms`, `close_ms`: the service's deadlines.
+    * `patience_ms`: how long the leader watches a bundle in flight before it cancels the move or assigns the bundle anew. Later brokers, by
+      age, wait longer.
+    * `attempt_ms`: how long to wait for an attempt that is neither read back nor failed.
     """
 
     lease_ms: int = 3_000
@@ -52,12 +54,12 @@ class Timing:
     close_ms: int = 5_000
     patience_ms: int = 30_000
     attempt_ms: int = 1_000
-    # For a quarter of a second a bundle that a death has freed is left to the leader, which places the whole batch.
+    # For this long only the leader places a bundle that a death freed, so that it places the whole batch.
     leader_first_ms: int = 250
     remove_after_ms: int = 24 * 3_600_000
 
     def for_members(self, members: int) -> Timing:
-        """These durations for a cluster of `members` brokers: the lease and what hangs on it, in proportion."""
+        """Return these durations for `members` brokers: lease, renewal interval and grace period grow in proportion."""
         if members <= _MEMBERS_AT_FULL_PACE:
             return self
         return replace(
@@ -69,20 +71,20 @@ class Timing:
 
     @property
     def skew_max_ms(self) -> int:
-        """How long a sleep that the boot clock hides may go unseen: by so much the wall clock may run ahead within a lease."""
+        """How far the wall clock may run ahead within a lease, and so how long a sleep hidden from the boot clock may go unseen."""
         return self.margin_ms // 2
 
     def check(self) -> None:
-        """Raise `InvalidTiming` if these durations would let a live broker be declared dead, or two own one bundle."""
+        """Raise `InvalidTiming` if these durations could have a live broker declared dead, or two brokers own one bundle."""
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
-        # One half of the margin covers a sleep that the boot clock hides. The other half must cover the clocks' rates, during lease
-        # and margin: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
+        # Half of the grace period covers a sleep hidden from the boot clock. The other half covers the clocks' rates during lease and grace
+        # period: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
         for_sleep_ms = -(
             -2 * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION) // (_MILLION - 4 * self.clock_rate_error_ppm)
         )
         half_lease_ms = self.lease_ms // 2
-        # A node may die just before a renewal that is due, so that the lease runs since the one before; and a renewal may fail
-        # just before the next node takes it, and come again a fraction of the interval later.
+        # A node of the log may die just before a renewal is due, so the lease runs since the previous one. A renewal may then fail just
+        # before the next node takes over, and is retried a fraction of the interval later.
         through_failover_ms = self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
         rules = (
             (
@@ -116,12 +118,12 @@ class Timing:
                 raise InvalidTiming(setting=setting, value_ms=getattr(self, setting), expected=expected)
 
 
-# What the controller of a Kafka cluster waits for a node that is silent (`broker.session.timeout.ms`, 9 s unless somebody has set
-# it), and 1 s for the election of another leader and for clients to learn of it.
+# Kafka's controller waits `broker.session.timeout.ms` (default 9 s) for a silent node. Add 1 s for the election of another leader and for
+# clients to learn of it.
 _KAFKA_FAILOVER_MS: Final = 9_000 + 1_000
 
-# Renewal, failover, retry and round trip are 14,750 ms, and the lease is a little more. A reconnect takes librdkafka's longest
-# back-off and a look at the cluster; half the lease and the margin less the renewal would allow for 5,500 ms.
+# Renewal + failover + retry + round trip = 14,750 ms; the lease is slightly longer. A reconnect takes librdkafka's longest back-off and a
+# metadata request; half the lease + grace period - renewal would allow 5,500 ms.
 _TIMINGS: Final[Mapping[str, Timing]] = {
     "kafka": Timing(
         lease_ms=15_000,
@@ -135,5 +137,5 @@ _TIMINGS: Final[Mapping[str, Timing]] = {
 
 
 def timing_of(log_url: str) -> Timing:
-    """The durations for the kind of log that a URL names; those of the embedded log for any other, whoever is to refuse it."""
+    """Return the durations for the kind of log that `log_url` names. An unknown kind gets those of the embedded log."""
     return _TIMINGS.get(log_url.partition(":")[0]) or Timing()
