@@ -1,7 +1,4 @@
-"""Hold the durations that a broker promises on joining and waits for others, and refuse unsafe ones.
-
-Formulas scale them with the number of members. There is no clock here.
-"""
+"""Define the durations of a broker's promises and deadlines, scale them with the number of members, and refuse unsafe ones."""
 
 from __future__ import annotations
 

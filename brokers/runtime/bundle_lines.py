@@ -1,8 +1,7 @@
-"""What a broker writes to its log of its own bundles: one line for each opening, each closing, and each move's end.
+"""Write one log line for each opening and closing of a bundle at this broker, and for each end of a move.
 
-May live here: these lines and what they remember from a beginning to its end. `docs/reference/log-lines.md` lists them. A line is made
-where a bundle is opened or closed, and at both ends of a move, so that a thousand moves are two thousand lines in the whole
-cluster, beside those of the openings and closings that they consist of.
+`docs/reference/log-lines.md` lists the lines. The source and the destination each write a move's line, so a thousand moves are two thousand
+lines in the cluster, plus those of their openings and closings.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beginning:
-    """An opening or a closing that is under way: all that its line will say, but for how long it took."""
+    """An opening or a closing in progress: its line's fields, except the duration."""
 
     fields: dict[str, object]
     at_ns: int
@@ -33,16 +32,16 @@ class BundleLines:
     """The lines of one broker."""
 
     def __init__(self, moves: Moves, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`moves` are those under way, which somebody else keeps up to date; `now_ns` is a clock that only rises."""
+        """`moves` are those in progress, kept up to date elsewhere; `now_ns` is a clock that only rises."""
         self._moves = moves
         self._broker = broker
         self._now_ns = now_ns
-        # At most one entry a bundle that is on its way to this broker, or from it.
+        # At most one entry per bundle that is moving to or from this broker.
         self._begun: dict[str, _Beginning] = {}
         self._reasons_of_arrivals: dict[str, str | None] = {}
 
     def begun(self, effect: Effect, view: View) -> None:
-        """The agent wants something done."""
+        """Note an effect of the agent that opens or closes a bundle."""
         if isinstance(effect, Open):
             bundle, token = effect.handle.bundle, effect.handle.token
             reason = self._reasons_of_arrivals.pop(bundle, None)
@@ -60,14 +59,14 @@ class BundleLines:
         self._begun[bundle] = _Beginning(fields=fields, at_ns=self._now_ns())
 
     def ended(self, event: Event) -> None:
-        """Something is done; that it failed is for the runner of services to tell, which knows the error."""
+        """Write the line of a finished operation. The runner of services logs failures, because it has the error."""
         if isinstance(event, Opened | Closed):
             begun = self._begun.pop(event.bundle, None)
             if begun is not None and not (isinstance(event, Opened) and event.problem is not None):
                 self._write("opened" if isinstance(event, Opened) else "closed", begun.fields, self._now_ns() - begun.at_ns)
 
     def moved(self, move: Move, view: View) -> None:
-        """A move has ended, somewhere in the cluster."""
+        """Write the line of a move that has ended, if this broker took part."""
         source, destination = _broker(view, move.source), _broker(view, move.destination)
         if self._broker not in (source, destination):
             return
@@ -90,7 +89,7 @@ class BundleLines:
 
 
 def _broker(view: View, incarnation: int | None) -> str | None:
-    """The id of the broker that an incarnation is, or was."""
+    """Return the id of the broker that an incarnation is, or was."""
     if incarnation is None:
         return None
     live = view.live.get(incarnation)

@@ -1,7 +1,6 @@
-"""The loss of the channel, as one broker sees it: since when, why, and what it serves on all the same.
+"""Describe one broker's loss of the channel: since when, why, and which bundles it still serves.
 
-May live here: the drawing together of what the agent and the log's thread know of it, for those who tell it to people and to
-machines. What follows from it for leases and handles is the agent's business.
+It combines what the agent and the log's thread know. The agent decides what the loss means for leases and handles.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ from equipoise.channel.log.seat import Outage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLoss:
-    """The channel is lost to a broker: it cannot read it, or has read none of its own renewals back for half a lease.
+    """One broker's loss of the channel: it cannot read the log, or has read back no own renewal for half a lease.
 
-    Whether it is alone with that it cannot know. `since_ms` is Unix time, `problem` what the log said last, if it cannot be
-    read. `serving_on` counts the open bundles of each namespace that says `on_channel_loss: serve`: they outlast the lease.
+    The broker cannot know whether others lost the channel, too.
+
+    * `since_ms`: Unix time.
+    * `problem`: the log's last error, if it cannot be read.
+    * `serving_on`: open bundles per namespace with `on_channel_loss: serve`. They are served past the lease.
     """
 
     since_ms: int
@@ -30,7 +32,7 @@ class ChannelLoss:
     serving_on: Mapping[str, int]
 
     def document(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return the loss as a JSON document."""
         since = datetime.fromtimestamp(self.since_ms / 1_000, UTC).isoformat(timespec="milliseconds")
         return {
             "since": since.replace("+00:00", "Z"),
@@ -41,7 +43,7 @@ class ChannelLoss:
 
 
 def channel_loss(agent: Agent, outage: Outage | None, clock: Clock) -> ChannelLoss | None:
-    """What a broker knows of its loss of the channel; None while it has it. `outage` is set while the log cannot be read."""
+    """Return the loss of the channel as this broker sees it; None without a loss. `outage` is set while the log cannot be read."""
     now = clock.now()
     outage_ms = 0 if outage is None else (clock.boot_ns() - outage.since_ns) // 1_000_000
     out_of_touch_ms = agent.out_of_touch_ms(now)

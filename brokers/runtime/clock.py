@@ -1,7 +1,7 @@
-"""The clocks of a broker's process, read at the moment of asking.
+"""Read the clocks of a broker's process at the moment of the call.
 
-May live here: the one place that reads time for leases. Event loops cache their time per turn, and CLOCK_MONOTONIC stops
-while the machine sleeps: neither may answer whether a lease is good.
+All time for leases is read here. Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machine sleeps, so neither can
+decide whether a lease is good.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class Clock(Protocol):
-    """What reads time. Tests and the simulator have one of their own, so that time passes only when they say so."""
+    """A source of time. Tests and the simulator have their own, whose time passes only on request."""
 
     def now(self) -> Instant:
-        """Both clocks, now."""
+        """Return both clocks, now."""
         ...
 
     def boot_ns(self) -> int:
-        """Boot time in nanoseconds: never resyncs, and runs on while the machine sleeps."""
+        """Return boot time in nanoseconds. It never jumps, and runs on while the machine sleeps."""
         ...
 
 
@@ -31,9 +31,9 @@ class SystemClock:
     """The clocks of this machine."""
 
     def now(self) -> Instant:
-        """Both clocks, now."""
+        """Return both clocks, now."""
         return Instant(self.boot_ns() // _NANOSECONDS_PER_MILLISECOND, time.time_ns() // _NANOSECONDS_PER_MILLISECOND)
 
     def boot_ns(self) -> int:
-        """Boot time in nanoseconds: never resyncs, and runs on while the machine sleeps."""
+        """Return boot time in nanoseconds. It never jumps, and runs on while the machine sleeps."""
         return boot_ns()

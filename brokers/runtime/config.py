@@ -1,7 +1,6 @@
-"""A worker's configuration: one model, every field with its unit and what it trades.
+"""Define and check a worker's settings, each with its unit and trade-off.
 
-May live here: settings, their defaults and bounds, and the checks that need nothing but the settings themselves. Nothing is
-opened or resolved here: that a port is taken or a disk is full is found by those who use them.
+Only checks that need nothing but the settings belong here. A taken port or a full disk is found where it is used.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
 _TIMING: Final = Timing()
 
-# What is not given is by the kind of log; the fields' own defaults are those of the embedded one.
+# Their defaults depend on the kind of log. The fields' own defaults are those of the embedded log.
 _BY_KIND_OF_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
 
-# A lease of an hour would be a cluster that never heals; and whatever is beyond a day is a mistake of the unit.
+# A cluster with a lease of an hour would practically never heal. A deadline of more than a day is a mistake of the unit.
 _PROMISE_MS_MAX: Final = 3_600_000
 _DEADLINE_MS_MAX: Final = 86_400_000
 
 ENDING_MS: Final = 25_000
-"""What a graceful stop may take beyond draining and the last close, if all of it is held up: last words 2 s, what is still open 2 s,
-services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, observations 2 s, the data directory 2 s, answers under
-way and their cancellation 4 s, Pulsar's clients 2 s, large handovers 2 s; and the rest for the end of the loop and of the process."""
+"""Longest time of a graceful stop beyond draining and the last close, if everything is delayed: last records 2 s, open bundles 2 s,
+services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, observations 2 s, the data directory 2 s, answers in progress
+and their cancellation 4 s, Pulsar's clients 2 s, large handovers 2 s. The remaining 3 s are for the end of the loop and of the process."""
 
 SETTLE_MS_MAX: Final = 1_000
-"""A move must not be held up for longer, and a broker that ends waits for it too: so it is part of `ENDING_MS`."""
+"""Longest delay of a move. A broker that ends waits for it too, so it is part of `ENDING_MS`."""
 
 # A broker's id may be its host, a colon and its port: together at most 255 characters.
 _match_host_name: Final = re.compile(
@@ -61,7 +60,7 @@ FOLLOWING: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingPr
         },
     }
 )
-"""The settings of balancing that follow from those of a broker, and how."""
+"""The settings of balancing that are derived from a broker's settings, and how."""
 
 Promise = Annotated[int, Field(ge=1, le=_PROMISE_MS_MAX)]
 DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
@@ -70,7 +69,7 @@ Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: tuple(given.sp
 
 
 def _not_empty(path: object) -> object:
-    if path == "":  # pathlib takes it for the working folder.
+    if path == "":  # pathlib would use the working folder.
         raise PydanticCustomError("empty_path", "the name is empty")
     return path
 
@@ -81,8 +80,7 @@ NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 class WorkerConfig(BaseModel):
     """How one broker runs. Durations are in milliseconds.
 
-    Making one raises `InvalidConfig`, with all that is wrong with each setting, or `InvalidTiming` for durations that are
-    not safe together.
+    The constructor raises `InvalidConfig` with all problems of all settings, or `InvalidTiming` for durations that are unsafe together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -266,7 +264,7 @@ class WorkerConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Turn what pydantic says into an error of ours; what the checks below raise passes through."""
+        """Turn pydantic's errors into `InvalidConfig`. Errors of the checks below pass through."""
         try:
             config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
@@ -278,7 +276,7 @@ class WorkerConfig(BaseModel):
         return config
 
     def timing(self) -> Timing:
-        """The durations that the agent lives by."""
+        """Return the durations for the agent."""
         return Timing(
             lease_ms=self.lease_ms,
             renew_ms=self.renew_ms,
@@ -295,24 +293,24 @@ class WorkerConfig(BaseModel):
 
     @property
     def base_settings(self) -> BalancingSettings:
-        """The settings of balancing where the channel says nothing else."""
+        """The settings of balancing for everything that the channel does not set."""
         following = {name: follows(getattr(self, setting)) for setting, row in FOLLOWING.items() for name, follows in row.items()}
         return with_values(BalancingSettings(), following | self.balancing)
 
     @property
     def stop_ms(self) -> int:
-        """The longest that a graceful stop takes from the first signal to the end of the process, whatever holds it up."""
+        """The longest time in ms that a graceful stop takes, from the first signal to the end of the process."""
         return self.drain_ms + self.close_ms + ENDING_MS
 
     @property
     def authority(self) -> str:
-        """HOST:PORT as clients are told it; true once `http_port` is the one that was bound."""
+        """HOST:PORT as published to clients. Valid once `http_port` is the bound port."""
         host = self.advertised_host or self.host
         return f"[{host}]:{self.http_port}" if _is_ipv6(host) else f"{host}:{self.http_port}"
 
     @property
     def pulsar_url(self) -> str:
-        """Where Pulsar's clients find this broker; true once `pulsar_port` is the one that was bound."""
+        """The broker's URL for Pulsar clients. Valid once `pulsar_port` is the bound port."""
         host = self.advertised_host or self.host
         return f"pulsar://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"pulsar://{host}:{self.pulsar_port}"
 
@@ -323,12 +321,12 @@ class WorkerConfig(BaseModel):
 
     @property
     def http_url(self) -> str:
-        """Where clients find this broker's HTTP."""
+        """The broker's HTTP URL for clients."""
         return f"http://{self.authority}"
 
 
 def installed_version() -> str:
-    """The version of this installation, which a broker puts on record when it joins; empty in a source tree never installed."""
+    """Return the version of this installation, which a broker publishes when it joins; empty in a source tree never installed."""
     try:
         return version("equipoise")
     except PackageNotFoundError:
@@ -336,17 +334,17 @@ def installed_version() -> str:
 
 
 def _with_timing(values: object) -> object:
-    """Settings with the durations of their kind of log, but for those that were given."""
+    """Add the durations of the kind of log, except those that were given."""
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
-        return values  # Which the model will say.
+        return values  # The model reports it.
     timing = timing_of(values["log_url"])
     return {**{setting: getattr(timing, setting) for setting in _BY_KIND_OF_LOG}, **values}
 
 
 def _with_balancing(values: object) -> object:
-    """Settings with those whose name has a dot where they belong."""
+    """Move settings with a dot in their name into `balancing`."""
     if not isinstance(values, Mapping) or not isinstance(values.get("balancing", {}), Mapping):
-        return values  # Which the model will say.
+        return values  # The model reports it.
     dotted = {name: value for name, value in values.items() if isinstance(name, str) and "." in name}
     plain = {name: value for name, value in values.items() if name not in dotted}
     return {**plain, "balancing": {**values.get("balancing", {}), **dotted}} if dotted else plain
@@ -359,13 +357,13 @@ def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
 
 
 def _in_our_words(message: str) -> str:
-    """What pydantic says of a value, as the rest of a sentence about a setting: it must be this or that."""
+    """Turn pydantic's message into the rest of a sentence about a setting: "it must be ..."."""
     rest = message.removeprefix("Input should be ")
     return message if rest == message else f"it must be {rest}"
 
 
 def _problems(config: WorkerConfig) -> Mapping[str, str]:
-    """What is wrong with settings that are right by type and range, by the setting."""
+    """Return the problems, by setting, of settings that have the right type and range."""
     problems = {}
     if config.broker_id is not None:
         try:

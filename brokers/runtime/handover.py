@@ -1,6 +1,6 @@
-"""State too large for a handover record, asked of the former owner's service over HTTP.
+"""Fetch state that is too large for a handover record from the former owner, over HTTP.
 
-May live here: the client's half. The server's half is a route of `brokers.http`.
+This is the client. The server is a route of `brokers.http`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import aiohttp
 from equipoise.brokers.runtime.service import Peer, own_http
 from equipoise.channel.core.errors import PeerError
 
-# As long as the former owner's service may take to give it; the bundle is opened within its own deadline anyway.
+# As long as the former owner's service may take. The opening has its own deadline as well.
 _TIMEOUT_S: Final = 10.0
 
 STATE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What is read of a bundle's state: a bound for a mistake, not for a use, since what is larger belongs into a store."""
+"""Limit of a bundle's state, to catch mistakes. Larger state belongs in a store."""
 
-# Of an answer that is an error, for the message.
+# Bytes of an error response that are quoted in the message.
 _PROBLEM_BYTES_MAX: Final = 1_024
 
 _READ_BYTES: Final = 64 * 1024
@@ -30,7 +30,7 @@ class HandoverUnavailable(PeerError):
     """The former owner does not give the state of a bundle."""
 
     def __init__(self, *, bundle: str, broker: str, problem: str) -> None:
-        """`broker` was asked for the state of `bundle`, and `problem` came of it."""
+        """`broker` was asked for the state of `bundle`, and failed with `problem`."""
         self.bundle = bundle
         self.broker = broker
         self.problem = problem
@@ -38,18 +38,17 @@ class HandoverUnavailable(PeerError):
 
 
 async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
-    """What the service of `source` still holds of `bundle`; None if it has nothing to give.
+    """Return the state that the service of `source` still holds for `bundle`; None if it has none.
 
-    With `digest` it is the handover that `source` keeps under that digest.
-
-    Raises `HandoverUnavailable` if it cannot be asked, takes too long over its answer, or sends more than `STATE_BYTES_MAX`.
+    With `digest`, fetch the handover that `source` keeps under that digest. Raise `HandoverUnavailable` if `source` cannot be asked, is too
+    slow, or sends more than `STATE_BYTES_MAX`.
     """
     address = own_http(source.addresses)
     if address is None:
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem="it advertises no HTTP address")
     query = "" if digest is None else f"?digest={digest}"
     try:
-        # Around all of it, because aiohttp's own begins anew with each redirect, and ends before the session is closed.
+        # Around everything: aiohttp's own timeout restarts with each redirect, and ends before the session is closed.
         async with (
             asyncio.timeout(_TIMEOUT_S),
             aiohttp.ClientSession() as session,
@@ -62,7 +61,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
                 problem = f"it answers {response.status}: {told[:_PROBLEM_BYTES_MAX].decode('utf-8', 'replace')}"
                 raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=problem)
             state = await _read(response, STATE_BYTES_MAX)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an address that is none.
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address.
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=f"{type(error).__name__}: {error}") from error
     if len(state) > STATE_BYTES_MAX:
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=f"it is larger than {STATE_BYTES_MAX} bytes")
@@ -70,7 +69,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
 
 
 async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """The body, or so much of it as shows that it is larger than `bytes_max`, whatever its head says of its length."""
+    """Read the body, but stop after more than `bytes_max`, whatever length its header claims."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(_READ_BYTES):
         body += chunk

@@ -1,7 +1,4 @@
-"""Those who are told of every record that a broker folds.
-
-May live here: the row of listeners, with its bound. What they make of a record is theirs.
-"""
+"""Call listeners for every record that a broker folds."""
 
 from __future__ import annotations
 
@@ -17,17 +14,17 @@ from equipoise.channel.core.reader import Folded
 _logger: Final = logging.getLogger(__name__)
 
 LISTENERS_MAX: Final = 2_048
-"""Who may be told of every record at a time: each costs the fold a microsecond or so. Operators' moves are at most half of them."""
+"""Listeners at a time: each costs the fold about a microsecond. Operators' moves are at most half of them."""
 
 Told = TypeVar("Told", Folded, Resync)
 
 
 def _passed_over(_resync: Resync) -> None:
-    """What those do about a resync who ask for records alone."""
+    """Ignore a resync; for listeners that want records only."""
 
 
 class Listen(Protocol):
-    """How somebody begins to listen, without knowing to whom."""
+    """The signature of `Listeners.listen`, for callers that must not know the broker."""
 
     def __call__(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """See `Listeners.listen`."""
@@ -35,7 +32,7 @@ class Listen(Protocol):
 
 
 class Listeners:
-    """The listeners of one broker. What one raises is told to the log, and kept from the others."""
+    """The listeners of one broker. A listener's exception is logged and does not reach the others."""
 
     def __init__(self, *, broker: str) -> None:
         self._broker = broker
@@ -43,11 +40,9 @@ class Listeners:
         self._numbers = itertools.count(1)
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _passed_over) -> Callable[[], None]:
-        """Call `listener` with every record that is folded from now on; the result, called, ends that.
+        """Call `listener` with every record folded from now on. Return a function that ends this.
 
-        Where records are left out, since truncation took them before they were read, `resynced` is called instead.
-
-        Raises `Overloaded` if too many listen.
+        Call `resynced` where records were truncated before they were read. Raise `Overloaded` if there are too many listeners.
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise Overloaded(what=f"the row of listeners at broker {self._broker}", limit=LISTENERS_MAX)
@@ -56,12 +51,12 @@ class Listeners:
         return lambda: self._listeners.pop(number, None) and None
 
     def folded(self, folded: Folded) -> None:
-        """Tell all of a record."""
+        """Call all listeners with a record."""
         for listener, _ in tuple(self._listeners.values()):
             self._tell(listener, folded)
 
     def resynced(self, resync: Resync) -> None:
-        """Tell all of records that were left out."""
+        """Call all listeners with a resync."""
         for _, listener in tuple(self._listeners.values()):
             self._tell(listener, resync)
 

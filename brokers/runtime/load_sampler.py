@@ -1,7 +1,7 @@
-"""The one who asks the services of a broker what their bundles cost.
+"""Sample what bundles cost from the services of a broker, and check the answers.
 
-May live here: the latest sample, and the check of what services say. A service may count from one call of `load` to the next,
-so that a second asker would take from the first what it counted: all who want to know look at the same sample.
+All callers share the latest sample. A service may count from one call of `load` to the next, so a second caller of `load` would take the
+first one's counts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the services said at `at_ms` of boot time, by name of bundle; what they said nothing of is not there."""
+    """The loads that services reported at `at_ms` of boot time, by bundle name. Bundles without a report are missing."""
 
     at_ms: int
     loads: Mapping[str, BundleLoad] = field(default_factory=dict)
 
 
 class LoadSampler:
-    """Samples the services of one broker, at most once in `fresh_ms`."""
+    """Samples the services of one broker, at most once per `fresh_ms`."""
 
     def __init__(self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int) -> None:
-        """`fresh_ms` is how long a sample is good for all who ask."""
+        """`fresh_ms` is how long all callers may use one sample."""
         self._services = services
         self._broker = broker
         self._clock = clock
@@ -39,7 +39,7 @@ class LoadSampler:
         self._told: Mapping[int, str] = {}
 
     def latest(self) -> Sample:
-        """A sample that is fresh: the last one, or else a new one. What a service gets wrong is told, and counts as nothing."""
+        """Return the last sample if it is fresh, else a new one. Invalid reports of a service are logged and left out."""
         now_ms = self._clock.now().boot_ms
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
             self._sample = Sample(at_ms=now_ms, loads=self._take())
@@ -58,7 +58,7 @@ class LoadSampler:
                 problems[number] = f"it returns {type(said).__name__}, not a mapping from names of bundles to loads"
                 continue
             for name, load in said.items():
-                # As nearly all are: a broker may have thousands, and looks at them every few seconds.
+                # The fast path, for nearly all: a broker may have thousands of bundles, and samples them every few seconds.
                 checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
@@ -68,7 +68,7 @@ class LoadSampler:
         return loads
 
     def _tell(self, problems: Mapping[int, str]) -> None:
-        """Tell each problem when it comes up, and not again at every sample."""
+        """Log each problem when it appears, not again at every sample."""
         for number, problem in problems.items():
             if self._told.get(number) != problem:
                 service = type(self._services[number]).__name__
@@ -77,7 +77,7 @@ class LoadSampler:
 
 
 def _checked(name: object, load: object) -> BundleLoad | str:
-    """A load in plain numbers, which any report can express; or what is wrong with it."""
+    """Return a load in plain numbers, which any report can hold; or the problem with it."""
     if not isinstance(name, str) or not isinstance(load, BundleLoad):
         return f"it says {load!r:.100} of {name!r:.100}, which is not a BundleLoad of a bundle"
     try:

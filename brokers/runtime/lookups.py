@@ -1,11 +1,8 @@
-"""Lookups that may have to wait: which broker serves a point of the hash space, asked over whatever protocol.
+"""Answer lookups, and hold those that cannot be answered yet, for every protocol.
 
-May live here: the row of those who wait, and its bounds. How an answer is spelled is the business of each protocol.
-
-A lookup that cannot be answered yet is held, because to Pulsar's C++ and Python clients any error over HTTP is final, and
-because every client that is refused backs off for longer than a failover takes. Those that wait for one bundle share one
-wait in the worker: each change of the view is then looked at once per bundle, not once per client, and a herd that comes
-after a death costs little.
+Each protocol formats the answer. A lookup is held for two reasons: Pulsar's C++ and Python clients treat any HTTP error as final, and a
+refused client backs off for longer than a failover takes. Lookups of one bundle share one wait in the worker, so each change of the view is
+checked once per bundle, not once per client. A burst after a death then costs little.
 """
 
 from __future__ import annotations
@@ -22,30 +19,29 @@ from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 HELD_MAX: Final = 10_000
-"""Lookups that are held at a time, over all protocols: each is a socket and some 10 KiB, so 100 MB in all."""
+"""Lookups held at a time, over all protocols. Each is a socket and some 10 KiB, so 100 MB in all."""
 
 
 class Lookups:
     """The lookups of one worker."""
 
     def __init__(self, worker: Worker) -> None:
-        """`worker` answers what can be answered now, and tells when that changes."""
+        """`worker` answers the lookups and reports changes."""
         self._worker = worker
         self._held = 0
         self._waits: dict[str, asyncio.Task[object]] = {}
 
     @property
     def held(self) -> int:
-        """How many wait."""
+        """The number of lookups that wait."""
         return self._held
 
     async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
-        """The bundle at `point` and who serves it; held while nobody does, for `lookup_ms` at most. It is counted how it ended.
+        """Return the bundle at `point` and its broker. Wait up to `lookup_ms` while no broker serves it. Count the outcome.
 
-        While this broker has lost the channel only lookups of namespaces that serve on are answered, and say so.
-
-        `started_ns` is when it was asked, by the monotonic clock. Raises `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost`
-        if that is why), and `Overloaded` if too many wait.
+        While this broker has lost the channel, only lookups of namespaces that serve on are answered, and the answer shows that.
+        `started_ns` is the time of the request, by the monotonic clock. Raise `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost` if that
+        is the cause), and `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED
         try:
@@ -63,7 +59,7 @@ class Lookups:
         return located
 
     async def _at_once(self, namespace: str, point: int) -> Located | None:
-        """The answer if it can be given now, without a task or a timer; None if it has to be waited for."""
+        """Return the answer if it is known now, without a task or a timer; otherwise None."""
         try:
             return await self._worker.locate(namespace, point, timeout_ms=0)
         except DeadlineExceeded:
@@ -88,10 +84,10 @@ class Lookups:
             self._held -= 1
 
     def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
-        """Return the one wait for the bundle at `point`, or for this broker to be ready. The name of the task says which.
+        """Return the shared wait for the bundle at `point`, or for this broker to be ready. The task's name says which.
 
-        A broker that has lost the channel may not know the namespace: then all who ask for it share one wait.
-        The bundle may be split meanwhile, so that each who waited looks again for itself.
+        A broker that has lost the channel may not know the namespace; then all lookups of the namespace share one wait. The bundle may be
+        split meanwhile, so each caller must look again.
         """
         worker, timeout_ms = self._worker, self._worker.config.lookup_ms
         if not worker.agent.is_ready:
@@ -111,4 +107,4 @@ class Lookups:
         if self._waits.get(wait.get_name()) is wait:
             del self._waits[wait.get_name()]
         if not wait.cancelled():
-            wait.exception()  # Whoever still waits gets it; nobody has to.
+            wait.exception()  # Marked as retrieved: there may be no caller left.

@@ -1,7 +1,4 @@
-"""An async context in a thread of its own, for programs that have no event loop.
-
-May live here: `InThread`, which starts, is asked and ends in one way. What the context is for is its user's business.
-"""
+"""Run an async context in a thread of its own, for programs that have no event loop."""
 
 from __future__ import annotations
 
@@ -18,39 +15,39 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 T = TypeVar("T")
 
 CROSSING_MS: Final = 1_000
-"""What a call from another thread may take beyond its own deadline: the way to the loop and back."""
+"""Extra time that a call from another thread may take beyond its deadline, for the way to the loop and back."""
 
 
 class NotRunning(CallerError):
-    """Something that lives as long as a context is used before it, after it, or in a second one."""
+    """An object was used outside its context, or its context was entered twice."""
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """`what` is used though `problem`."""
+        """`problem` is why `what` cannot be used."""
         self.what = what
         self.problem = problem
         super().__init__(f"{what} cannot be used: {problem}; use it inside its `with`, and make a new one for each")
 
 
 class InThread:
-    """An async context, entered and left on the loop of a thread of its own, where any other thread may have coroutines run.
+    """An async context on the loop of a thread of its own, where other threads can run coroutines.
 
-    It is a plain context, once.
+    It is a plain context manager that can be entered once.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[object], *, what: str, start_ms: int, stop_ms: int) -> None:
-        """`what` names it in errors, such as `the worker`; entering the context may take `start_ms`, and leaving it `stop_ms`."""
+        """`what` names it in errors, such as `the worker`. Entering may take `start_ms`, and leaving `stop_ms`."""
         self._context = context
         self._what = what
         self._start_ms = start_ms
         self._stop_ms = stop_ms
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # Over the loop: what is handed to it is handed over before it ends, and cancelled then.
+        self._lock = threading.Lock()  # Guards the loop: coroutines are handed over before it ends, and cancelled then.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = "it has not been started"
         self._stopping = asyncio.Event()
 
     def __enter__(self) -> Self:
-        """Start. Raises what the context raises, `DeadlineExceeded`, and `NotRunning` the second time."""
+        """Start. Raise the context's own errors, `DeadlineExceeded`, and `NotRunning` the second time."""
         if self._thread is not None:
             raise NotRunning(what=self._what, problem="it was started before")
         self._loop = loop = asyncio.new_event_loop()
@@ -71,13 +68,13 @@ class InThread:
             self._stop()
 
     def run(self, coroutine: Coroutine[None, None, T], *, timeout_ms: int, what: str) -> T:
-        """The result of a coroutine on the loop.
+        """Return the result of a coroutine on the loop.
 
-        Raises what it raises; `DeadlineExceeded` naming `what`, which cancels it; and `NotRunning` outside the context.
+        Raise its errors; `DeadlineExceeded` with `what`, after cancelling it; and `NotRunning` outside the context.
         """
         with self._lock:
             if self._loop is None:
-                coroutine.close()  # Nobody will ever await it.
+                coroutine.close()  # It will never be awaited.
                 raise NotRunning(what=self._what, problem=self._problem)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
@@ -99,7 +96,7 @@ class InThread:
         await self._context.__aexit__(kind, error, trace)
 
     def _stop(self) -> None:
-        """End the loop, cancelling what still runs on it, and the thread with it."""
+        """Cancel what still runs on the loop, end the loop, and join the thread."""
         with self._lock:
             loop, self._loop = self._loop, None
         assert loop is not None, "it was started"

@@ -1,1 +1,1 @@
-"""The data directory of a broker, and the snapshots in it."""
+"""A broker's data directory and the snapshots in it."""

@@ -1,12 +1,13 @@
-"""A broker's data directory: the lock that proves a process dead, the nonces of its attempts to join, its last snapshot.
+"""Keep a broker's data directory: the lock that proves a process dead, the instance ids it joined with, and its last snapshot.
 
-May live here: these three files, and how they are kept whole over a power cut. What a nonce proves is the protocol's
-business (section 4); what a snapshot holds is `channel.core.snapshot`'s.
+The files stay whole over a power cut. The protocol (section 4) defines what an instance id proves; `channel.core.snapshot` defines what a
+snapshot holds.
 
-The directory holds
-* `lock`: locked exclusively (flock) as long as the broker's process lives, with the process's id for people to read. The
-  kernel lets go of the lock when the process is gone, however it went, and not before.
-* `nonces`: one nonce a line, each fsynced before the record that bears it is sent.
+The directory holds:
+
+* `lock`: locked exclusively (flock) while the broker's process lives; contains its process id. The kernel releases the lock when the
+  process is gone, however it ended, and not before.
+* `nonces`: one instance id per line, each fsynced before the record that carries it is sent.
 * `snapshot`: the identity of the log that it was taken of, then the snapshot.
 """
 
@@ -25,26 +26,26 @@ from equipoise.channel.core.errors import Bug
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 NONCES_MAX: Final = 65_536
-"""Nonces that a directory keeps. One is made at each attempt to join, at most one a second: those of 18 hours without a
-single one accepted. Then the oldest half is forgotten, which costs nothing but the wait for a lease to run out."""
+"""Instance ids that a directory keeps. At one attempt to join per second: 18 hours without an accepted one. Then the oldest half is
+forgotten; the only cost is that their leases must expire."""
 
 _LOCK: Final = "lock"
 _NONCES: Final = "nonces"
 _SNAPSHOT: Final = "snapshot"
-_PID_BYTES_MAX: Final = 20  # A process id is a number of at most ten digits.
+_PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
 
 
 class DataDirectory:
-    """A broker's data directory, locked from the moment of its making until `close`; also a context.
+    """A broker's data directory, locked from its creation until `close`. Also a context manager.
 
-    Its methods block on the disk and must not overlap: one thread at a time. Each raises `DataDirectoryUnusable` if the
-    disk refuses (full, failing, read-only), or if somebody deleted or replaced the directory's lock meanwhile.
+    Its methods block on the disk. Call them from one thread at a time. Each raises `DataDirectoryUnusable` if the disk fails (full,
+    failing, read-only), or if the directory's lock was deleted or replaced.
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the directory if it is not there, and lock it.
+        """Lock the directory. Create it if it does not exist.
 
-        Raises `DataDirectoryInUse` if another process holds it, `NetworkFileSystem` where locks cannot be trusted, and
+        Raise `DataDirectoryInUse` if another process holds it, `NetworkFileSystem` if its locks cannot be trusted, and
         `DataDirectoryUnusable`.
         """
         self.path = path
@@ -55,7 +56,7 @@ class DataDirectory:
             try:
                 os.ftruncate(self._lock, 0)
                 os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
-                # In a dict, because the oldest are the first to go.
+                # In a dict, because the oldest are dropped first.
                 self._nonces = dict.fromkeys(_read_nonces(path))
             except BaseException:
                 self.close()
@@ -63,30 +64,30 @@ class DataDirectory:
 
     @property
     def nonces(self) -> frozenset[str]:
-        """Every nonce that is in the directory: a process that is gone may have joined with any of them."""
+        """All instance ids in the directory. A dead process may have joined with any of them."""
         return frozenset(self._nonces)
 
     def write_nonce(self, nonce: str) -> None:
-        """Add a nonce, a word of printable ASCII; on return it is on the disk."""
+        """Write and fsync an instance id, a word of printable ASCII."""
         if not _is_nonce(nonce):
             raise Bug(f"{nonce!r} is no nonce: it must be a word of printable ASCII")
         with self._changing():
             if len(self._nonces) >= NONCES_MAX:
                 self._replace_nonces(tuple(self._nonces)[NONCES_MAX // 2 :])
             is_new = not (self.path / _NONCES).exists()
-            # The newline before it keeps it from being joined to the rest of a line that a power cut has torn.
+            # The leading newline separates it from a line that a power cut has torn.
             _write(self.path / _NONCES, b"\n%s\n" % nonce.encode("ascii"), flags=os.O_APPEND)
             if is_new:
                 _sync_folder(self.path)
             self._nonces[nonce] = None
 
     def forget_nonces(self, keep: str) -> None:
-        """Forget every nonce but `keep`, the one of an incarnation that has been read back."""
+        """Forget all instance ids but `keep`, whose incarnation has been read back."""
         with self._changing():
             self._replace_nonces((keep,))
 
     def save_snapshot(self, snapshot: bytes, *, log_identity: str) -> None:
-        """Keep `snapshot` in place of the one before; `log_identity` is that of the log which it was taken of (`Log.identity`)."""
+        """Replace the stored snapshot. `log_identity` is the `Log.identity` of the log that it was taken of."""
         with self._changing():
             self._replace(_SNAPSHOT, b"%s\n%s" % (log_identity.encode(), snapshot))
 
@@ -97,7 +98,7 @@ class DataDirectory:
         return None if found is None else found[0].decode("utf-8", "replace")
 
     def load_snapshot(self) -> bytes | None:
-        """The last snapshot, of whichever log it was taken (see `log_identity`); None if there is none."""
+        """Return the last snapshot, of any log (see `log_identity`); None if there is none."""
         found = self._saved()
         return None if found is None else found[1]
 
@@ -110,7 +111,7 @@ class DataDirectory:
             return identity, snapshot
 
     def close(self) -> None:
-        """Let go of the directory; afterwards nothing may be called but this."""
+        """Release the directory. Afterwards call nothing but this."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -123,7 +124,7 @@ class DataDirectory:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Only while the lock is ours: a nonce written into the directory of a stranger would let it declare dead us alive."""
+        """Check that the lock is still ours. An instance id in another broker's directory would let it declare this live process dead."""
         if self._lock is None:
             raise Bug(f"the data directory {self.path} was used after it was closed")
         with _typed(self.path):
@@ -135,7 +136,7 @@ class DataDirectory:
         self._nonces = dict.fromkeys(nonces)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Replace a file whole: after a power cut there is the old one or the new one, and never half of either."""
+        """Replace a file atomically: after a power cut it is the old one or the new one, never a mixture."""
         new = self.path / f"{name}.new"
         _write(new, data, flags=os.O_TRUNC)
         new.replace(self.path / name)
@@ -143,11 +144,10 @@ class DataDirectory:
 
 
 def nonces_of_dead(path: Path) -> frozenset[str]:
-    """The nonces in the directory of a broker whose process is gone: with one of them its death can be proved to the channel.
+    """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raises `DataDirectoryInUse` if that process is still there, `NetworkFileSystem` where its lock would prove nothing, and
-    `DataDirectoryUnusable` if no broker has ever used the directory. A process that starts there afterwards is safe: it
-    joins with a nonce of its own, about which those returned here prove nothing.
+    Raise `DataDirectoryInUse` if the process still lives, `NetworkFileSystem` if its lock would prove nothing, and `DataDirectoryUnusable`
+    if no broker has ever used the directory. A process that starts there later is safe: it joins with a new instance id.
     """
     with _typed(path):
         refuse_network_file_system(path / _LOCK)
@@ -167,7 +167,7 @@ def _typed(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, *, flags: int) -> int:
-    """The descriptor of the directory's lock, which is ours from now on until it is closed."""
+    """Lock the directory and return the lock's descriptor. Closing it releases the lock."""
     lock = os.open(path / _LOCK, flags, 0o600)
     try:
         try:
@@ -182,7 +182,7 @@ def _locked(path: Path, *, flags: int) -> int:
 
 
 def _check_is_at(path: Path, lock: int) -> None:
-    """Raise `DataDirectoryUnusable` unless the lock that is held is the one that others find."""
+    """Raise `DataDirectoryUnusable` unless the held lock is the file that others find."""
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
             return
@@ -195,12 +195,12 @@ def _pid_in(lock: int) -> int | None:
 
 
 def _read_nonces(path: Path) -> list[str]:
-    """What is in the file of nonces; what a power cut left of a line that was being written is passed over."""
+    """Return the instance ids in the file. Skip a line that a power cut has torn."""
     try:
         data = (path / _NONCES).read_bytes()
     except FileNotFoundError:
         return []
-    # What stands behind the last newline was never fsynced, so no record bears it.
+    # Text after the last newline was never fsynced, so no record carries it.
     lines = data.decode("ascii", "replace").split("\n")[:-1]
     return [line for line in lines if _is_nonce(line)]
 

@@ -1,6 +1,6 @@
-"""The thread that writes to a broker's data directory, so that a slow disk stalls no event loop, and costs no renewal.
+"""Write to a broker's data directory in a thread, so that a slow disk delays no event loop and no renewal.
 
-May live here: the queue before the disk. What is written there, and how it is kept whole, is `brokers.runtime.directory.data_directory`'s.
+`brokers.runtime.directory.data_directory` does the writing itself.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from equipoise.channel.core.errors import Bug, EquipoiseError, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 QUEUED_MAX: Final = 64
-"""Writes that wait for the disk. Attempts to join are a renewal interval apart, and snapshots 20,000 records, so that this many
-come up in a minute of a disk that hangs. What comes then is refused, and tried anew by whoever wants it."""
+"""Writes that wait for the disk. Attempts to join are a renewal interval apart, and snapshots 20,000 records, so a disk that hangs for a
+minute collects about this many. More are refused, and the callers retry."""
 
 Write = Callable[[DataDirectory], None]
 Done = Callable[[EquipoiseError | None], None]
 
 
 class DirectoryThread:
-    """Carries out writes one at a time, in the order in which they were asked for. Its methods run on the loop that made it.
+    """Carry out writes one at a time, in order. Call the methods on the loop that created it.
 
-    The directory is the thread's from now on: it lets go of it after the last write, however long that one takes, because
-    whoever finds the lock free may take what is in the directory for final.
+    From now on the thread owns the directory. It releases the lock only after the last write, however long that takes: another process that
+    gets the lock may take the content for final.
     """
 
     def __init__(self, directory: DataDirectory) -> None:
-        """Begin; within the loop that the host runs in."""
+        """Start the thread. Call within the host's loop."""
         self._directory = directory
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._queue: queue.SimpleQueue[tuple[Write, Done] | None] = queue.SimpleQueue()
-        # A daemon, so that a disk which never answers does not keep the process from ending.
+        # A daemon, so that a disk that never answers does not keep the process from ending.
         threading.Thread(target=self._run, name=f"data directory {directory.path}", daemon=True).start()
 
     def write(self, write: Write, done: Done) -> None:
-        """Queue a write; never blocks. `done` is called on the loop with what went wrong, or None; never before this returns.
+        """Queue a write without blocking. `done` is called later, on the loop, with the error or None.
 
-        What a full queue does not take is `Overloaded`.
+        If the queue is full, the error is `Overloaded`.
         """
         if self._queue.qsize() >= QUEUED_MAX:
             refusal = Overloaded(what=f"the queue of writes to the data directory {self._directory.path}", limit=QUEUED_MAX)
@@ -51,9 +51,9 @@ class DirectoryThread:
             self._queue.put((write, done))
 
     async def stop(self, deadline: Deadline) -> None:
-        """Finish what is queued, and let go of the directory. Afterwards nothing may be called but this.
+        """Finish the queued writes and release the directory. Afterwards call nothing but this.
 
-        Raises `DeadlineExceeded` if the disk takes longer; the directory stays locked until it is done.
+        Raise `DeadlineExceeded` if the disk takes longer. The directory then stays locked until the thread is done.
         """
         self._queue.put(None)
         await deadline.wait(asyncio.shield(self._ended), what=f"the last write to the data directory {self._directory.path}")
@@ -79,7 +79,7 @@ class DirectoryThread:
         return None
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call on the loop; a loop that has ended hears nothing any more, and what is queued is written all the same."""
+        """Call on the loop. If the loop has ended, skip the call; queued writes are still done."""
         try:
             self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:

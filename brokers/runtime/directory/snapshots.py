@@ -1,6 +1,6 @@
-"""Snapshots of a broker's view in its data directory, so that a start need not fold the whole log.
+"""Keep snapshots of a broker's view in its data directory, so that a start need not fold the whole log.
 
-May live here: when a snapshot is taken, when one may be used, and folding the log anew beside a live view.
+It also folds the log again for a replay check.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from equipoise.channel.snapshots.restore import restored
 
 _logger: Final = logging.getLogger(__name__)
 
-# Folding 20,000 records takes 0.2 s, so that a start reads at most that. A view of 1,000 bundles takes 2 ms to spell, one of
-# 100,000 takes 80 ms and 8 MB: in the thread of the directory, while the loop is held up for the 2 ms of a copy.
+# Folding 20,000 records takes 0.2 s, so a start reads at most that. Encoding a view of 1,000 bundles takes 2 ms, one of 100,000 takes 80 ms
+# and 8 MB. That happens in the directory's thread; the loop is blocked only for the copy, 2 ms.
 _RECORDS_BETWEEN: Final = 20_000
 
 _READ_ENTRIES: Final = 4_096
@@ -32,7 +32,7 @@ class Snapshots:
     """The snapshots of one log, identified by its `identity`, in one data directory."""
 
     def __init__(self, directory: DataDirectory, *, log: str, cluster: str) -> None:
-        """`log` is the identity of the log that is open now; a snapshot of another one is not used."""
+        """`log` is the identity of the log that is open now. Snapshots of other logs are not used."""
         self._directory = directory
         self._log = log
         self._cluster = cluster
@@ -40,13 +40,13 @@ class Snapshots:
         self._is_writing = False
 
     def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader | None:
-        """A reader that goes on from the snapshot, if there is one that fits `log`; from the snapshot or the beginning otherwise.
+        """Return a reader that starts at this broker's snapshot if it fits `log`, else at the channel's snapshot or the beginning.
 
-        If the log is away just now, it is not known whether the snapshot still fits: whoever reads on from it finds that out.
-        Without one nobody can begin before the log is back: None. Blocks; for a thread. `progress` counts the rows of the snapshot.
-        Raises as `restored` does, but for `LogUnavailable`.
+        If the log is away, use this broker's snapshot without that check: the first reads find a misfit. Without a snapshot, return None.
+        Blocks; call it in a thread. `progress` counts the rows of the channel's snapshot. Raise the errors of `restored`, except
+        `LogUnavailable`.
         """
-        # A snapshot that is ahead of the log is not hidden: the first read raises `LogWentBack`, because tokens would fall.
+        # A snapshot that is ahead of the log must not be hidden: the first read raises `LogWentBack`, because tokens would fall.
         own = self._load()
         try:
             return restored(log, cluster=self._cluster, own=own, progress=progress)
@@ -67,13 +67,13 @@ class Snapshots:
             return None
 
     def folded(self, view: View, thread: DirectoryThread) -> None:
-        """Count one record; begin to write a snapshot when enough of them have been folded since the last one was written."""
+        """Count one record. Save a snapshot when enough records were folded since the last one."""
         self._records += 1
         if self._records >= _RECORDS_BETWEEN and not self._is_writing:
             self.save(view, thread)
 
     def save(self, view: View, thread: DirectoryThread) -> None:
-        """Begin to write a snapshot of the view as it is now; spelled and written in `thread`."""
+        """Save a snapshot of the current view. `thread` encodes and writes it."""
         self._records = 0
         self._is_writing = True
         copy = still(view)
@@ -85,10 +85,10 @@ class Snapshots:
             _logger.warning("no snapshot was written, the next start folds more: %s", error)
 
     def refold(self, url: str, offset: int) -> int | None:
-        """The digest to which the log folds at `offset`, from a handle of its own; None if it cannot be told.
+        """Fold the log up to `offset` with a handle of its own. Return the digest, or None if it cannot be known.
 
-        It begins at the snapshot if there is one: that was folded by another process, and agreed with what the brokers said.
-        Blocks; for a thread.
+        Start at the channel's snapshot if there is one: another process folded it, and it agreed with the brokers. Blocks; call it in a
+        thread.
         """
         log = open_log(url, create=False)
         try:

@@ -1,33 +1,33 @@
-"""Something that fails again and again, as a broker's log tells of it: the first failure, one now and then, and the end.
+"""Decide when to log a repeated failure: the first one, one per interval, and the end.
 
-May live here: when a line is due, and for how many failures it stands. What it says is for those who ask.
+Callers write the line.
 """
 
 from __future__ import annotations
 
 
 class RepeatedFailures:
-    """The failures of one thing that one broker does over and over. An outage ends with the first time that it succeeds."""
+    """The repeated failures of one task at one broker. An outage ends with the first success."""
 
     def __init__(self, *, told_again_ms: int) -> None:
-        """Between two lines that something has failed lie `told_again_ms` at least."""
+        """`told_again_ms` is the shortest time between two lines about failures."""
         self._told_again_ms = told_again_ms
         self._quiet_until_ms: int | None = None
         self._untold = 0
         self._is_told = False
 
     def failed(self, now_ms: int) -> int | None:
-        """How many failures a line stands for that is due now; None if none is. `now_ms` is of a clock that never goes back."""
+        """Return how many failures a line stands for that is due now; None if none is. `now_ms` is of a clock that never goes back."""
         self._untold += 1
         if self._quiet_until_ms is not None and now_ms < self._quiet_until_ms:
             return None
-        # From here on, whether or not it succeeds in between: what succeeds every other time is no less loud.
+        # Successes in between do not reset this: a task that fails every other time must not log more.
         self._quiet_until_ms = now_ms + self._told_again_ms
         self._is_told = True
         return self._counted()
 
     def succeeded(self) -> int | None:
-        """How many failures nobody was told of when an outage that was told ends now; None if none does."""
+        """Return the number of failures not logged yet, if a logged outage ends now; otherwise None."""
         if not self._is_told:
             return None
         self._is_told = False

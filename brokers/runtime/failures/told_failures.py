@@ -1,6 +1,6 @@
-"""What a broker does over and over by itself, and how its log tells that it fails, and that it succeeds again.
+"""Log that a repeated background task of a broker fails, and that it succeeds again.
 
-May live here: the two lines of one such thing. When they are due is said by `brokers.runtime.failures.repeated_failures`.
+`brokers.runtime.failures.repeated_failures` decides when a line is due.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Final
 from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
 from equipoise.channel.core.errors import EquipoiseError
 
-# All of this is tried anew without anybody's doing. What it cannot do for want of the log is told already, by others.
+# These tasks are retried automatically. Failures caused by the log are already logged elsewhere.
 _TOLD_AGAIN_MS: Final = 60_000
 
 
 class ToldFailures:
-    """The failures of one thing at one broker, as lines of `logger`: the first, one a minute, and the end."""
+    """The failures of one task at one broker, as lines of `logger`: the first, one per minute, and the end."""
 
     def __init__(self, logger: logging.Logger, *, broker: str, failed: str, over: str) -> None:
-        """`failed` and `over` are the two lines; what has failed follows the former, `broker` and how often are fields of both."""
+        """`failed` and `over` are the two messages. The error is appended to `failed`; both lines have `broker` and the count as fields."""
         self._logger = logger
         self._broker = broker
         self._failed = failed
@@ -27,7 +27,7 @@ class ToldFailures:
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     def failed(self, error: Exception, now_ms: int) -> None:
-        """It has failed; `now_ms` is of a clock that never goes back. What is none of our own errors is a bug, told with its traceback."""
+        """Note a failure. `now_ms` is of a clock that never goes back. Log an error that is not an `EquipoiseError` with its traceback."""
         failures = self._failures.failed(now_ms)
         if failures is not None:
             bug = None if isinstance(error, EquipoiseError) else error
@@ -35,7 +35,7 @@ class ToldFailures:
             self._logger.log(level, "%s: %s", self._failed, told_error(error), extra=self._fields(failures), exc_info=bug)
 
     def succeeded(self) -> None:
-        """It has not failed."""
+        """Note a success."""
         untold = self._failures.succeeded()
         if untold is not None:
             self._logger.info("%s", self._over, extra=self._fields(untold))
@@ -45,5 +45,5 @@ class ToldFailures:
 
 
 def told_error(error: Exception) -> str:
-    """An error in a sentence: ours have one, and of all others their type belongs to it."""
+    """Return the message of an error, with the type's name if it is not an `EquipoiseError`."""
     return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"

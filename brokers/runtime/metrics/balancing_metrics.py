@@ -1,10 +1,10 @@
-"""What a broker tells Prometheus of balancing: its own load, and what it has decided.
+"""Export a broker's balancing metrics: its own load and its decisions.
 
-May live here: these metrics. Decisions about moves are the leader's, so that all other brokers tell zeros of them, and one that
-takes over begins anew; decisions about splits are told by the broker that splits.
+The leader decides moves: all other brokers export zeros for them, and a new leader starts at zero. The broker that splits a bundle counts
+the split.
 
-What Pulsar counts bears Pulsar's names, so that its dashboards find it: each series as `brk_lb_...`, which is how Pulsar's admin
-API spells it, and as `pulsar_lb_...` with the label `cluster`, which is how its own exposition does.
+Metrics that Pulsar defines keep Pulsar's names, for its dashboards. Each is exported twice: as `brk_lb_...` (as in Pulsar's admin API) and
+as `pulsar_lb_...` with the label `cluster` (as in its own exposition).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from equipoise.shedder.loads import Resources
 Outcome = tuple[str, str]
 Values = Mapping[tuple[str, ...], float]
 
-# What Pulsar counts from its start, though nothing has happened: a series that appears with its first event has no rate.
+# Counted from the start, as in Pulsar: a series that appears with its first event has no rate.
 _UNLOADS: Final[tuple[Outcome, ...]] = (
     *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
     *(("Skip", cause) for cause in ("HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown")),
@@ -39,13 +39,13 @@ _LOADING: Final = "loadBalancing"
 _UNLOADING: Final = "bundleUnloading"
 _SPLITTING: Final = "bundlesSplit"
 
-# Pulsar's words for the resources, where they are not ours.
+# Pulsar's names of resources, where they differ from ours.
 _RESOURCES: Final = {"direct_memory": "directMemory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Series:
-    """One of Pulsar's metrics at this moment: its values by the labels beside `metric`, which says what of Pulsar's tells it."""
+    """One of Pulsar's metrics now: its values by labels, besides `metric`, which names the Pulsar source."""
 
     name: str
     text: str
@@ -56,7 +56,7 @@ class _Series:
 
 
 class BalancingMetrics(Collector):
-    """Filled by whoever balances and whoever reports; all is called on the worker's loop. `cluster` is known once the channel is read."""
+    """Filled by balancing and reporting, on the worker's loop only. `cluster` is known once the channel is read."""
 
     def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self.cluster = ""
@@ -73,7 +73,7 @@ class BalancingMetrics(Collector):
         registry.register(self)
 
     def decided(self, decision: Decision) -> None:
-        """Count one decision, as it was made: what came of its moves is told by `equipoise_move_duration_seconds`."""
+        """Count one decision when it is made. `equipoise_move_duration_seconds` covers the results of its moves."""
         self._rounds[decision.kind, *decision.outcome] += 1
         if decision.kind == "shed":
             self._unloads.update(decision.counted)
@@ -83,25 +83,25 @@ class BalancingMetrics(Collector):
             self._splits.update(decision.counted)
 
     def load(self, resources: Resources, *, averaged: float) -> None:
-        """This broker's last sample, and the average of its weighted maximum, a fraction."""
+        """Set this broker's last sample and the average of its weighted maximum, a fraction."""
         self._used_percent = {resource.name: getattr(resources, resource.name).percent for resource in fields(resources)}
         self._used = {("max_ema",): averaged, ("max",): resources.max_use}
 
     def spread(self, mean: float | None, deviation: float | None) -> None:
-        """Mean and deviation of the brokers' averages, fractions, as the last round found them; None where it did not look."""
+        """Set mean and deviation of the brokers' averages, as fractions, from the last round; None if it did not compute them."""
         known = mean is not None and deviation is not None
         self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item] # both known
 
     def under_way(self, moves: int) -> None:
-        """So many moves that this broker asked for have not come to their end."""
+        """Set the number of unfinished moves that this broker requested."""
         self._under_way = moves
 
     def refused(self, reporter: str) -> None:
-        """A round left out what this broker reports, since it holds a figure that no broker can have."""
+        """Count a load report that a round left out because it holds an impossible figure."""
         self._refused[reporter] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Ours, then Pulsar's under both of its names."""
+        """Yield our metrics, then Pulsar's under both of its names."""
         yield self._ours("balancing_rounds", "Rounds of balancing that this broker decided.", ("kind", "result", "reason"), self._rounds)
         text = "Reports of load that a round of this broker left out, since they hold what cannot be, by who gave them."
         yield self._ours("load_reports_refused", text, ("reporter",), {(reporter,): count for reporter, count in self._refused.items()})

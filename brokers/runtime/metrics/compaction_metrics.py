@@ -1,7 +1,6 @@
-"""What a broker tells Prometheus of the compactions that it had run.
+"""Export metrics of the compactions that a broker ran.
 
-May live here: these metrics. They are the compacting broker's own: only the leader compacts, and another that takes over begins
-anew.
+Only the leader compacts, so a new leader starts at zero.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class CompactionMetrics:
         self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:
-        """One has come to its end."""
+        """Note a compaction that succeeded."""
         self._ended_ns = self._now_ns()
         self._horizon.set(horizon)
         self._duration.set(took_ms / 1_000)
 
     def holds(self, *, archived_to: int | None, lapsed: int) -> None:
-        """What archives have the log keep."""
+        """Set what archives keep on the log."""
         self._archived.set(archived_to or 0)
         self._lapsed.set(lapsed)
 
@@ -52,11 +51,11 @@ class CompactionMetrics:
         self._ahead.set(offset or 0)
 
     def failed(self) -> None:
-        """One has not."""
+        """Count a compaction that failed."""
         self._failures.inc()
 
     def uncompacted(self, records: int) -> None:
-        """So many records wait for the next one."""
+        """Set the number of records that wait for the next compaction."""
         self._uncompacted.set(records)
 
     def _age_s(self) -> float:

@@ -1,8 +1,7 @@
-"""What a worker tells Prometheus: pure observation, in a registry of its own, so that one process may hold several workers.
+"""Export a worker's metrics, from a registry of its own, so that one process may hold several workers.
 
-May live here: the metrics and the few lines that fill them. Nothing here changes what a broker does. Names begin with
-`equipoise_`, but for those of the process and those that Pulsar has a name for, and end with their unit.
-`docs/reference/metrics.md` says what each one means to an operator.
+Nothing here changes what a broker does. Names begin with `equipoise_` and end with their unit; exceptions are the metrics of the process
+and those that Pulsar names. `docs/reference/metrics.md` explains each to operators.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from equipoise.channel.core.view import View
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
-# From a hop of the log (half a millisecond) to the deadline of an admin call.
+# From one hop of the log (half a millisecond) to the deadline of an admin call.
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 _NANOSECONDS: Final = tuple(int(bound * 1e9) for bound in _SECONDS)
 
-# What is not `owned`: all that somebody waits for.
+# All states but `owned`: bundles that a client may wait for.
 _UNSETTLED: Final[tuple[State, ...]] = ("free", "assigning", "releasing", "splitting")
 
 
 class LookupOutcome(StrEnum):
-    """How a lookup ended: answered at once, or after a wait; not in time; refused, for its namespace or as one too many."""
+    """How a lookup ended: answered at once, answered after a wait, timed out, or refused (namespace unknown, too many waiting)."""
 
     ANSWERED = "answered"
     HELD = "held"
@@ -51,10 +50,9 @@ class LookupOutcome(StrEnum):
 
 
 class _LookupDurations(Collector):
-    """A histogram of lookups that counts in plain lists.
+    """A histogram of lookups that counts in plain lists. Use it on the worker's loop only.
 
-    prometheus-client's takes two locks an observation, which on this path would be a tenth of the whole answer. It is filled
-    and collected on the worker's loop only.
+    prometheus-client takes two locks per observation. On this path that would be a tenth of the whole answer.
     """
 
     def __init__(self, broker: str) -> None:
@@ -68,7 +66,7 @@ class _LookupDurations(Collector):
         self._sum_ns[outcome] += duration_ns
 
     def collect(self) -> Iterator[Metric]:
-        """The histogram as Prometheus wants it: cumulative, up to infinity."""
+        """Yield the histogram in Prometheus' form: cumulative, up to infinity."""
         text = "Lookups, from the request to its answer."
         family = HistogramMetricFamily("equipoise_lookup_duration_seconds", text, labels=("broker", "outcome"))
         for outcome, counts in self._counts.items():
@@ -79,9 +77,9 @@ class _LookupDurations(Collector):
 
 
 class _Lean(CollectorRegistry):
-    """A registry without the moment at which each series was made, which prometheus-client adds as a gauge to each.
+    """A registry without the `_created` gauge that prometheus-client adds to each series.
 
-    It can be told not to, but only for the whole process, and in that may be metrics that are not ours.
+    Switching it off is possible only for the whole process, which may have other metrics.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -89,20 +87,20 @@ class _Lean(CollectorRegistry):
         self._whole = registry
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry tells, but for those moments."""
+        """Yield the registry's metrics without `_created`."""
         for metric in self._whole.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
 
 
 class Metrics:
-    """The metrics of one worker. All is called on its loop; each call costs a microsecond or two.
+    """The metrics of one worker. Call everything on its loop; each call costs a microsecond or two.
 
-    `moves` are the moves under way in the whole cluster, which are recognised here once for all who tell of them.
+    `moves` are the moves in progress in the whole cluster. They are recognised here once, for all users.
     """
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`broker` is the broker's id, which every metric bears as a label; `now_ns` is a clock that only rises."""
+        """`broker` is the broker's id, a label of every metric; `now_ns` is a clock that only rises."""
         self._now_ns = now_ns
         self.moves = Moves()
         self._registry = registry = CollectorRegistry()
@@ -120,12 +118,12 @@ class Metrics:
         text = "How long bundles were on the move, in the whole cluster, as this broker reads it."
         move = histogram("move_duration_seconds", text, "kind", "result")
         in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are not simply owned.", "state")
-        # Labels are resolved once, and so shown as 0 from the start: a series that appears with its first event has no rate.
+        # Labels are resolved once, so each series is 0 from the start: a series that appears with its first event has no rate.
         self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
         self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
-        # What every exporter says of its process: `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
+        # The usual metrics of a process: `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
         ProcessCollector(registry=registry)
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
@@ -144,7 +142,7 @@ class Metrics:
         self._broker = broker
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
-        """Count one folded record; the moves that it ends. With `live` false it is history that is read at a start."""
+        """Count one folded record and return the moves that it ends. With `live` false it is history, read at a start."""
         if not live:
             return ()
         reason = folded.verdict.reason
@@ -158,12 +156,12 @@ class Metrics:
         return ended
 
     def resynced(self, resync: Resync) -> None:
-        """Count that records were left out, since truncation took them before they were read."""
+        """Count a resync: records were truncated before they were read."""
         self._resyncs.inc()
         self.moves.resynced(resync)
 
     def alarm(self, name: str) -> None:
-        """Count an alarm; `name` is one of the agent's few words, never a text that varies."""
+        """Count an alarm. `name` is one of the agent's few words, never a varying text."""
         self._alarms.labels(self._broker, name).inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
@@ -171,11 +169,11 @@ class Metrics:
         self._lookups.observe(outcome, self._now_ns() - started_ns)
 
     def register(self, collector: Collector) -> None:
-        """Tell what this collector tells, too: whoever serves beside the worker has metrics of its own."""
+        """Export this collector, too. Servers beside the worker have metrics of their own."""
         self._registry.register(collector)
 
     def unregister(self, collector: Collector) -> None:
-        """Tell it no more."""
+        """Stop exporting this collector."""
         self._registry.unregister(collector)
 
     def scrape(
@@ -188,7 +186,7 @@ class Metrics:
         log_is_available: bool,
         channel_loss: ChannelLoss | None = None,
     ) -> bytes:
-        """All metrics in Prometheus' text format (`CONTENT_TYPE`), with the state of this moment."""
+        """Return all current metrics in Prometheus' text format (`CONTENT_TYPE`)."""
         self.balancing.cluster = view.cluster or ""
         states = Tally(bundle.state for bundle in view.unsettled())
         for state, gauge in self._in_flight.items():
