@@ -1,1 +1,1 @@
-"""A running broker: the worker, its service, its clocks and its data directory."""
+"""A running broker: the worker, its services, its clocks and its data directory."""

@@ -51,7 +51,7 @@ class LoadSampler:
         for number, service in enumerate(self._services):
             try:
                 said: object = service.load()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the service cannot tell
+            except Exception as error:  # noqa: BLE001 - a service may raise anything
                 problems[number] = f"it raises {type(error).__name__}: {error}"
                 continue
             if not isinstance(said, Mapping):

@@ -1,6 +1,6 @@
-"""Refolding: after two views have parted, the log is folded anew beside the live view, to see which of them is wrong.
+"""Check a view that diverged from another broker's: fold the log again, beside the live view.
 
-May live here: the task that does it, one at a time. It serves on meanwhile, for most likely the other view is the wrong one.
+The broker serves on meanwhile, because the other view is most likely the wrong one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class ReplayCheck:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, view: View) -> bool:
-        """Begin to compare what `view` is now with what the log folds to, unless that is under way; whether it was not."""
+        """Start to compare the current `view` with the log. Return False if a comparison is already running."""
         if self._task is not None:
             return False
         self._task = asyncio.get_running_loop().create_task(self._compare(view.offset, view.digest()))
         return True
 
     def cancel(self) -> None:
-        """Compare no more. A thread that reads the log already is left to come to its end by itself."""
+        """Cancel the comparison. A thread that already reads the log runs to its end."""
         if self._task is not None:
             self._task.cancel()
 
@@ -49,7 +49,7 @@ class ReplayCheck:
         except Exception:
             _logger.exception("the log could not be folded again", extra={"broker": self._broker})
         finally:
-            self._task = None  # Whatever came of it, the next alarm is looked into again.
+            self._task = None  # The next alarm starts another check, whatever the result.
         if other is not None and other != digest:
             problem = f"the view of broker {self._broker} at offset {offset} is not what the log folds to"
             self._fail(Bug(f"{problem}; it stops serving, start it again, and report this with the log"))

@@ -1,7 +1,4 @@
-"""How far a broker is on its way to the end of its channel: what is left to restore or to read, and for how long.
-
-May live here: the estimate, and the lines that tell of it. It takes what was done from those who do it, and touches nothing.
-"""
+"""Estimate how much of the channel a broker still has to restore or read, and log it."""
 
 from __future__ import annotations
 
@@ -14,29 +11,29 @@ from typing import Final
 _logger: Final = logging.getLogger(__name__)
 
 _TOLD_AGAIN_NS: Final = 2_000_000_000
-"""A line in this time says how far it is: seldom enough for a log, often enough for whoever waits for the broker."""
+"""Interval of progress lines: seldom enough for a log, often enough for an operator who waits."""
 
 _ESTIMATED_AFTER_NS: Final = 500_000_000
-"""Before this a rate says nothing yet: the first read may be the one that waits for the disk."""
+"""Before this a rate means nothing: the first read may have waited for the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What is left of one thing that takes a while: `what` it is, how many records (or rows) are, and the seconds, as far as is known."""
+    """What is left of a long task: its name, and the records (or rows) and seconds left, if known."""
 
     what: str
     records: int | None
     seconds: float | None
 
     def __str__(self) -> str:
-        """As people read it."""
+        """Return it as text for people."""
         records = "" if self.records is None else f": {self.records:,} left"
         seconds = "" if self.seconds is None else f", about {self.seconds:.0f} s"
         return f"it is still {self.what}{records}{seconds}"
 
 
 class ReplayProgress:
-    """The way of one broker from its start, or from a resync, to the end of the log. One thread at a time tells it of progress."""
+    """One broker's progress from its start, or from a resync, to the end of the log. Report from one thread at a time."""
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """`broker` is a field of each line; `now_ns` is a clock that only rises."""
@@ -49,7 +46,7 @@ class ReplayProgress:
 
     @property
     def left(self) -> Left | None:
-        """What is left; None while nothing is under way."""
+        """What is left; None if nothing is in progress."""
         if self._what is None:
             return None
         took_ns = self._now_ns() - self._began_ns
@@ -58,16 +55,16 @@ class ReplayProgress:
         return Left(what=self._what, records=self._left, seconds=seconds)
 
     def restored(self, done: int, total: int | None) -> None:
-        """So many rows of the channel's snapshot are loaded, of so many."""
+        """Note that `done` of `total` rows of the channel's snapshot are loaded."""
         self._go_on("loading the channel's snapshot", done, None if total is None else max(total - done, 0))
 
     def read(self, records: int, left: int) -> None:
-        """So many more records of the log are folded, and about so many are left."""
+        """Note that `records` more records of the log are folded, and about `left` remain."""
         done = self._done if self._what == _READING else 0
         self._go_on(_READING, done + records, left)
 
     def ended(self) -> None:
-        """The end is reached."""
+        """Note that the end is reached."""
         self._what = None
 
     def _go_on(self, what: str, done: int, left: int | None) -> None:

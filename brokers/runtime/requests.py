@@ -1,7 +1,6 @@
-"""Requests: what somebody at this broker wants proposed to the channel, until it is known what came of it.
+"""Propose what callers of this broker request, and return the results.
 
-May live here: the tickets under which the agent answers, proposing anew after a lost race, and what becomes of all that when
-the broker ends. How an intent is spelled as a record is the agent's business.
+It keeps the agent's tickets, retries lost races, and settles requests when the broker ends. The agent turns an intent into a record.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
-"""Requests that are waited for at a time: half of what the agent keeps unsettled, so that callers never crowd out the broker's own
-proposals, by which it opens, closes and hands over."""
+"""Requests that wait at a time: half of the agent's unsettled attempts, so that callers never crowd out the broker's own proposals (open,
+close, hand over)."""
 
 
 class Requests:
-    """The requests under way at one broker."""
+    """The pending requests at one broker."""
 
     def __init__(self, step: Callable[[Requested], None], *, broker: str, log: str) -> None:
-        """`step` gives the agent an event; `log` names the log, for messages."""
+        """`step` gives the agent an event; `log` names the log in messages."""
         self._step = step
         self._broker = broker
         self._log = log
-        # What came of each; None if the broker ended before anybody could tell.
+        # The result of each request; None if the broker ended before it was known.
         self._tickets: dict[int, asyncio.Future[Answered | None]] = {}
         self._numbers = itertools.count(1)
         self._end: WorkerEnded | None = None
 
     def answer(self, answered: Answered) -> None:
-        """What came of a request; whoever asked may have gone."""
+        """Settle a request. Its caller may be gone."""
         future = self._tickets.pop(answered.ticket, None)
         if future is not None and not future.done():
             future.set_result(answered)
 
     def end(self, error: WorkerEnded) -> None:
-        """The broker has ended: nobody reads on. The outcome of pending requests is unknown; later ones raise `error`."""
+        """Settle all requests, because the broker has ended. Pending ones have an unknown outcome; later ones raise `error`."""
         self._end = error
         for future in self._tickets.values():
             if not future.done():
@@ -65,14 +64,14 @@ class Requests:
             if verdict.reason is None:
                 assert answered.offset is not None, "what was accepted stands on the log"
                 return answered.offset
-            # Once the deadline has come nobody waits for another attempt, and what this one met is known.
+            # Past the deadline do not retry. The result of this attempt is known.
             if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
                 raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
             race += 1
 
     async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
         if self._end is not None:
-            raise self._end.with_traceback(None)  # All who ask share it.
+            raise self._end.with_traceback(None)  # All callers share it.
         if len(self._tickets) >= REQUESTS_MAX:
             raise Overloaded(what=f"the row of requests at broker {self._broker}", limit=REQUESTS_MAX)
         ticket = next(self._numbers)

@@ -1,7 +1,6 @@
-"""Whereabouts: who serves a key as far as this broker knows, and by which of its ownerships if that is this broker itself.
+"""Route a key to the broker that serves it, from this broker's view.
 
-May live here: what is answered from the view at a moment, and when it had better be held back. The row of those whose lookup is
-held is `brokers.runtime.lookups`'s.
+`brokers.runtime.lookups` keeps the lookups that must wait.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ T = TypeVar("T")
 class Located:
     """The answer to a lookup: the bundle, and the broker that serves it.
 
-    `lost_ms` is set where it is given although whoever gives it has lost the channel, for so long: it may be out of date.
+    `lost_ms` is how long the answering broker has lost the channel, if it has. The answer may then be out of date.
     """
 
     bundle: BundleEntry
@@ -39,7 +38,7 @@ class Located:
 
 
 class Waiting(Protocol):
-    """Where it is waited for the view to change: by the clock of this world, or by that of a test."""
+    """Waits for the view to change, by the real clock or by a test's."""
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
         """See `brokers.runtime.worker.Worker.until`."""
@@ -47,7 +46,7 @@ class Waiting(Protocol):
 
 
 class Router:
-    """What one broker knows of who serves what. Its methods are told of at `brokers.runtime.worker.Worker`."""
+    """One broker's knowledge of who serves what. `brokers.runtime.worker.Worker` documents the methods."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Router:
         step: Callable[[Wanted], None],
         log_is_readable: Callable[[], bool],
     ) -> None:
-        """`ownerships` are what is open here, by name of bundle; `step` gives the agent an event; `log_is_readable` is of this moment."""
+        """`ownerships` are the open bundles by name; `step` gives the agent an event; `log_is_readable` is called at each lookup."""
         self._agent = agent
         self._ownerships = ownerships
         self._clock = clock
@@ -68,13 +67,13 @@ class Router:
         self._log_is_readable = log_is_readable
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
-        """The right to work on `key` of `namespace`, if this broker has it at this moment."""
+        """Return this broker's ownership of `key`, or None if it does not own the key now."""
         bundle = self._agent.view.bundle_at(namespace, key_hash(key))
         ownership = None if bundle is None else self._ownerships.get(bundle.name)
         return ownership if ownership is not None and ownership.is_good else None
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Who serves `key`: this broker's ownership, or another broker. Waits while nobody does."""
+        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no broker does."""
         ownership = self.ownership(namespace, key)
         if ownership is not None:
             return ownership
@@ -90,7 +89,7 @@ class Router:
         return await self._until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
-        """The bundle of a hash point and the broker that serves it; held while that is being decided."""
+        """Return the bundle of a hash point and its broker. Wait while no broker serves it."""
         located = self._located(namespace, point)
         if located is not None:
             return located
@@ -110,37 +109,37 @@ class Router:
         if bundle is None:
             if may_deny(self._agent, now, log_is_readable=self._log_is_readable()):
                 raise UnknownNamespace(namespace=namespace)
-            return None  # It may stand in what has not been read yet.
+            return None  # It may be in records that are not read yet.
         if bundle.phase == "free":
             self._step(Wanted(bundle=bundle.name))
         server = server_of(view, bundle)
         if server is not None and goes_on(self._agent, namespace, now):
             return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
         if not self._agent.lease.good(now):
-            return None  # A broker without a lease may be cut off: its view is not to be trusted.
+            return None  # A broker without a lease may be cut off; its view cannot be trusted.
         if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
             return None
         return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
-    """Return whether a broker may say that what its view does not have does not exist.
+    """Return whether a broker may deny the existence of what is not in its view.
 
-    A broker that has not read to the end of the log, has no lease or has lost the channel may not: somebody may have created it.
+    It may not if it has not read to the end of the log, has no lease, or has lost the channel: the missing thing may exist.
     """
     return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
 
 
 def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
-    """Whether lookups of a namespace are answered although the channel is lost to this broker, because its owners serve on.
+    """Return whether to answer lookups of a namespace although the channel is lost, because its owners serve on.
 
-    Silence then says nothing of them, so that none is suspect. A broker that has just slept hears from the log first.
+    Silence then proves nothing, so no broker is suspect. A broker that has just slept must hear from the log first.
     """
     return agent.out_of_touch_ms(now) is not None and agent.lease.is_attended(now) and serves_on(agent.view, namespace)
 
 
 def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
-    """`error`, which ends a wait for the channel; with the reason, if that is lost to this broker."""
+    """Return `error`, which ended a wait, or a `ChannelLost` if this broker has lost the channel."""
     lost_ms = agent.out_of_touch_ms(now)
     if lost_ms is None:
         return error

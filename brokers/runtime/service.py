@@ -1,7 +1,4 @@
-"""The `Service` port: what is balanced, and what users implement; and `Ownership`, their right to do work.
-
-May live here: the port, the values that pass through it, and the check of ownership. No IO of its own.
-"""
+"""Define the `Service` port, which users implement, and `Ownership`, the right to do work."""
 
 from __future__ import annotations
 
@@ -85,10 +82,10 @@ class WorkerEnded(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time.
+    """One piece of work that passed both checks, for an independent checker. Times are nanoseconds of boot time.
 
-    `message` names what was taken, where a key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic. `by_token`
-    says that it was begun or answered past the end of the lease, because its namespace serves on: only its token guards it.
+    * `message`: names the work, if its key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic.
+    * `by_token`: it started or ended past the lease, because its namespace serves on. Only its token guards it.
     """
 
     bundle: str
@@ -128,11 +125,11 @@ class Ownership:
         witness: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
-        """Only the worker makes one. `fetch` asks the service of the former owner for state that its `close` did not return.
+        """Only the worker creates one. `fetch` asks the former owner's service for state that its `close` did not return.
 
-        `handover_problem` gives the reason why `open` got no handover although the former owner closed the bundle and left one.
-        It is None in all other cases: the handover came; there was none; the former owner died or did not close in time; the log
-        was truncated before this broker read the handover.
+        `handover_problem` is the reason why `open` got no handover although the former owner closed the bundle and left one. Otherwise it
+        is None: the handover came; there was none; the former owner died or did not close in time; the log was truncated before this broker
+        read the handover.
         """
         self._handle = handle
         self._clock = clock
@@ -210,7 +207,7 @@ class Work:
             )
 
     def _heir(self) -> Handle:
-        """The handle that now stands for this key: a split or a merge does not interrupt work."""
+        """Return the open handle for this key: a split or a merge does not interrupt work."""
         handle = self._handle
         point = self._point
         while not handle.is_open and handle.children:

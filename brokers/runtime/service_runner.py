@@ -1,11 +1,9 @@
-"""Runs the operations of services for an agent: one effect in, one event out, nothing left running past its deadline.
+"""Run the operations of services for an agent: each effect becomes one event, and nothing runs past its deadline.
 
-The service has one operation of a bundle under way at a time, whatever the agent does: the next one begins when the code of the
-one before has ended, an abandoned one included.
+Theory of operation:
 
-When the broker ends they are all brought to an end, too: what is open is closed, and what goes on all the same is told aloud.
-
-May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their like to the methods of `Service` and back.
+* A bundle has one operation at a time. The next one begins when the code of the previous one has ended, even if that was abandoned.
+* When the broker ends, open bundles are closed and all operations are ended. Code that does not end is logged as an error.
 """
 
 from __future__ import annotations
@@ -37,21 +35,21 @@ from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 
-# How long a cancelled operation may take to end before the process does: code that swallows its cancellation could
-# otherwise still be serving a bundle whose handle is dead.
+# How long a cancelled operation may take before the process ends itself: code that swallows its cancellation could otherwise still serve a
+# bundle whose handle is dead.
 _ABANDON_MS: Final = 2_000
 
-# How long a service may take over what no deadline of the agent bounds: where to cut, handing over its state.
+# Time limit of calls without a deadline from the agent: where to cut, and handing over state.
 _QUESTION_MS: Final = 10_000
 
-# Bundles parted with whose state a next owner may still ask for, within seconds of the close. A drain parts with all: a namespace of
-# the largest size, in 200 bytes each.
+# Released bundles whose state a next owner may still fetch, within seconds of the close. A drain releases all: a namespace of the largest
+# size, at 200 bytes per bundle.
 _PARTED_MAX: Final = 65_536
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
 _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
 
-# Letters of a namespace, and what fnmatch gives a meaning to; a bracket that nothing closes would stand for itself.
+# Letters of a namespace, and the wildcards of fnmatch. An unclosed bracket would stand for itself.
 _match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII).fullmatch
 
 # Why a service with `fetch` does not start.
@@ -60,7 +58,7 @@ _NO_PEERS: Final = (
     "(http_port=0 for any), or in a test give the Cluster serves_peers=True, or keep that state in a store"
 )
 
-# How long a broker that ends waits for next owners to fetch what it keeps for them.
+# How long a broker that ends waits for next owners to fetch the state it keeps.
 _LAST_FETCHES_MS: Final = 2_000
 
 FetchSpilled = Callable[[Peer, str, str], Awaitable[bytes | None]]
@@ -69,9 +67,9 @@ ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
 
 class ServiceRunner:
-    """The services of one worker, by pattern of namespace, and what they are doing.
+    """The services of one worker, by namespace pattern, and their operations.
 
-    `ownerships` holds what is open here, by name of bundle: the table that requests are routed by.
+    `ownerships` maps the name of each open bundle to its ownership. Requests are routed by it.
     """
 
     def __init__(
@@ -85,11 +83,13 @@ class ServiceRunner:
         serves_peers: bool = True,
         fetch_spilled: FetchSpilled = fetch_from,
     ) -> None:
-        """`services` maps a pattern of namespaces (`*`, `acme/*`) to a service; the first that matches serves it.
+        """`services` maps a namespace pattern (`*`, `acme/*`) to a service. The first match serves the namespace.
 
-        `end_process` is the last resort against code that cannot be stopped. `serves_peers`: whether other brokers can ask this
-        one for state. `fetch_spilled` asks one for a handover, by bundle and digest. Raises `InvalidService`, also for a service
-        with `fetch` if nobody can ask for that.
+        * `end_process`: the last resort against code that cannot be stopped.
+        * `serves_peers`: whether other brokers can fetch state from this one.
+        * `fetch_spilled`: fetches a handover from another broker, by bundle and digest.
+
+        Raise `InvalidService`, also for a service with `fetch` if other brokers cannot reach it.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
@@ -102,7 +102,7 @@ class ServiceRunner:
         self._step = step
         self._end_process = end_process
         self._running: dict[str, asyncio.Task[None]] = {}
-        # One for each bundle with an operation under way, abandoned ones included: its task holds it, and keeps it alive.
+        # One per bundle with an operation in progress, abandoned ones included. Its task keeps it alive.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -114,7 +114,7 @@ class ServiceRunner:
         self.ownerships: dict[str, Ownership] = {}
 
     def service_of(self, namespace: str) -> Service | None:
-        """The service of a namespace; None if no pattern matches."""
+        """Return the service of a namespace; None if no pattern matches."""
         return next((service for pattern, service in self._services.items() if fnmatchcase(namespace, pattern)), None)
 
     @property
@@ -123,7 +123,7 @@ class ServiceRunner:
         return list({id(service): service for service in self._services.values()}.values())
 
     def carry_out(self, effect: ServiceEffect) -> None:
-        """Begin what the agent wants done."""
+        """Start an effect of the agent."""
         if isinstance(effect, Prepare):
             self._begin(effect.bundle.name, partial(self._prepare, effect))
         elif isinstance(effect, Open):
@@ -143,11 +143,10 @@ class ServiceRunner:
             self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
     async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
-        """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
+        """Return the state that the service still holds of a bundle that was closed here; None if there is none.
 
-        With `digest`, return the handover that is kept here under that digest.
-
-        Raises `DeadlineExceeded` if the service takes too long over it, and whatever it raises.
+        With `digest`, return the handover that is kept here under that digest. Raise `DeadlineExceeded` if the service takes too long, and
+        the service's own errors.
         """
         if digest is not None:
             return self._spilled.get(digest)
@@ -159,14 +158,13 @@ class ServiceRunner:
         return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
 
     async def all_fetched(self) -> None:
-        """Wait until next owners have fetched the handovers that are kept here; that is bounded."""
+        """Wait, for a bounded time, until next owners have fetched the handovers that are kept here."""
         await self._spilled.all_fetched(timeout_ms=_LAST_FETCHES_MS)
 
     async def close_all(self, *, timeout_ms: int) -> None:
-        """Close all that is open, side by side, and let closings under way come to their end; no longer than `timeout_ms`.
+        """Close all open bundles concurrently, and wait for closings in progress, for at most `timeout_ms`.
 
-        Whatever else is under way is of no use any more, and is cancelled; an opening that ends well all the same is closed
-        in its turn. To be followed by `stop`.
+        Other operations are cancelled. A bundle whose opening still succeeds is closed, too. Call `stop` afterwards.
         """
         deadline = self._last_deadline = Deadline.after(timeout_ms=timeout_ms)
         self._cancel([task for task in self._running.values() if task not in self._closings])
@@ -176,7 +174,7 @@ class ServiceRunner:
         await self._ended(lambda: (*self._running.values(), *self._closings), deadline)
 
     async def stop(self) -> None:
-        """Cancel whatever is still running. What does not end is told; one that works on a bundle ends the process."""
+        """Cancel what still runs. Log what does not end; if it works on a bundle, end the process."""
         self._cancel([*self._running.values(), *self._background])
         await self._ended(lambda: (*self._running.values(), *self._background), Deadline.after(timeout_ms=_ABANDON_MS))
         for task in (*self._running.values(), *self._background):
@@ -188,9 +186,9 @@ class ServiceRunner:
 
     @staticmethod
     async def _ended(under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline) -> None:
-        """Wait until nothing is under way any more, what the end of one may have begun included; or for the deadline.
+        """Wait until nothing is in progress, including tasks started by those that ended, or for the deadline.
 
-        Even if that has come, what was just begun gets a turn of the loop, so that a service hears of its closing.
+        Even past the deadline, a new task gets one turn of the loop, so that a service's `close` is at least called.
         """
         is_over = False
         while (tasks := under_way()) and not is_over:
@@ -210,7 +208,7 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
-        except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
+        except Exception as error:  # noqa: BLE001 - any exception of a service is its refusal
             _tell("a service refuses a bundle", error, {"bundle": bundle.name})
             problem = _told(error)
         if self._is_current(bundle.name):
@@ -236,7 +234,7 @@ class ServiceRunner:
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
     async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
-        """Return the handover for an opening, fetched if the record has only a note. If there is none, tell the ownership why."""
+        """Return the handover for an opening, fetched if the record has only a note. If it is missing, set the ownership's reason."""
         note = note_in(effect.handover)
         if note is None:
             return effect.handover
@@ -253,11 +251,11 @@ class ServiceRunner:
         return None
 
     async def _fetched(self, effect: Open, digest: str) -> bytes | None:
-        kept = self._spilled.get(digest)  # It comes back, because its destination died.
+        kept = self._spilled.get(digest)  # The bundle comes back, because its destination died.
         if kept is not None or effect.source is None:
             return kept
         left_ms = max(effect.deadline_ms - self._clock.now().boot_ms, 0)
-        async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest of it.
+        async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest.
             return await self._fetch_spilled(peer_of(effect.source), effect.handle.bundle, digest)
 
     async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
@@ -277,7 +275,7 @@ class ServiceRunner:
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
-        """Return what the record carries: the handover if it fits, else a note that says how to fetch it or why it is lost."""
+        """Return what the record carries: the handover if it fits, else a note with how to fetch it or why it is lost."""
         if handover is None:
             return None
         if not isinstance(handover, bytes):
@@ -285,7 +283,7 @@ class ServiceRunner:
         elif len(handover) <= HANDOVER_BYTES_MAX and not is_like_a_note(handover):
             return handover
         elif not is_moving:
-            return None  # Nobody is waiting for it.
+            return None  # No broker waits for it.
         elif not self._serves_peers:
             too_large = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}"
             problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port"
@@ -342,7 +340,7 @@ class ServiceRunner:
     # --- tasks ---
 
     def _is_current(self, bundle: str) -> bool:
-        """Whether the task that asks is still the one of its bundle: one that was abandoned must not answer for its successor."""
+        """Return whether the current task is still the bundle's: an abandoned task must not answer for its successor."""
         return self._running.get(bundle) is asyncio.current_task()
 
     def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
@@ -373,7 +371,7 @@ class ServiceRunner:
             _logger.error("%s failed", doing, exc_info=task.exception())
 
     def _abandon(self, effect: Abandon) -> None:
-        """Stop an operation that overran its deadline; the agent has already gone on without it."""
+        """Stop an operation that overran its deadline. The agent has already continued without it."""
         self.ownerships.pop(effect.bundle, None)
         task = self._running.pop(effect.bundle, None)
         if task is None or task.done():
@@ -391,11 +389,11 @@ class ServiceRunner:
 def end_process(problem: str) -> None:
     """End this process at once."""
     _logger.critical("the process ends: %s", problem)
-    os._exit(70)  # EX_SOFTWARE; nothing may run on, not even what would run at exit.
+    os._exit(70)  # EX_SOFTWARE. Skips exit handlers, too.
 
 
 def bundle_of(entry: BundleEntry) -> Bundle:
-    """A bundle as services see it."""
+    """Return a bundle as services see it."""
     return Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high)
 
 
@@ -409,12 +407,12 @@ def _peer(broker: BrokerEntry | None) -> Peer | None:
 
 
 def peer_of(broker: BrokerEntry) -> Peer:
-    """A broker as services and clients see it."""
+    """Return a broker as services and clients see it."""
     return Peer(broker=broker.broker, addresses=broker.joined.addresses)
 
 
 class NotServedHere(OperatorError):
-    """A bundle came of a namespace for which this broker has no service; others of its cluster may have one."""
+    """This broker has no service for the namespace of a bundle. Others of its cluster may have one."""
 
     def __init__(self, *, namespace: str) -> None:
         """`namespace` matches no pattern of this broker's services."""
@@ -423,12 +421,12 @@ class NotServedHere(OperatorError):
 
 
 def _told(error: Exception) -> str:
-    """What goes on record: our own errors say all by themselves."""
+    """Return the problem for the record. Add the type of an error that is not an `EquipoiseError`."""
     return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
 
 
 def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
-    """Log what a service raised: where it came from is of use only if it was not meant."""
+    """Log what a service raised. Only an unexpected error needs its traceback."""
     if isinstance(error, EquipoiseError):
         _logger.warning("%s: %s", what, error, extra=fields)
     else:
@@ -436,16 +434,16 @@ def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `InvalidService` for a pattern that no namespace can match: whoever wrote it meant another."""
+    """Raise `InvalidService` for a pattern that no namespace can match; it is a mistake."""
     if not _match_pattern(pattern):
         problem = f"no namespace is like {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
         raise InvalidService(service=pattern, problem=problem)
 
 
 def _check(service: object) -> None:
-    """Raise `InvalidService` for what would only fail when its first bundle comes.
+    """Raise `InvalidService` for a service that would fail only when its first bundle comes.
 
-    That is a class, an `open` that is not async, and a `close` that does not take what it will be given.
+    Examples: a class, an `open` that is not async, a `close` with the wrong parameters.
     """
     if not isinstance(service, Service):
         raise InvalidService(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")

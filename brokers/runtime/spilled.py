@@ -1,4 +1,4 @@
-"""Handovers that are too large for a record: the note that the record carries, and the store from which the next owner fetches them."""
+"""Keep handovers that are too large for a record until the next owner fetches them; the record carries a note."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import orjson
 
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
-# What a note begins with. A handover of a service that begins so is spilled too, whatever its size.
+# What a note begins with. A service's handover with this beginning is spilled too, whatever its size.
 _MARK: Final = b"\x00equipoise:handover\x00"
 
 _DIGEST_BYTES: Final = 16
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""All handovers that one broker keeps for next owners, together."""
+"""Limit of all handovers together that one broker keeps for next owners."""
 
-# The next owner asks within milliseconds, and gives up with its opening.
+# The next owner asks within milliseconds, and stops asking when its opening ends.
 _KEPT_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a record carries in place of a handover: the `digest` by which to fetch it from the former owner, or why it is lost."""
+    """What a record carries instead of a handover: the `digest` to fetch it by, or the `problem` by which it was lost."""
 
     digest: str | None = None
     problem: str | None = None
@@ -37,12 +37,12 @@ class Note:
 
 
 def is_like_a_note(handover: bytes) -> bool:
-    """Whether a handover would be taken for a note."""
+    """Return whether a handover looks like a note."""
     return handover.startswith(_MARK)
 
 
 def note_in(handover: bytes | None) -> Note | None:
-    """Return the note in the handover of a record; None if that is a handover itself."""
+    """Return the note in a record's handover; None if it is a handover itself."""
     if handover is None or not is_like_a_note(handover):
         return None
     try:
@@ -54,15 +54,15 @@ def note_in(handover: bytes | None) -> Note | None:
 
 
 def digest_of(handover: bytes) -> str:
-    """Return the digest by which the next owner asks for a handover, and by which it checks what it gets."""
+    """Return the digest by which the next owner requests a handover and checks it."""
     return blake2b(handover, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 class Spilled:
-    """The handovers that one broker keeps for next owners, by digest: for a while, and not more than `bytes_max` together."""
+    """The handovers that one broker keeps for next owners, by digest, up to `bytes_max` together."""
 
     def __init__(self, *, bytes_max: int = KEPT_BYTES_MAX, kept_ms: int = _KEPT_MS) -> None:
-        """Each is kept for `kept_ms` at most; those that were fetched make room for others."""
+        """Keep each for at most `kept_ms`. Fetched ones make room for others."""
         self._bytes_max = bytes_max
         self._kept_ms = kept_ms
         self._kept: dict[str, bytes] = {}
@@ -71,7 +71,7 @@ class Spilled:
         self._changed = asyncio.Event()
 
     def keep(self, handover: bytes) -> str | None:
-        """Keep a handover. Returns its digest, or None if there is no room for it."""
+        """Keep a handover. Return its digest, or None if there is no room."""
         digest = digest_of(handover)
         self._forget(digest)
         while self._fetched and self._room() < len(handover):
@@ -83,7 +83,7 @@ class Spilled:
         return digest
 
     def get(self, digest: str) -> bytes | None:
-        """Return the handover with this digest, which then counts as fetched; None if it is not kept here."""
+        """Return the handover with this digest and mark it as fetched; None if it is not kept here."""
         handover = self._kept.get(digest)
         if handover is not None:
             self._fetched[digest] = None
@@ -91,7 +91,7 @@ class Spilled:
         return handover
 
     async def all_fetched(self, *, timeout_ms: int) -> None:
-        """Wait until each has been fetched or has expired, at most for `timeout_ms`."""
+        """Wait until each has been fetched or has expired, for at most `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 while self._kept.keys() - self._fetched.keys():

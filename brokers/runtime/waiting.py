@@ -1,8 +1,4 @@
-"""Waiting for a broker's view to become what somebody wants it to be.
-
-May live here: the row of those who wait. What each of them waits for is a condition on the view, which is looked at again
-whenever something has changed.
-"""
+"""Wait until a broker's view meets a condition. Conditions are checked again after each change."""
 
 from __future__ import annotations
 
@@ -18,19 +14,19 @@ from equipoise.channel.system.deadline import Deadline
 T = TypeVar("T")
 
 WAITERS_MAX: Final = 4_096
-"""Who may wait at a time: each looks at every change of the view, some 20 microseconds, so 80 ms for all of them, a fifth of the
-stall that must not cost a broker its lease. Lookups over HTTP share one wait a bundle, so that these are a service's own callers
-and an operator's moves."""
+"""Callers that wait at a time. Each checks every change of the view in about 20 microseconds, so 80 ms for all: a fifth of the stall that
+must not cost a broker its lease. Lookups over HTTP share one wait per bundle, so this bounds a service's own callers and operators'
+moves."""
 
-# What waits for the view looks again this often even if nothing changed: a suspect broker becomes one by time alone.
+# Check again at this interval even without a change: a broker becomes suspect by time alone.
 _LOOK_AGAIN_MS: Final = 100
 
 
 class Waiting:
-    """Those who wait for the view of one broker."""
+    """The callers that wait for the view of one broker."""
 
     def __init__(self, look: Callable[[], View], *, broker: str) -> None:
-        """`look` gives the view as it is now."""
+        """`look` returns the current view."""
         self._look = look
         self._broker = broker
         self._changed = asyncio.Event()
@@ -38,11 +34,11 @@ class Waiting:
         self._end: WorkerEnded | None = None
 
     def changed(self) -> None:
-        """Have everybody look again."""
+        """Make all waiting callers check again."""
         self._changed.set()
 
     def end(self, error: WorkerEnded) -> None:
-        """The broker has ended: no condition will come true any more. All waits raise `error`."""
+        """End all waits with `error`, because the broker has ended and no condition can become true."""
         self._end = error
         self._changed.set()
 
@@ -69,11 +65,11 @@ class Waiting:
     def _result(self, condition: Callable[[View], T | None]) -> T | None:
         result = condition(self._look())
         if result is None and self._end is not None:
-            raise self._end.with_traceback(None)  # All who wait share it.
+            raise self._end.with_traceback(None)  # All callers share it.
         return result
 
     async def _change(self, deadline: Deadline) -> None:
-        """Wait until something has changed, or it is time to look again all the same."""
+        """Wait until something has changed, or until the next periodic check."""
         changed = self._changed = asyncio.Event() if self._changed.is_set() else self._changed
         try:
             async with asyncio.timeout(min(deadline.remaining_ms(), _LOOK_AGAIN_MS) / 1_000):

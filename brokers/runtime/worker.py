@@ -1,7 +1,7 @@
-"""The worker: an asyncio host of one agent. It owns the clocks, a seat at the log's thread, the timer, the disk and the services.
+"""Host one agent on asyncio: its clocks, its subscription to the log's thread, its timer, its disk and its services.
 
-May live here: the broker's life, and its loop of events and effects. Decisions are the agent's. What callers of this process
-ask of it is told here, and answered in `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router`.
+The agent decides. `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router` answer the calls that `Worker`
+documents.
 """
 
 from __future__ import annotations
@@ -57,19 +57,18 @@ _logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A worker that stops gives up on draining after `drain_ms`, closes within `close_ms`, and has this long for its last words.
+# A worker that stops drains for `drain_ms`, closes within `close_ms`, and has this long for its last records.
 _LAST_WORDS_MS: Final = 2_000
 
-# What is still open when the broker ends, of whatever it ends, is closed in this time: nobody waits for a handover any more,
-# and the next owner does not wait at all.
+# Time to close what is still open when the broker ends, for any reason. No handover is needed any more, and the next owner does not wait.
 _LAST_CLOSE_MS: Final = 2_000
 
-# A sample of the services' loads is good for all who ask so soon after it: less than any interval at which load is reported.
+# How long all callers share a sample of the services' loads: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
 
 
 class Worker:
-    """One broker in this process, on the running loop. `start` it, `await ready(...)`, and `stop` it."""
+    """One broker in this process, on the running loop. Call `start`, await `ready(...)`, and finally `stop`."""
 
     def __init__(
         self,
@@ -80,11 +79,10 @@ class Worker:
         clock: Clock | None = None,
         serves_peers: bool = True,
     ) -> None:
-        """`services` maps patterns of namespaces to services; `addresses`, protocols to where clients find this broker.
+        """`services` maps namespace patterns to services; `addresses` maps protocols to this broker's addresses for clients.
 
-        `serves_peers`: whether other brokers can ask for state there.
-
-        Raises `InvalidConfig` for addresses that no record can carry, and `InvalidService`.
+        `serves_peers` is whether other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry, and
+        `InvalidService`.
         """
         self.config = config
         self.clock: Clock = clock or SystemClock()
@@ -111,9 +109,8 @@ class Worker:
         self.all_fetched = self._runner.all_fetched
         for service in self.services:
             service.host = self
-        # One event at a time, and mostly none waits: the loop calls `_step` for each, and nothing that an effect begins (a service,
-        # an append, a write) answers before the step is over. Only who is called within one, a listener or a service that is told
-        # of a split, may put one here, by asking for a drain or a lookup.
+        # Usually at most one event. The loop calls `_step` for each, and no effect (a service, an append, a write) answers within the step.
+        # Only code called within a step (a listener, or a service that learns of a split) can add one, by requesting a drain or a lookup.
         self._events: deque[Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -135,16 +132,16 @@ class Worker:
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
         self._witnesses = Witnesses(config, clock=self.clock)
-        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by whoever found it.
+        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the reporting part.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
     # --- life ---
 
     async def start(self) -> None:
-        """Lock the data directory, open the log, and begin to read it; joining follows by itself.
+        """Lock the data directory, open the log and start to read it. The broker joins later, when it has caught up.
 
-        Raises what makes a start impossible: a locked directory, an unsafe timing, a log that cannot be used or is another
-        cluster's, a file of evidence that cannot be written.
+        Raise if a start is impossible: a locked directory, unsafe timing, an unusable log or one of another cluster, a file of evidence
+        that cannot be written.
         """
         directory = DataDirectory(self.config.data_dir)
         handle = None
@@ -191,7 +188,7 @@ class Worker:
         sit_down(self._seat, handle)
 
     async def ready(self, *, timeout_ms: int) -> None:
-        """Wait until it has read to the end that it saw at its start, and its own `joined`. Raises the error that ends it before."""
+        """Wait until the broker has read to the end it saw at its start, and its own `joined`. Raise the error that ends it earlier."""
         try:
             await self.until(lambda _: self.agent.is_ready or None, timeout_ms=timeout_ms, what=f"broker {self.broker_id} becoming ready")
         except WorkerEnded:
@@ -199,7 +196,7 @@ class Worker:
             raise
 
     async def stop(self) -> None:
-        """Stop gracefully: drain, move everything away, leave, and let go of log and directory; bounded by `drain_ms`."""
+        """Stop gracefully, bounded by `drain_ms`: drain, move all bundles, leave, and release log and directory."""
         if self._finished is None:
             return
         try:
@@ -215,31 +212,31 @@ class Worker:
             await self._has_let_go()
 
     async def abort(self) -> None:
-        """Let go of everything at once, without a word to the others: what a process that dies does, for one that lives on.
+        """Release everything at once without telling other brokers, as if the process had died.
 
-        Nor are the services told: what they are doing is cancelled, and what is open is not closed.
+        Services are not told either: their operations are cancelled, and open bundles are not closed.
         """
         self._end(None, abruptly=True)
         await self._has_let_go()
 
     async def finished(self) -> None:
-        """Wait until the agent has ended by itself; raises the error that ended it."""
+        """Wait until the agent has ended. Raise the error that ended it."""
         assert self._finished is not None, "a worker is started before it is waited for"
         await asyncio.shield(self._finished)
 
     def check(self) -> None:
         """Raise `WorkerEnded` if the broker has ended."""
         if self.ended is not None:
-            raise self.ended.with_traceback(None)  # All who ask share it.
+            raise self.ended.with_traceback(None)  # All callers share it.
 
     async def _has_let_go(self) -> None:
         if self._letting_go is not None:
             await asyncio.shield(self._letting_go)
 
     async def _let_go(self, *, abruptly: bool, is_sound: bool) -> None:
-        """What is owed to whom, in this order: services their end, the disk what is on its way, others the directory's lock.
+        """Close services, finish writes to the disk, then release the directory's lock, in this order.
 
-        Only a view that is sound is kept: one that the broker has failed by must not be what its next start begins with.
+        Save only a sound view: after a failure of the broker the next start must not begin with its view.
         """
         try:
             held = self.open_bundles
@@ -260,7 +257,7 @@ class Worker:
                 _logger.warning("the data directory stays locked: %s", error, extra={"broker": self.broker_id})
 
     def drain(self) -> None:
-        """Take nothing new and move everything away, without leaving."""
+        """Take no new bundles and move all away, without leaving."""
         self._step(DrainRequested(leave=False, deadline_ms=self.clock.now().boot_ms + self.config.drain_ms))
 
     # --- the loop of events and effects ---
@@ -271,7 +268,7 @@ class Worker:
             self.replay_progress.read(len(entries), max(self.lag_records - len(entries), 0))
 
     def _resynced(self, reader: Reader) -> None:
-        """Truncation cut this broker off, and its log's thread has restored a reader."""
+        """Continue with the reader that the log's thread restored after a truncation."""
         self._step(Resynced(reader=reader))
 
     def _caught_up_at(self, _end: int) -> None:
@@ -280,9 +277,9 @@ class Worker:
         self._step(Read(entries=(), caught_up=True))
 
     def _step(self, event: Event) -> None:
-        """Give the agent one event, and carry out what it wants. What that brings at once is taken in the order it came.
+        """Give the agent one event and carry out its effects. Events that arise meanwhile follow in order.
 
-        Whatever is raised on the way ends the broker: effects may be lost that the agent takes for done.
+        Any exception ends the broker: effects that the agent considers done may be lost.
         """
         if self._finished is not None and self._finished.done():
             return
@@ -298,11 +295,11 @@ class Worker:
                 for effect in effects:
                     self._carry_out(effect)
                 self._witnesses.stepped(taken, self.agent)
-                # What only a look brought about must not make everybody look again.
+                # A mere check must not make all waiting callers check again.
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
         except EquipoiseError as error:
-            if isinstance(error, BegunAbove):  # The log's thread mends it; before a genesis there is no effect that could be lost.
+            if isinstance(error, BegunAbove):  # The log's thread handles it. Before a genesis no effect can be lost.
                 raise
             self._fail(error)
         except Exception as error:
@@ -349,9 +346,9 @@ class Worker:
         _logger.warning(alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields})
 
     def _keep_nonces(self, effect: WriteNonce | ForgetNonces) -> None:
-        """In the directory's thread, one after the other: a `joined` is sent when its nonce is on the disk, and not before.
+        """Write in the directory's thread, in order. A `joined` is sent only after its instance id is on disk.
 
-        A disk that takes nothing keeps a broker from joining until it does, and costs a member nothing but an alarm.
+        A failing disk delays joining. A member only raises an alarm.
         """
         if isinstance(effect, ForgetNonces):
             keep = effect.keep
@@ -376,11 +373,11 @@ class Worker:
 
     def _observe_resync(self, resync: Resync) -> None:
         if resync.before < 0:
-            return  # So a broker begins whose log was away when it started: nobody has missed anything.
+            return  # The log was away when this broker started; nothing was missed.
         fields = {"broker": self.broker_id, "before": resync.before, "offset": resync.offset, "changes": len(resync.changes)}
         _logger.warning("records were truncated before they were read, and are left out", extra=fields)
         self.metrics.resynced(resync)
-        self._snapshots.save(self.agent.view, self._directory)  # The one before it leads nowhere any more.
+        self._snapshots.save(self.agent.view, self._directory)  # The previous snapshot is useless now.
         self._listeners.resynced(resync)
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
@@ -391,11 +388,11 @@ class Worker:
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
     def _fail(self, error: EquipoiseError) -> None:
-        """The log cannot be read on, or was misread: nothing that this broker believes may be trusted any longer."""
+        """End the broker, because it cannot read the log or misread it, so its view cannot be trusted."""
         self._end(error)
 
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
-        """The broker is over, if it was not already: nothing it believes counts any more, and it lets go of all it has."""
+        """End the broker, once: its view no longer counts, and it releases everything."""
         if self._finished is None or self._finished.done():
             return
         self.agent.lease.lose()
@@ -407,7 +404,7 @@ class Worker:
         else:
             _logger.error("the broker ends: %s", error, extra={"broker": self.broker_id})
             self._finished.set_exception(error)
-            self._finished.exception()  # Whoever waits for it gets it; nobody has to.
+            self._finished.exception()  # Marked as retrieved: there may be no caller of `finished`.
         self.ended = WorkerEnded(broker=self.broker_id, problem="it has left the cluster" if error is None else str(error))
         self.ended.__cause__ = error
         self._waiting.end(self.ended)
@@ -418,7 +415,7 @@ class Worker:
         self._letting_go.add_done_callback(lambda task: task.cancelled() or task.exception())  # As above.
 
     def _refold(self, effect: Refold) -> None:
-        """Two views have parted: stop if it shows that ours is the wrong one."""
+        """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
         if self._caught_up and self._replay_check.begin(self.agent.view):
             self.metrics.alarm("views_diverge")
             _logger.error("views diverge", extra={"broker": self.broker_id, "other": effect.other, "offset": effect.offset})
@@ -431,11 +428,11 @@ class Worker:
 
     @property
     def view(self) -> View:
-        """The view up to what was read; read only."""
+        """The view up to the last record that was read. Read only."""
         return self.agent.view
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
-        """The right to work on `key` of `namespace`, if this broker has it at this moment."""
+        """Return this broker's ownership of `key`, or None if it does not own the key now."""
         return self._router.ownership(namespace, key)
 
     @property
@@ -444,57 +441,58 @@ class Worker:
         return sorted(self._runner.ownerships)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Who serves `key`: this broker's ownership, or another broker. Waits while nobody does.
+        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no broker does.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
+        Raise `UnknownNamespace`, `DeadlineExceeded` if no broker serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
         """
         return await self._router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
-        """The bundle of a hash point and the broker that serves it; held while that is being decided.
+        """Return the bundle of a hash point and its broker. Wait while no broker serves it.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if it is not decided within `timeout_ms`, and `Overloaded`.
+        Raise `UnknownNamespace`, `DeadlineExceeded` after `timeout_ms`, and `Overloaded`.
         """
         return await self._router.locate(namespace, point, timeout_ms=timeout_ms)
 
     # --- what callers ask ---
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """What `condition` returns, once that is not None; it is asked again whenever something has changed.
+        """Wait until `condition` returns a value other than None, and return it. It is called again after each change.
 
-        Raises `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
+        Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many callers wait, and `WorkerEnded`.
         """
         return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
 
     async def reached(self, offset: int, *, timeout_ms: int) -> None:
-        """Wait until this broker's view has folded `offset`: read your writes."""
+        """Wait until this broker's view has folded `offset`, to read your own writes."""
         await self.until(lambda view: view.offset >= offset or None, timeout_ms=timeout_ms, what=f"offset {offset} being read")
 
     async def request(self, intent: Intent, *, timeout_ms: int) -> int:
-        """Have something done, and return the offset of the accepted record.
+        """Propose `intent` and return the offset of the accepted record. Retry a proposal that loses a race.
 
-        A proposal that loses a race is made again against the new state. Raises `Rejected` with the reason,
-        `OutcomeUnknown` if nobody can tell, `NotProposed` or `Overloaded` if this broker cannot propose now, as soon as it is
-        certain that the record was not appended, what `Log.append` says of that, such as `LogStorageFull`, and `WorkerEnded`
-        if the broker has ended before anything was proposed.
+        * `Rejected`: the log rejected it, with the reason.
+        * `OutcomeUnknown`: the result cannot be known.
+        * `NotProposed`, `Overloaded`: this broker cannot propose now. Raised as soon as it is certain that the record was not appended.
+        * The errors of `Log.append` for a failed append, such as `LogStorageFull`.
+        * `WorkerEnded`: the broker ended before it proposed anything.
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms)
 
     def place_by(self, placement: Placement) -> None:
-        """From now on have bundles placed by this plug."""
+        """Use this placement policy from now on."""
         self._step(PlacementChosen(placement=placement))
 
     @property
     def channel_loss(self) -> ChannelLoss | None:
-        """Set while the channel is lost to this broker."""
+        """The loss of the channel; None while the broker has it."""
         return channel_loss(self.agent, self._seat.outage, self.clock)
 
     @property
     def log_is_available(self) -> bool:
-        """Whether the log can be read at this moment."""
+        """Whether the log can be read now."""
         return self._seat.outage is None
 
     @property
     def lag_records(self) -> int:
-        """Records that were on the log when it was last looked at, and are not folded yet."""
+        """Records that were on the log at the last look and are not folded yet."""
         return self._seat.lag_entries

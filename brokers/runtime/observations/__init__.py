@@ -1,7 +1,4 @@
-"""Where observations are kept: adapters of `brokers.runtime.observations.observed.Observations`, which keep them beside the channel.
-
-Here live the adapters and the choice between them. What an observation says is pure and lives elsewhere.
-"""
+"""Choose where to keep observations: adapters of `brokers.runtime.observations.observed.Observations` beside the channel."""
 
 from __future__ import annotations
 
@@ -18,16 +15,18 @@ FILE_SUFFIX: Final = ".observations"
 
 
 def are_kept(log_url: str) -> bool:
-    """Whether there is a place for observations beside this log: not in memory, which nobody else could read."""
+    """Return whether observations can be kept beside this log: not for a log in memory, which no other process can read."""
     return not is_in_memory(log_url)
 
 
 def open_observations(log_url: str) -> Observations:
-    """A new handle on the observations of the cluster whose channel is at `log_url`, a URL as `channel.log.open_log` takes it.
+    """Return a new handle on the observations of the cluster whose channel is at `log_url` (see `channel.log.open_log`).
 
-    The brokers of `sqlite:PATH` use the file `PATH.observations`, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-serving`
-    (what they carry is on the load bus). Nothing is made before the first is written. Raises `InvalidLogUrl` for any other, and
-    for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    * `sqlite:PATH`: the file `PATH.observations`.
+    * `kafka://SERVERS/TOPIC`: the topic `TOPIC-serving`. Loads are on the load bus.
+
+    The place is created with the first write. Raise `InvalidLogUrl` for any other URL, and for a topic also `MissingExtra` and
+    `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:

@@ -1,6 +1,6 @@
-"""Evidence: what work passed both checks, written down for a judge who trusts nobody.
+"""Write evidence of work that passed both checks to a file, one JSON object per line, for an independent checker.
 
-May live here: the file of evidence, one JSON object a line. It is off unless asked for, and proves nothing to the broker.
+It is off by default, and the broker never reads it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from equipoise.channel.system import private_files
 
 _logger: Final = logging.getLogger(__name__)
 
-# Lines that wait for the disk: a second of the busiest benchmark. What does not fit is dropped, and a line says how much that
-# was, because evidence must never slow down the work that it is about, nor look complete when it is not.
+# Lines that wait for the disk: one second of the busiest benchmark. More are dropped, and a line reports how many: evidence must never slow
+# down the work, nor look complete when it is not.
 _LINES_MAX: Final = 65_536
 
-# What a disk may take over the last lines; a thread that is still at it then dies with its process.
+# Time for the disk to take the last lines. A thread that needs longer dies with its process.
 _CLOSE_S: Final = 1.0
 
 
 class EvidenceFile:
-    """Appends evidence to a file, in a thread of its own; a process that is killed loses the last instant of it."""
+    """Appends evidence to a file in a thread of its own. A process that is killed loses the last moments."""
 
     def __init__(self, path: Path, *, broker: str) -> None:
-        """Open `path` for appending. Raises `InvalidConfig` if that is not possible."""
+        """Open `path` for appending. Raise `InvalidConfig` if that is not possible."""
         self._broker = broker
         self._lines: queue.Queue[Evidence | None] = queue.Queue(maxsize=_LINES_MAX)
-        # Each is written by one thread only: the one by whoever works, the other by the thread of the file.
+        # One thread writes each: `_dropped` the worker's, `_dropped_told` the file's.
         self._dropped = 0
         self._dropped_told = 0
         try:
@@ -47,14 +47,14 @@ class EvidenceFile:
         self._thread.start()
 
     def write(self, evidence: Evidence) -> None:
-        """Queue one piece of evidence; never blocks."""
+        """Queue one piece of evidence without blocking."""
         try:
             self._lines.put_nowait(evidence)
         except queue.Full:
             self._dropped += 1
 
     def close(self) -> None:
-        """Write what is queued, and close the file; blocks on the disk, for so long at most. To be called in a thread."""
+        """Write what is queued and close the file. Blocks on the disk for a bounded time; call it in a thread."""
         if self._thread.is_alive():
             with suppress(queue.Full):
                 self._lines.put(None, timeout=_CLOSE_S)
@@ -79,7 +79,7 @@ class EvidenceFile:
                 return
 
     def _write(self, lines: bytes) -> bool:
-        """Whether all of it was written; a disk that takes no more ends the evidence, never the broker."""
+        """Return whether all lines were written. A disk error ends the evidence, never the broker."""
         try:
             while lines:
                 lines = lines[self._file.write(lines) :]
@@ -89,7 +89,7 @@ class EvidenceFile:
         return True
 
     def _spell_dropped(self, dropped: int) -> bytes:
-        """What has been dropped since the start: who judges must know that something is missing."""
+        """Return a line with the number dropped since the start, so that a checker knows that evidence is missing."""
         _logger.warning("evidence was dropped", extra={"broker": self._broker, "dropped": dropped})
         return orjson.dumps({"broker": self._broker, "dropped": dropped}, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -97,7 +97,7 @@ class EvidenceFile:
         line = {
             "broker": self._broker,
             "bundle": evidence.bundle,
-            # As callers name it: unique over all namespaces.
+            # The key as callers name it, unique over all namespaces.
             "key": f"{evidence.bundle.rpartition('/')[0]}/{evidence.key}",
             "token": evidence.token,
             "started_ns": evidence.started_ns,

@@ -1,7 +1,4 @@
-"""Observations on Kafka topics beside the channel's: one message for each, kept for a week.
-
-May live here: `KafkaObservations`, and how its topics are made.
-"""
+"""Keep observations on Kafka topics beside the channel's, one message each, for a week."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.kept_topic import KeptTopic
 
 KEPT_MS: Final = 7 * 86_400_000
-"""How long an audit that was away may still join what was served with the channel."""
+"""How late an audit may still join the observations with the channel."""
 
-# The time of a message is the one at which Kafka got it, as on the channel: broker's clocks may differ.
+# Messages have the time at which Kafka got them, as on the channel: the brokers' clocks may differ.
 _SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": str(KEPT_MS), "message.timestamp.type": "LogAppendTime"}
 
 
 class KafkaObservations:
-    """A handle on the observations beside the log of the topic `log`, of each kind in the topic `LOG-KIND`. See `Observations`.
+    """A handle on the observations beside the topic `log`, in the topic `LOG-KIND`. See `Observations`.
 
-    Of loads nothing is to be written here: they are on the load bus, where load workers keep the topic of that name.
+    Loads are not written here: load workers keep the topic of that name on the load bus.
     """
 
     def __init__(self, clients: Clients, log: str) -> None:
@@ -32,7 +29,7 @@ class KafkaObservations:
         self._serving = KeptTopic(clients, self._topic, settings=_SETTINGS)
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """See `Observations.write`. One whose writing failed may appear all the same."""
+        """See `Observations.write`. An observation whose write failed may still appear."""
         assert kind is Kind.SERVING, "what brokers carry is on the load bus"
         by_broker: dict[str, list[bytes]] = {}
         for observation in observations:

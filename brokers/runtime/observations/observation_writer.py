@@ -1,7 +1,4 @@
-"""The writer of observations: what a broker puts down about itself, written by a thread of its own, never in the way of serving.
-
-May live here: the row between the event loop and that thread, and what is told when something is lost.
-"""
+"""Write a broker's observations in a thread of its own, so that they never delay serving."""
 
 from __future__ import annotations
 
@@ -19,33 +16,33 @@ from equipoise.channel.core.errors import Overloaded
 
 _logger: Final = logging.getLogger(__name__)
 
-# What waits to be written: a broker that opens or closes every bundle of a namespace of the largest size at once, in 20 MB.
+# Observations that wait: enough to open or close every bundle of a largest namespace at once, in 20 MB.
 _WAITING_MAX: Final = 65_536
 
-# Written at once: 300 bytes each make 300 KB, which take some milliseconds.
+# Observations per write: 300 bytes each make 300 KB, which take some milliseconds.
 _BATCH_MAX: Final = 1_000
 
-# A place that is away is tried again so often, for a minute in all: another process may have been stopped while it wrote to the
-# same file. What comes meanwhile waits, and what still is not written then is lost.
+# Retry at this interval, for a minute in all: another process may have been stopped while it wrote to the same file. New observations wait
+# meanwhile. After that the batch is lost.
 _RETRY_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 60
 
 CLOSE_S: Final = 1.0
-"""What the last observations may take when a broker ends; a thread that is still at it then dies with its process."""
+"""Time for the last observations when a broker ends. A thread that needs longer dies with its process."""
 
 
 class ObservationWriter:
-    """Takes what one broker served, in its loop, and writes it in a thread."""
+    """Takes what one broker serves on its loop, and writes it in a thread."""
 
     def __init__(self, open_observations: Callable[[], Observations], *, broker: str, clock: Clock) -> None:
-        """`open_observations` is called in the thread, when there is something to write."""
+        """`open_observations` is called in the thread, once there is something to write."""
         self._open = open_observations
         self._broker = broker
         self._clock = clock
         self._waiting: queue.Queue[Served | None] = queue.Queue(maxsize=_WAITING_MAX)
         self._closing = threading.Event()
         self._observations: Observations | None = None
-        # Each is written by one thread only: the one by the loop, the other by the writer's.
+        # One thread writes each: `_dropped` the loop's, `_dropped_told` the writer's.
         self._dropped = 0
         self._dropped_told = 0
         self._failures = ToldFailures(_logger, broker=broker, failed="observations are not kept", over="observations are kept again")
@@ -53,14 +50,14 @@ class ObservationWriter:
         self._thread.start()
 
     def served(self, served: Served) -> None:
-        """Have this written; never blocks."""
+        """Queue an observation without blocking."""
         try:
             self._waiting.put_nowait(served)
         except queue.Full:
             self._dropped += 1
 
     def close(self) -> None:
-        """Write what waits, for `CLOSE_S` at most. To be called in a thread."""
+        """Write what waits, for at most `CLOSE_S`. Call it in a thread."""
         self._closing.set()
         with suppress(queue.Full):
             self._waiting.put(None, timeout=CLOSE_S)
@@ -79,7 +76,7 @@ class ObservationWriter:
                 return
 
     def _write(self, batch: Sequence[Served]) -> None:
-        """Write a batch, if need be in several attempts; of one that a broker ends with only one more is made."""
+        """Write a batch, with retries. Try only once more when the broker is ending."""
         for _ in range(_ATTEMPTS_MAX):
             was_closing = self._closing.is_set()
             try:
@@ -88,7 +85,7 @@ class ObservationWriter:
                 self._tell_dropped()
             except ObservationsUnavailable as error:
                 self._failed(error)
-            except Exception as error:  # noqa: BLE001 - what some of them meet must not end all that come after them.
+            except Exception as error:  # noqa: BLE001 - a failed batch must not end the thread
                 self._failed(error)
                 return
             else:
@@ -102,7 +99,7 @@ class ObservationWriter:
         self._failures.failed(error, self._clock.now().boot_ms)
 
     def _tell_dropped(self) -> None:
-        """Raise `Overloaded` if something was dropped since this was last asked."""
+        """Raise `Overloaded` if observations were dropped since the last call."""
         dropped, self._dropped_told = self._dropped - self._dropped_told, self._dropped
         if dropped:
             what = f"the row of observations to be written at broker {self._broker}, of which {dropped} were dropped"

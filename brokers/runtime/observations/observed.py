@@ -1,8 +1,7 @@
-"""Observations: what brokers put down beside the channel for whoever audits it later; and the port that carries them.
+"""Define observations, which brokers keep beside the channel for later audits, and the port that stores them.
 
-May live here: the values, how they are spelled, and `Observations`. Who makes them is `brokers.runtime.observations.witness` and the load
-reports; where they are kept is up to the adapters in `brokers.runtime.observations`. No verdict depends on any of it, and no broker reads
-it.
+`brokers.runtime.observations.witness` and the load reports make them; the adapters in `brokers.runtime.observations` store them. No verdict
+depends on them, and no broker reads them.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import orjson
 from equipoise.channel.core.errors import PeerError
 
 Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
-"""Why a stretch of serving ended: the bundle was given away or back; split or merged; the lease ran out, though the ownership may
-go on when it is renewed; the service overran its deadline; the broker ended."""
+"""Why a period of serving ended: the bundle was moved or given back; split or merged; the lease ran out, though the ownership may go on
+with a renewal; the service overran its deadline; the broker ended."""
 
 
 class Kind(StrEnum):
-    """What is observed, and the name of its table or the end of its topic's name."""
+    """The kind of an observation: the name of its table, or the end of its topic's name."""
 
     SERVING = "serving"
     LOADS = "loads"
@@ -30,7 +29,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One document (a JSON object) that `broker` put down at `at_ms`, Unix time by its own clock."""
+    """One document (a JSON object) that `broker` wrote at `at_ms`, Unix time by its own clock."""
 
     at_ms: int
     broker: str
@@ -39,15 +38,14 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """From when until when one incarnation of a broker served one bundle under one token.
+    """When one incarnation of a broker served one bundle under one token.
 
-    * `started_ns` and `answered_ns` are nanoseconds of boot time (CLOCK_BOOTTIME), which two processes can compare if they were
-      read in the same run of one machine, `boot`. `answered_ns` is None while the broker serves, then the last moment at which
-      it did, or may have.
-    * `lease_deadline_ns` is the end, of the same clock, of the last lease that the incarnation was given.
-    * `by_token`: it served past the end of its lease, because the namespace serves on: there only the token guards.
-    * `at_ms` and `at_ns` are one moment, by the wall clock and by the boot clock: what links the two.
-    * `log` is the identity of the log whose records gave the token; those of another log mean nothing to this one.
+    * `started_ns`, `answered_ns`: nanoseconds of boot time (CLOCK_BOOTTIME). Two processes can compare them if both were read in the same
+      run of one machine, `boot`. `answered_ns` is None while the broker serves, then the last moment at which it served, or may have.
+    * `lease_deadline_ns`: end of the incarnation's last lease, by the same clock.
+    * `by_token`: it served past the end of its lease, because the namespace serves on. Only the token guards there.
+    * `at_ms`, `at_ns`: one moment, by the wall clock and by the boot clock. They link the two.
+    * `log`: identity of the log whose records gave the token. Tokens of different logs are not comparable.
     """
 
     log: str
@@ -65,27 +63,27 @@ class Served:
     at_ns: int
 
     def observation(self) -> Observation:
-        """As it is kept: a flat JSON object with these fields."""
+        """Return it as stored: a flat JSON object with these fields."""
         return Observation(at_ms=self.at_ms, broker=self.broker, document=orjson.dumps(self))
 
 
 class Observations(Protocol):
-    """Keeps observations for as long as its adapter says, in the order in which they came.
+    """Stores observations in order, for as long as the adapter keeps them.
 
-    Nothing about safety rides on them: what could not be written is lost, and told. Calls may block: a host in an event loop
-    makes them in a thread. A handle may be used by one thread at a time.
+    Safety does not depend on them: failed writes are lost and logged. Calls may block, so a host with an event loop makes them in a thread.
+    Use a handle from one thread at a time.
     """
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """Add some. Raises `ObservationsUnavailable`; some of them may have been kept then, and the next may succeed."""
+        """Add observations. Raise `ObservationsUnavailable`; some may have been stored, and the next call may succeed."""
         ...
 
 
 class ObservationsUnavailable(PeerError):
-    """What brokers observe cannot be kept; they serve on."""
+    """Observations cannot be stored; brokers serve on."""
 
     def __init__(self, *, place: str, problem: str) -> None:
-        """`place` says where observations are kept, `problem` what it did."""
+        """`place` is where observations are stored, `problem` how it failed."""
         self.place = place
         self.problem = problem
         super().__init__(f"observations cannot be kept {place}: {problem}; brokers serve on, and audits miss what is lost meanwhile")

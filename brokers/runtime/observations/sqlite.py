@@ -1,7 +1,7 @@
-"""The observations of one machine: a file beside that of the channel, whose writers and readers so never wait for these.
+"""Keep the observations of one machine in a file beside the channel's, so that users of the channel never wait for them.
 
-May live here: `SqliteObservations`, and its tables. Each call opens the file and lets go of it: observations come in bursts with
-seconds between them, opening takes a millisecond, and a handle that is kept would hold on to a file that is replaced.
+Each call opens and closes the file. Observations come in bursts, seconds apart, and opening takes a millisecond. A handle kept open would
+hold on to a file that has been replaced.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from equipoise.channel.sqlite.file import connect
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final[Mapping[Kind, int]] = MappingProxyType({Kind.SERVING: 200_000, Kind.LOADS: 100_000})
-"""The oldest rows beyond these go. Of what was served 60 MB, for 100,000 openings; of loads 100 to 200 MB, for a day of three brokers."""
+"""The oldest rows beyond these are deleted. Serving: 60 MB for 100,000 openings. Loads: 100 to 200 MB for a day of three brokers."""
 
 TIDY_EVERY: Final = 500
-"""Rows go when one comes whose number this divides, or that follows such a one in the same call: so a table may hold so many more."""
+"""Old rows are deleted each time a call passes a multiple of this row number, so a table may exceed its limit by this many."""
 
-# How long a write waits for other writers; they are all done within milliseconds.
+# How long a write waits for other writers, which take milliseconds.
 _LOCK_MS_MAX: Final = 500
 
 _SETTINGS: Final = (f"PRAGMA busy_timeout = {_LOCK_MS_MAX}", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
 
 
 class SqliteObservations:
-    """A handle on the observations in the file at `path`, which is made with the first. See `Observations`."""
+    """A handle on the observations in the file at `path`, which the first write creates. See `Observations`."""
 
     def __init__(self, path: Path, *, rows_max: Mapping[Kind, int] = ROWS_MAX) -> None:
         self._path = path
         self._rows_max = rows_max
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """See `Observations.write`: all of them are kept, or none is. A power cut may take the newest ones back."""
+        """See `Observations.write`: all are stored, or none. A power cut may undo the newest."""
         if not observations:
             return
         try:

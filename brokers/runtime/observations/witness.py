@@ -1,13 +1,15 @@
-"""The witness of one broker: from when until when it serves each bundle, for an audit that does not trust the fold alone.
+"""Record when one broker serves each bundle, for an audit that does not trust the fold alone.
 
-May live here: what is remembered of each stretch of serving, from its beginning to its end. It decides nothing, and its broker
-asks it nothing.
+It decides nothing, and its broker reads nothing from it.
 
-A stretch begins when the service has opened a bundle under a lease that is good, and ends when the handle closes, of whatever
-cause, or when the lease has run out. Then it ends where the lease did, however late that is noticed: a process that was stopped
-in between served nothing. The one exception is work that passed its second check later than that, which is what an audit is to find.
-What is answered after a stretch was told to be over is told as a later end of it: no handle passes then, so that it shows a defect.
-A namespace that serves on past a lease is served to the end of its handle, and that is marked, since there only the token guards.
+Theory of operation:
+
+* A period begins when the service has opened a bundle under a good lease. It ends when the handle closes, for any reason, or when the lease
+  runs out.
+* After a lapse the period ends where the lease did, however late that is noticed: a process that was stopped in between served nothing.
+* The exception is work that passed its second check later. An audit must find it, so it extends the period.
+* Work answered after a period was reported as over is reported as a later end. No handle passes then, so this shows a defect.
+* A namespace that serves on past a lease is served until its handle closes. The observation is marked, because only the token guards there.
 """
 
 from __future__ import annotations
@@ -25,27 +27,27 @@ from equipoise.brokers.runtime.observations.observed import Ended, Served
 
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
-# Of so many stretches that ended last it is looked so often whether something was answered after their end.
+# How many of the last ended periods are checked for later answers, and at which interval.
 _OVER_MAX: Final = 256
 _LOOK_MS: Final = 1_000
 
 
 class Standing(Protocol):
-    """What is looked at between steps: see `brokers.agent.agent.Agent`."""
+    """What is read between steps: see `brokers.agent.agent.Agent`."""
 
     @property
     def lease(self) -> Lease:
-        """The lease of the present incarnation."""
+        """The lease of the current incarnation."""
         ...
 
     def handle(self, bundle: str) -> Handle | None:
-        """The handle of one bundle, if it is open or being opened."""
+        """Return the handle of a bundle that is open or opening; None for any other."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """What is served under one handle; `started_ns` is None while the lease has run out."""
+    """A period of serving under one handle. `started_ns` is None while the lease has run out."""
 
     handle: Handle
     started_ns: int | None
@@ -53,7 +55,7 @@ class _Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class _Over:
-    """A stretch that was told to be over, and until when."""
+    """A period that was reported as over, and its end."""
 
     handle: Handle
     started_ns: int
@@ -62,10 +64,10 @@ class _Over:
 
 
 class Witness:
-    """What one broker serves. At most one stretch for each bundle that is open here."""
+    """Records what one broker serves: at most one period for each bundle that is open here."""
 
     def __init__(self, *, log: str, broker: str, boot: str, clock: Clock, tell: Callable[[Served], None]) -> None:
-        """`log` is the identity of the log, `boot` that of this run of the machine; `tell` takes each beginning and each end."""
+        """`log` is the identity of the log, `boot` that of this run of the machine. `tell` takes each beginning and each end."""
         self._log = log
         self._broker = broker
         self._boot = boot
@@ -77,7 +79,7 @@ class Witness:
         self._look_at_ms = 0
 
     def begun(self, effect: Effect) -> None:
-        """The agent has closed handles, and wants its host to know."""
+        """Note an effect of the agent that closed handles."""
         if isinstance(effect, Close):
             self._end(effect.handle.bundle, "closed")
         elif isinstance(effect, Abandon):
@@ -89,7 +91,7 @@ class Witness:
                 self._begin(child)
 
     def stepped(self, event: Event, agent: Standing) -> None:
-        """The agent has taken an event: something may be open now, or the lease may be over, or good again."""
+        """Note that the agent has taken an event: a bundle may be open, or the lease may have ended or be good again."""
         now = self._clock.now()
         if now.boot_ms >= self._look_at_ms:
             self._look_at_ms = now.boot_ms + _LOOK_MS
@@ -104,14 +106,14 @@ class Witness:
                 self._begin(handle)
 
     def stopped(self) -> None:
-        """The broker is over, and with it all that it served."""
+        """End all periods, because the broker has ended."""
         for bundle in list(self._stretches):
             self._end(bundle, "stopped")
         self._look_back()
 
     def _lease_changed(self) -> None:
-        """Stretches of the incarnation whose lease it is end with it, and begin anew with it; one that is lost closes its handles."""
-        if self._has_lease:  # What is answered from here on belongs to the stretches that begin now.
+        """End all periods when their incarnation's lease ends, begin them again when it is good. Handles of a lost lease get closed."""
+        if self._has_lease:  # Later answers belong to the periods that begin now.
             over = [one for one in self._over if one.ended != "lease_over" or one.handle.lease.lost]
             self._over = deque(over, maxlen=_OVER_MAX)
         for stretch in self._stretches.values():

@@ -1,7 +1,4 @@
-"""Who bears witness of what a worker does: the file of evidence for tests, and the observations for audits.
-
-May live here: which of them there are, and their beginning and end beside that of the worker.
-"""
+"""Start and stop a worker's records of serving: the file of evidence for tests, and the observations for audits."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from equipoise.channel.sqlite.file import BOOT_ID, this_boot
 
 
 class Witnesses:
-    """The witnesses of one worker: none before `begin`, nor where none is wanted."""
+    """The witnesses of one worker. There are none before `begin`, or if none is configured."""
 
     def __init__(self, config: WorkerConfig, *, clock: Clock) -> None:
         self._config = config
@@ -31,7 +28,7 @@ class Witnesses:
         self._witness: Witness | None = None
 
     def begin(self, log: str) -> None:
-        """The log of this identity is open. Raises `InvalidConfig` for a file of evidence that cannot be written."""
+        """Start, with the identity of the open log. Raise `InvalidConfig` if the file of evidence cannot be written."""
         broker = self._config.id
         if self._config.evidence is not None:
             self._file = EvidenceFile(self._config.evidence, broker=broker)
@@ -42,26 +39,26 @@ class Witnesses:
 
     @property
     def of_work(self) -> Callable[[Evidence], None] | None:
-        """What is told of each piece of work that passed both checks; None if nobody is."""
+        """The callback for each piece of work that passed both checks; None without evidence."""
         return None if self._file is None else self._file.write
 
     def begun(self, effect: Effect) -> None:
-        """An effect is about to be carried out."""
+        """Note an effect that is about to be carried out."""
         if self._witness is not None:
             self._witness.begun(effect)
 
     def stepped(self, event: Event, agent: Standing) -> None:
-        """The agent has taken an event, and its effects are under way."""
+        """Note an event that the agent has taken, and whose effects are in progress."""
         if self._witness is not None:
             self._witness.stepped(event, agent)
 
     def ended(self) -> None:
-        """The broker is over: it serves nothing any more."""
+        """Note that the broker has ended and serves nothing any more."""
         if self._witness is not None:
             self._witness.stopped()
 
     def close(self) -> None:
-        """Write what is still to be written, in a bounded time. To be called in a thread, after `ended`."""
+        """Write what is left, in a bounded time. Call it in a thread, after `ended`."""
         for each in (self._file, self._writer):
             if each is not None:
                 each.close()
