@@ -28,7 +28,7 @@ ATTEMPTS_MAX: Final = 4_096
 
 _OVERTAKEN: Final = "its proposal was lost on the way to the log, or overtaken by a later one"
 
-# The longest possible broker id: a profile that fits beside it fits beside every id.
+# The longest possible broker id: a profile that fits with it fits with every id.
 _LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
 
 

@@ -31,7 +31,7 @@ class Lease:
     until_ms: int = 0
 
     def extend(self, *, decided: Instant, lease_ms: int) -> None:
-        """Count the lease anew from the moment at which the accepted attempt was decided."""
+        """Count the lease from the moment at which the accepted attempt was decided."""
         if not self.lost:
             self.deadline_ms = self.until_ms = decided.boot_ms + lease_ms
             self.skew_ms = decided.wall_ms - decided.boot_ms

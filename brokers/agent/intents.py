@@ -36,7 +36,7 @@ class MoveAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Take `bundle` from its owner without a new owner. It is then placed anew."""
+    """Take `bundle` from its owner without a new owner. It is then placed again."""
 
     bundle: str
     reason: str

@@ -6,7 +6,7 @@ Theory of operation:
 
 * No code here reacts to a single record. After any change, `_reconcile` compares the role that the view gives this broker in a bundle with
   the stage of its own ownership, and takes one next step. So replay, tailing, a restart, a repeated event and a cancel during an opening
-  are all the same function.
+  run the same function.
 * A bundle has one service operation at a time. The next one waits for its end or its deadline.
 * An ownership belongs to one transfer. It is over once the log takes the bundle away. Its operation runs to its end, the service closes
   what is open and discards what it prepared, and the broker forgets the ownership. Only then may the next transfer begin an ownership, with

@@ -33,8 +33,8 @@ class Timing:
     * `stall_ms`: longest stall of a process that must not cost it its bundles.
     * `clock_rate_error_ppm`: how much faster or slower than true time a clock may run.
     * `prepare_ms`, `open_ms`, `close_ms`: the service's deadlines.
-    * `patience_ms`: how long the leader watches a bundle in flight before it cancels the move or assigns the bundle anew. Later brokers, by
-      age, wait longer.
+    * `patience_ms`: how long the leader watches a bundle in flight before it cancels the move or assigns the bundle again. Later brokers,
+      by age, wait longer.
     * `attempt_ms`: how long to wait for an attempt that is neither read back nor failed.
     """
 

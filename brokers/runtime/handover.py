@@ -69,7 +69,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
 
 
 async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read the body, but stop after more than `bytes_max`, whatever length its header claims."""
+    """Read the body, but stop after more than `bytes_max`. Do not rely on the length in the header."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(_READ_BYTES):
         body += chunk

@@ -49,7 +49,7 @@ class ReplayCheck:
         except Exception:
             _logger.exception("the log could not be folded again", extra={"broker": self._broker})
         finally:
-            self._task = None  # The next alarm starts another check, whatever the result.
+            self._task = None  # The next alarm starts another check in any case.
         if other is not None and other != digest:
             problem = f"the view of broker {self._broker} at offset {offset} is not what the log folds to"
             self._fail(Bug(f"{problem}; it stops serving, start it again, and report this with the log"))

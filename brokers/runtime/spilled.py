@@ -11,7 +11,7 @@ import orjson
 
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
-# What a note begins with. A service's handover with this beginning is spilled too, whatever its size.
+# What a note begins with. A service's handover with this beginning is spilled too, at any size.
 _MARK: Final = b"\x00equipoise:handover\x00"
 
 _DIGEST_BYTES: Final = 16

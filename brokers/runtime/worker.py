@@ -132,7 +132,7 @@ class Worker:
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
         self._witnesses = Witnesses(config, clock=self.clock)
-        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the reporting part.
+        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
     # --- life ---
@@ -212,9 +212,9 @@ class Worker:
             await self._has_let_go()
 
     async def abort(self) -> None:
-        """Release everything at once without telling other brokers, as if the process had died.
+        """Release everything at once without a record for other brokers, as if the process had died.
 
-        Services are not told either: their operations are cancelled, and open bundles are not closed.
+        Services are not notified: their operations are cancelled, and open bundles are not closed.
         """
         self._end(None, abruptly=True)
         await self._has_let_go()
