@@ -1,13 +1,10 @@
 """Run one broker as a pure state machine: `Agent.step(event, now) -> effects`.
 
-The host owns clocks, log, disk and service.
-
 Theory of operation:
 
-* A step folds the records that were read (`Read`) into the view and informs each part. It then asks each part what is due now.
-* Parts decide from the view, never from a single record. So replay and tailing behave alike, and a resync over truncated records
-  (`Resynced`) is only a larger step between two views.
-* A part decides by proposing a record. The decision takes effect only when the record is read back from the log.
+* A step folds the records that were read into the view, informs each part, and asks each part what is due.
+* Parts decide from the view, never from a single record. So replay, tailing and a resync (`Resynced`) behave alike.
+* A part decides by proposing a record. The decision counts only once the record is read back.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ from equipoise.channel.core.view import View
 
 
 class Agent:
-    """One broker. Call `step` for every event; read `view`, `lease` and the handles between steps only."""
+    """One broker. Call `step` for every event; read everything else between steps only."""
 
     def __init__(
         self,
@@ -66,10 +63,10 @@ class Agent:
         placement: Placement | None = None,
         batches: Batches | None = None,
     ) -> None:
-        """Create a broker that has done nothing yet. No other code may feed `reader`, which may start from a snapshot.
+        """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
-        `make_nonce` must return a text that was never used before. `predecessor_nonces` come from the data directory, whose exclusive lock
-        this process holds. Raise `InvalidTiming` for unsafe durations.
+        `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory, whose exclusive lock this process holds.
+        Raise `InvalidTiming` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
@@ -95,17 +92,17 @@ class Agent:
 
     @property
     def incarnation(self) -> int | None:
-        """The live incarnation of this process; None while it is not a member."""
+        """The live incarnation of this process; None if it is not a member."""
         return self._core.incarnation
 
     @property
     def lease(self) -> Lease:
-        """The lease of the current incarnation; a lost lease if there is none."""
+        """The lease of the current incarnation; a lost lease without one."""
         return self._core.lease
 
     @property
     def entry(self) -> BrokerEntry | None:
-        """This broker's own entry in the view; None while it is not a member."""
+        """This broker's entry in the view; None if it is not a member."""
         return self._membership.entry
 
     @property
@@ -115,22 +112,22 @@ class Agent:
 
     @property
     def placement(self) -> Placement:
-        """The policy that places bundles now."""
+        """The current placement policy."""
         return self._leading.placement
 
     @property
     def is_ready(self) -> bool:
-        """Whether the broker has read up to the end that the log had at its start, and its own `joined`."""
+        """Whether it has read up to the log's end at its start, and its own `joined`."""
         return self._membership.caught_up and self._core.incarnation is not None
 
     @property
     def leads(self) -> bool:
-        """Whether this broker acts as the leader in its own view. Other brokers' views may be newer."""
+        """Whether this broker leads in its own view. Other views may be newer."""
         return self._leading.leads
 
     @property
     def is_in_touch(self) -> bool:
-        """Whether the broker read back a renewal of its own within the last half lease."""
+        """Whether an own renewal was read back within the last half lease."""
         return self._membership.is_in_touch()
 
     @property
@@ -140,18 +137,18 @@ class Agent:
 
     @property
     def wake_at_ms(self) -> int:
-        """The boot time at which the agent wants a `Tick`, if no other event comes first."""
+        """The boot time of the next `Tick`, if no other event comes first."""
         if self._core.stopped:
             return NEVER_MS
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
         return min(self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms, drain_ms)
 
     def handle(self, bundle: str) -> Handle | None:
-        """Return the handle of a bundle that this broker has open or is opening; None for any other."""
+        """Return the handle of a bundle that is open or opening here; None otherwise."""
         return self._ownerships.handle(bundle)
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """Return the age in ms of the last own renewal read back, if that is half a lease or more; otherwise None."""
+        """Return the age in ms of the last own renewal read back, if at least half a lease; else None."""
         return self._membership.out_of_touch_ms(now)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
@@ -161,7 +158,7 @@ class Agent:
     # --- the one way in ---
 
     def step(self, event: Event, now: Instant) -> list[Effect]:
-        """Handle one event at one reading of the clocks. Return the effects, to be carried out in order.
+        """Handle one event at one reading of the clocks. Return the effects, in order.
 
         Raise the errors of `Reader.feed` if the log must not be read on. The broker must then end.
         """
@@ -181,7 +178,7 @@ class Agent:
     def _attend(self, event: Event) -> None:
         """Note that the broker is awake. After a stall, wait for news from the log, where it may have been declared dead.
 
-        Failures of attempts made before the stall do not count as news. Only a failure of a later attempt shows that the log is away.
+        A failed attempt counts as news only if it was made after the stall.
         """
         core = self._core
         is_awake = core.lease.is_attended(core.now)
@@ -221,7 +218,7 @@ class Agent:
             self._complain(folded)
 
     def _is_quiet(self, reason: Reason) -> bool:
-        """Return whether a rejection is routine. Brokers that stop together transfer bundles to each other until they see the drains."""
+        """Return whether a rejection is routine. Brokers that stop together propose each other as destinations at first."""
         return reason in QUIET_REASONS or (reason is Reason.DRAINING_TARGET and self._drain is not None)
 
     def _ends_me(self, folded: Folded) -> bool:
@@ -229,7 +226,7 @@ class Agent:
         return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
 
     def _resynced(self, event: Resynced) -> None:
-        """Act on the difference of the views as on verdicts. The lease is not renewed: only an own record that is read renews it."""
+        """Act on the difference of the views. Do not renew the lease: only an own record that is read does."""
         core = self._core
         resync = core.resynced(event.reader)
         core.effects.append(resync)
@@ -237,7 +234,7 @@ class Agent:
             self._lose_incarnation(
                 f"declared dead between offsets {resync.before} and {resync.offset}, in what was truncated unread", resync.offset
             )
-        # Do this before the membership, which may adopt an incarnation that joined in the gap. That one has no old transfers.
+        # Do this first: the membership may adopt an incarnation that joined in the gap, which has no old transfers.
         self._ownerships.resynced(resync)
         before = core.incarnation
         self._membership.resynced(resync)
@@ -246,7 +243,7 @@ class Agent:
         self._leading.resynced(resync)
 
     def _lose_incarnation(self, death: str, offset: int) -> None:
-        """Close everything and join again after the broker reads its own death (section 4). A leaving broker does not join again."""
+        """Close everything and join again after the own death was read (section 4). Do not join again when leaving."""
         self._membership.ended()
         self._ownerships.incarnation_changed()
         if self._drain is not None and self._drain.leave:
@@ -294,8 +291,8 @@ class Agent:
         if drain is None or core.stopped:
             return
         if core.incarnation is None:
-            # A pending `joined` may still create a member that no process runs. Wait for it, then leave. Wait for the service too: a broker
-            # that was declared dead while closing still owes its callers the result.
+            # A pending `joined` may still create a member that no process runs: wait, then leave. Wait for the service too: after a death
+            # during a close, callers still need its result.
             if drain.leave and not self._membership.join_no_more() and self._ownerships.is_empty():
                 core.stopped = True
                 core.effects.append(Stop(error=None))
@@ -319,7 +316,7 @@ class Agent:
         return nobody_else or core.view.held_count(core.incarnation) == 0
 
 
-# Interval of checks while a broker drains or leaves. Every record that it reads triggers a check, too.
+# Interval of checks while a broker drains or leaves. Each record that it reads is a check, too.
 _DRAIN_ROUND_MS: Final = 100
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {

@@ -1,7 +1,4 @@
-"""Hold what the parts of an agent share: identity, view, lease, attempts and the effects of the current step.
-
-Every record is proposed here. Policy belongs in the parts.
-"""
+"""Hold what the parts of an agent share, and propose records for them. Policy belongs in the parts."""
 
 from __future__ import annotations
 
@@ -22,21 +19,21 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
 
-# Unsettled attempts. At 256 bundles per broker (the demo) a drain has 64 in flight; an outage adds one renewal per interval. Above this
-# bound the broker attempts membership records only.
+# Unsettled attempts. A drain of the demo's 256 bundles has 64 in flight; an outage adds one renewal per interval. Above this bound only
+# membership records are attempted.
 ATTEMPTS_MAX: Final = 4_096
 
 _OVERTAKEN: Final = "its proposal was lost on the way to the log, or overtaken by a later one"
 
-# The longest possible broker id: a profile that fits with it fits with every id.
+# The longest broker id: a profile that fits with it fits with every id.
 _LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a broker publishes about itself on joining. `addresses` maps a protocol to the address that clients use.
+    """What a broker publishes on joining. `addresses` maps a protocol to the address for clients.
 
-    The constructor raises `InvalidConfig` for a profile that no `joined` can carry: the channel would reject each attempt to join.
+    The constructor raises `InvalidConfig` for a profile that no `joined` can carry.
     """
 
     addresses: dict[str, str] = field(default_factory=dict)
@@ -46,7 +43,7 @@ class Profile:
     version: str = ""
 
     def __post_init__(self) -> None:
-        # Check with the codec itself, so that this check and the codec never disagree.
+        # Use the codec itself, so that this check and the codec never disagree.
         problem = _misfit(self)
         if problem is not None:
             raise InvalidConfig(problems=(problem,))
@@ -87,7 +84,7 @@ def _misfit(profile: Profile) -> str | None:
     joined = profile.joined(key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing())
     try:
         data = encode(joined)
-    except TypeError as error:  # orjson raises this for what JSON cannot represent: a lone surrogate, or a name that is not text.
+    except TypeError as error:  # JSON cannot represent it: a lone surrogate, or a name that is not text.
         return f"what the broker tells of itself is no JSON: {error}"
     if len(data) > RECORD_BYTES_MAX:
         return f"what the broker tells of itself takes {len(data)} bytes, a record at most {RECORD_BYTES_MAX}"
@@ -98,7 +95,7 @@ def _misfit(profile: Profile) -> str | None:
 class Core:
     """One agent's shared state. `now` and `effects` belong to the current step.
 
-    `incarnation` is None while the broker is not a member. `leaving` means that this incarnation has stopped serving for good.
+    `leaving` means that this incarnation has stopped serving for good.
     """
 
     def __init__(self, *, broker: str, cluster: str, reader: Reader, timing: Timing, profile: Profile) -> None:
@@ -129,7 +126,7 @@ class Core:
         return self._attempt
 
     def next_attempt(self) -> int:
-        """Return the number of the next attempt. Numbers rise over all incarnations of this process."""
+        """Return the next attempt's number. Numbers rise over all incarnations of this process."""
         self._attempt += 1
         return self._attempt
 
@@ -138,10 +135,9 @@ class Core:
         return Author(publisher=self.broker, incarnation=self.incarnation, sequence=attempt, timestamp_ms=self.now.wall_ms)
 
     def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None) -> bool:
-        """Append the record that `make` returns. Return False if the same proposal is already in flight.
+        """Append the record that `make` returns. Return False if the same proposal is in flight.
 
-        Two proposals are the same if they have the same key and the same expected offset, and the earlier one may still be read back. The
-        log would reject the second as stale. After a change of state it is a new proposal.
+        The same means: same key, same expected offset, and it may still be read back. The log would reject the second as stale.
         """
         number = self.next_attempt()
         record = make(self.author(number))
@@ -159,7 +155,7 @@ class Core:
         return True
 
     def append(self, data: bytes) -> None:
-        """Append a record without a sequence: a genesis, or a `joined`, which its instance id settles."""
+        """Append a genesis or a `joined`. They have no sequence; an instance id settles a `joined`."""
         self.effects.append(Append(attempt=self.next_attempt(), data=data))
 
     def is_crowded(self) -> bool:
@@ -167,7 +163,7 @@ class Core:
         return len(self._in_flight) >= ATTEMPTS_MAX
 
     def _made_room(self, key: str) -> bool:
-        """Drop the oldest membership attempt, so that renewals go on through the longest outage. It is too old to renew a lease."""
+        """Drop the oldest membership attempt, which is too old to renew a lease, so that renewals go on in any outage."""
         if key != self.broker:
             return False
         oldest = next((number for number, attempt in self._in_flight.items() if attempt.key == key), None)
@@ -182,7 +178,7 @@ class Core:
         return self.now.boot_ms - attempt.decided.boot_ms < self.timing.attempt_ms
 
     def append_failed(self, number: int, error: EquipoiseError, *, in_doubt: bool) -> None:
-        """Allow the same proposal again, under a new number. The number of this attempt stays used.
+        """Allow the same proposal again, under a new number.
 
         With `in_doubt` the attempt stays unsettled, because it may be on the log. Otherwise `error` settles it.
         """
@@ -195,7 +191,7 @@ class Core:
             self._lost(number, error)
 
     def settle(self, folded: Folded, number: int) -> Attempt | None:
-        """Settle an own record that was read back by its verdict. Settle every earlier attempt as lost. Return the attempt."""
+        """Settle an own record that was read back, and every earlier attempt as lost. Return the attempt."""
         for earlier in [other for other in self._in_flight if other < number]:
             self._lost(earlier)
         attempt = self._in_flight.pop(number, None)
@@ -206,10 +202,10 @@ class Core:
         return attempt
 
     def resynced(self, reader: Reader) -> Resync:
-        """Continue with `reader`, which has skipped records. Return what those records changed.
+        """Continue with `reader`, which has skipped records. Return what they changed.
 
-        An attempt is settled if the new view has its sequence or a later one for this incarnation, or if the incarnation has ended. Its
-        verdict may be unknown, because it is in the gap. A later attempt may still be read back.
+        An attempt is settled if the new view has its sequence or a later one, or if its incarnation has ended. Its verdict may be in the
+        gap. A later attempt may still be read back.
         """
         resync = resync_between(self.view, reader.view)
         self.reader, self.view = reader, reader.view
@@ -220,7 +216,7 @@ class Core:
         return resync
 
     def lose_all(self) -> None:
-        """Settle all attempts of an incarnation that is over. The log will accept none that was not read."""
+        """Settle all unread attempts of an incarnation that is over. The log accepts none of them."""
         for number in list(self._in_flight):
             self._lost(number)
 

@@ -1,6 +1,6 @@
-"""Define the effects that `Agent.step` returns. The host carries them out in order.
+"""Define the effects of `Agent.step`, which the host carries out in order and answers with events.
 
-Deadlines are boot times in milliseconds. The host reports each result as an event. The agent, not the host, handles missing answers.
+Deadlines are boot times in milliseconds. The agent, not the host, handles missing answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from equipoise.channel.core.reader import Folded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Append these bytes to the log. On failure send `AppendFailed` with this `attempt`. The host never retries."""
+    """Append these bytes. On failure send `AppendFailed` with this `attempt`. Never retry."""
 
     attempt: int
     data: bytes
@@ -24,14 +24,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteNonce:
-    """Write and fsync this instance id to the data directory, then send `NonceWritten`."""
+    """Write and fsync this instance id, then send `NonceWritten`."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetNonces:
-    """Delete all instance ids but `keep` from the data directory: a later incarnation has been read back."""
+    """Delete all instance ids but `keep`, because a later incarnation has been read back."""
 
     keep: str
 
@@ -57,7 +57,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Stop accepting work, settle accepted work, redirect clients to `moved_to` (None: unknown yet), then send `Closed`.
+    """Stop accepting work, settle accepted work, redirect clients to `moved_to` (None: unknown), then send `Closed`.
 
     The handle is closed already.
     """
@@ -69,7 +69,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """Discard what the service prepared for `bundle`, which is no longer needed, then send `Discarded`."""
+    """Discard what the service prepared for `bundle`, then send `Discarded`."""
 
     bundle: str
     deadline_ms: int
@@ -77,7 +77,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon:
-    """Stop the service's operation on `bundle`, which overran its deadline, and report no result of it.
+    """Stop the operation on `bundle`, which overran its deadline, and report no result.
 
     If the code cannot be stopped, end the process.
     """
@@ -88,10 +88,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCuts:
-    """Ask the service where to cut `bundle`. The entry holds the algorithm and the positions.
-
-    Then send `CutsFound`, with the entry's `last` as `asked_at`.
-    """
+    """Ask the service where to cut `bundle`, then send `CutsFound` with the entry's `last` as `asked_at`."""
 
     bundle: BundleEntry
 
@@ -106,9 +103,9 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The result of a request: a `verdict`, with the record's `offset` if it is on the log, or an `error`.
+    """The result of a request: a `verdict`, with the `offset` of a record on the log, or an `error`.
 
-    After an error nothing was done and nothing will be. The exception is `OutcomeUnknown`: the result cannot be known.
+    After an error nothing was done and nothing will be. Exception: `OutcomeUnknown`.
     """
 
     ticket: int
@@ -119,11 +116,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that the operator must look at.
+    """Something that the operator must look at. `name` is a stable word for metrics.
 
-    * `name`: a stable word for metrics.
-    * `message`: what happened, and where.
-    * `key`, `offset` and `reason`: the same for machines, if a record is the cause.
+    `key`, `offset` and `reason` describe the record that caused it, if any.
     """
 
     name: str
@@ -135,7 +130,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refold:
-    """Fold the log again beside the live view, because views diverged. Stop only if the live view is wrong."""
+    """Fold the log again beside the live view after views diverged. Stop only if the live view is wrong."""
 
     other: str
     offset: int

@@ -1,7 +1,4 @@
-"""Define the events that `Agent.step` takes.
-
-An event is a fact from outside: the log, the service, the operator or the clock. It decides nothing.
-"""
+"""Define the events that `Agent.step` takes: facts from the log, the service, the operator or the clock."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The next entries of the log, in order. `caught_up` is set once they reach the end that the log had when the broker started."""
+    """The next entries of the log. `caught_up` is set once they reach the log's end at the broker's start."""
 
     entries: Sequence[Entry]
     caught_up: bool = True
@@ -33,7 +30,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resynced:
-    """Truncation removed what the broker had to read next. It continues with the restored `reader`, which skips those records."""
+    """Truncation removed the next records. Continue with the restored `reader`, which skips them."""
 
     reader: Reader
 
@@ -47,7 +44,7 @@ class Tick:
 class AppendFailed:
     """The log did not take the attempt because of `error`.
 
-    With `in_doubt` the record may be on the log, or appear there later. Without it, this attempt never puts the record on the log.
+    With `in_doubt` the record may still be on the log or appear there. Without it, it never will.
     """
 
     attempt: int
@@ -80,7 +77,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The service has closed `bundle`. It leaves `handover` to the next owner, or nothing after an error."""
+    """The service has closed `bundle`. `handover` is for the next owner; None after an error."""
 
     bundle: str
     handover: bytes | None = None
@@ -95,10 +92,9 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutsFound:
-    """The hash points at which the owner cuts its splitting `bundle`; empty, with a `problem`, if it cannot.
+    """Where the owner cuts its splitting `bundle` (hash points); empty, with a `problem`, if it cannot.
 
-    `asked_at` is the `last` of the entry in `FindCuts`. A bundle may be split, cancelled and split again, at other positions, before the
-    service answers the first time.
+    `asked_at` is the `last` of the entry in `FindCuts`. It tells answers apart if the bundle is split, cancelled and split again.
     """
 
     bundle: str
@@ -124,7 +120,7 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Move every bundle away. With `leave`, then leave the cluster, at `deadline_ms` of boot time at the latest."""
+    """Move every bundle away. With `leave`, then leave the cluster, by `deadline_ms` of boot time."""
 
     leave: bool
     deadline_ms: int
@@ -132,7 +128,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChosen:
-    """Place bundles with this policy from now on. It may know the load."""
+    """Use this placement policy from now on. It may know the load."""
 
     placement: Placement
 

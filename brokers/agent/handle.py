@@ -1,6 +1,6 @@
-"""Check leases and handles at the moment a broker answers a caller.
+"""Check leases and handles at the moment of the answer to a caller, not at the last step.
 
-The agent shares only these objects with its host. The check must be made when the answer is sent, not at the last step.
+The agent shares only these objects with its host.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from equipoise.brokers.agent.events import Instant
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """The right of one incarnation to serve until `deadline_ms` of boot time; 0 once the incarnation is lost.
+    """The right of one incarnation to serve until `deadline_ms` of boot time; 0 once it is lost.
 
-    * `skew_ms`: how far the wall clock was ahead of the boot clock when the lease was decided. If the wall clock has since run ahead by
-      more than `skew_max_ms`, the machine slept unseen by the boot clock, and the lease ends. This never lengthens a lease.
-    * `attention_ms`: a broker without a step for this long serves nothing until it hears from the log. It matters for bundles that are
-      served past the lease until the incarnation is over (section 4).
-    * `until_ms`: the last deadline, kept once the lease is lost. It is for evidence only, never for a check.
+    * `skew_ms`: wall clock minus boot clock when the lease was decided. If it grows by more than `skew_max_ms`, the machine slept unseen by
+      the boot clock, and the lease ends.
+    * `attention_ms`: past the lease (section 4), a broker without a step for this long serves nothing until it hears from the log.
+    * `until_ms`: the last deadline, kept after a loss. For evidence only.
     """
 
     incarnation: int
@@ -31,7 +30,7 @@ class Lease:
     until_ms: int = 0
 
     def extend(self, *, decided: Instant, lease_ms: int) -> None:
-        """Count the lease from the moment at which the accepted attempt was decided."""
+        """Count the lease from the decision time of the accepted attempt."""
         if not self.lost:
             self.deadline_ms = self.until_ms = decided.boot_ms + lease_ms
             self.skew_ms = decided.wall_ms - decided.boot_ms
@@ -42,7 +41,7 @@ class Lease:
         self.deadline_ms = 0
 
     def good(self, now: Instant) -> bool:
-        """Return whether work may start, or be answered, at this reading of the clocks."""
+        """Return whether work may start or be answered now."""
         return now.boot_ms < self.deadline_ms and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
 
     def attend(self, now: Instant) -> None:
@@ -50,26 +49,26 @@ class Lease:
         self.attended = now
 
     def is_attended(self, now: Instant) -> bool:
-        """Return whether the incarnation goes on, as far as is known, and both clocks show a recent step of its broker."""
+        """Return whether the incarnation goes on, as far as is known, and both clocks show a recent step."""
         if self.attended is None or not self.deadline_ms:  # No lease, or a lost one.
             return False
         asleep_ms = now.boot_ms - self.attended.boot_ms
         return asleep_ms <= self.attention_ms and now.wall_ms - self.attended.wall_ms <= self.attention_ms + self.skew_max_ms
 
     def left_ms(self, now: Instant) -> int:
-        """Return the remaining time of the lease in ms; 0 if it has ended."""
+        """Return the rest of the lease in ms; 0 if it has ended."""
         return self.deadline_ms - now.boot_ms if self.good(now) else 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handle:
-    """One ownership of one bundle by one incarnation, as its service sees it. All work is checked by it.
+    """One ownership of one bundle by one incarnation. All work is checked by it.
 
-    * `is_open`: set once the service has opened the bundle, cleared for good when it must release it.
-    * `children`: after a split or a merge, the handles that took over the range in the same step, so that sessions go on.
-    * `serves_on`: whether the namespace's policies allow serving past the end of the lease while the incarnation goes on.
-    * `answered_ns`: boot time at which work under it last passed its second check. For evidence only.
-    * `answered_by_token`: whether any work passed the check past a lease. For evidence only.
+    * `is_open`: from the end of opening until the bundle must be released.
+    * `children`: the handles that took over the range in a split or merge, in the same step.
+    * `serves_on`: whether the namespace is served past the end of the lease.
+    * `answered_ns`, `answered_by_token`: boot time of the last work that passed its second check; whether any passed past a lease. For
+      evidence only.
     """
 
     bundle: str
@@ -85,5 +84,5 @@ class Handle:
     answered_by_token: bool = False
 
     def passes(self, now: Instant) -> bool:
-        """Return whether work on this bundle may start, or be answered, at this reading of the clocks."""
+        """Return whether work on this bundle may start or be answered now."""
         return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))

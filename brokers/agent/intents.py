@@ -1,7 +1,4 @@
-"""Define what an operator or a balancer may ask of a broker, before it becomes a record.
-
-Intents name brokers by id. `brokers.agent` turns them into proposals against its current view.
-"""
+"""Define what an operator or a balancer may request. Intents name brokers by id."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveAway:
-    """Transfer `bundle` to any broker other than its owner. Clients notice a transfer least.
+    """Transfer `bundle` to any other broker, with the least effect on clients.
 
-    If no other broker may have it, unload it. With `or_stay`, refuse instead, and the bundle stays.
+    If no other broker may have it, unload it; with `or_stay`, refuse.
     """
 
     bundle: str
@@ -63,7 +60,7 @@ class MergeBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """End a transfer or a split of `bundle` that has not happened. The owner goes on, under the same token."""
+    """Cancel a transfer or a split that has not happened. The owner goes on, under the same token."""
 
     bundle: str
     reason: str
@@ -100,9 +97,9 @@ class Unset(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """Set one policy of namespace `name`, or remove it with None. The other policies do not change.
+    """Set one policy of namespace `name`, or remove it with None.
 
-    With `expected`, do so only if the policy has that value (None: not set), so that a concurrent change is not undone.
+    With `expected`, only if it has that value (None: not set), so that no concurrent change is undone.
     """
 
     name: str
@@ -123,7 +120,7 @@ class SetClusterPolicy:
 class SetSettings:
     """Set settings of balancing (GROUP.FIELD as in `brokers.balancing.settings.setting_values`), or remove them with None.
 
-    The other settings do not change. `changed_by` names the requester if that is not the proposing broker.
+    `changed_by` names the requester if that is not the proposing broker.
     """
 
     changes: settings_records.Changes
@@ -136,7 +133,7 @@ Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
 
 def subject_of(intent: Intent) -> str:
-    """Return the key of an intent: a bundle (the left one of a merge), a namespace, a policy, or the settings' key."""
+    """Return an intent's key: a bundle (the left one of a merge), a namespace, a policy, or that of the settings."""
     if isinstance(intent, SetClusterPolicy):
         return intent.policy
     if isinstance(intent, SetSettings):

@@ -1,6 +1,6 @@
 """Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers.
 
-Brokers act in order of age. Acting twice does no harm, because the expected offset lets only one proposal win.
+Brokers act in order of age. Acting twice is harmless: the expected offset lets one proposal win.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Unreadable
 from equipoise.channel.core.view import View
 
-# Interval at which a broker checks unsettled bundles when it reads nothing. Brokers after the leader check as often, but wait longer.
+# Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer to act.
 _ROUND_MS: Final = 250
 
 # Each broker after the leader, by age, waits this much longer before it does the leader's work.
@@ -31,12 +31,12 @@ _STEP_IN_MS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How much is begun at once. Bundles that no broker takes are skipped and block nothing.
+    """How much is begun at once. Bundles that no broker takes are skipped.
 
-    * `placements_max`: assignments per step. 256 records of 250 bytes are one group commit of a few milliseconds. The bundles that remain
-      follow in the next step, one round trip later.
-    * `transfers_max`: concurrent transfers away from a draining broker. Enough to hide the log's round trip, few enough that the
-      destinations' services do not wait for each other.
+    * `placements_max`: assignments per step. 256 records of 250 bytes are one group commit of a few milliseconds; the rest follows one
+      round trip later.
+    * `transfers_max`: concurrent transfers away from a draining broker: enough to hide the log's round trip, few enough for the
+      destinations' services.
     """
 
     placements_max: int = 256
@@ -51,11 +51,11 @@ class Leading:
         self._membership = membership
         self.placement = placement
         self._batches = batches
-        # Per unsettled bundle: (last, boot time since when this broker has seen it so). Then: the bundles that a death has freed.
+        # Per unsettled bundle: (last, boot time since which it is so). Then: the bundles that a death has freed.
         self._since: dict[str, tuple[int, int]] = {}
         self._freed_by_death: dict[str, int] = {}
         self._refusals = Refusals()
-        # When an elder was last seen placing. While it places, this broker waits, however much there is to place.
+        # When an elder was last seen placing. While it places, this broker waits.
         self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
@@ -72,7 +72,7 @@ class Leading:
         self.placement = placement
 
     def folded(self, folded: Folded) -> None:
-        """Note changes. `tick` acts on them after the whole batch is folded, so that a death is placed in one batch."""
+        """Note changes. `tick` acts on the whole batch, so that a death is placed at once."""
         now_ms = self._core.now.boot_ms
         died = False
         for change in folded.verdict.changes:
@@ -85,7 +85,7 @@ class Leading:
                 if _is_placed(change) and self._is_elder(folded.record.incarnation):
                     self._elder_placed_ms = now_ms
                 refuser = _refuser(change, folded.record)
-                # The time of a replayed record is unknown. Last week's refusals must not delay a broker now.
+                # A replayed record has no known time. Old refusals must not delay a broker.
                 if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
 
@@ -117,7 +117,7 @@ class Leading:
             self._freed_by_death[name] = freed_by_death_ms
 
     def wanted(self, name: str) -> None:
-        """Assign a bundle that a client looked up, if it is free and the leader is not about to place it after a death."""
+        """Assign a free bundle that a client looked up, unless the leader is about to place it after a death."""
         bundle = self._core.view.bundles.get(name)
         if bundle is None or bundle.phase != "free" or not self._may_act():
             return
@@ -174,30 +174,30 @@ class Leading:
         return self._core.now.boot_ms - since_ms
 
     def _is_due(self, bundle: BundleEntry, standing: int) -> bool:
-        """Return whether this broker must place a free bundle: no elder has placed it, and none is placing others.
+        """Return whether this broker must place a free bundle: no elder has placed it or is placing others.
 
-        Do not wait for an elder longer than for a bundle in flight, even if it places others all the time.
+        An elder that never places this one is not waited for longer than a bundle in flight.
         """
         waited_ms, deadline_ms = self._waited_ms(bundle), standing * _STEP_IN_MS
         idle_ms = self._core.now.boot_ms - self._elder_placed_ms
         return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
 
     def _place(self, bundles: list[BundleEntry]) -> None:
-        """Assign a batch of `bundles`: the first that can be placed. The first by name may never be placeable."""
+        """Assign the first of `bundles` that can be placed."""
         view = self._core.view
         fit = [bundle for bundle in bundles if _may_be_assigned(view, bundle)]
         for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
             self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
 
     def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
-        """Return the owners that the placement policy chooses for the first of `bundles`. Skip brokers that have refused them."""
+        """Return the chosen owners of the first of `bundles`, without brokers that have refused them."""
         if not bundles:
             return {}
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
-        """Cancel a move that takes too long, or assign the bundle elsewhere, where the log allows that without the actor."""
+        """Cancel a slow move, or assign the bundle elsewhere, where the log allows it without the actor."""
         core = self._core
         waited_ms = self._waited_ms(bundle)
         if waited_ms < core.timing.patience_ms + standing * _STEP_IN_MS:
@@ -232,7 +232,7 @@ class Leading:
     # --- brokers long gone ---
 
     def _note_the_gone_of_the_snapshot(self) -> None:
-        """Count brokers that were gone before this process began to read as gone from now. No record will report them."""
+        """Date brokers that were gone before this start from now: no record reports them."""
         if not self._knows_the_gone:
             self._knows_the_gone = True
             for broker in self._core.view.brokers.values():
@@ -250,7 +250,7 @@ class Leading:
 
 
 def _may_be_assigned(view: View, bundle: BundleEntry) -> bool:
-    """Return whether the log accepts assignments of the bundle. It refuses them while the namespace is being deleted."""
+    """Return whether the bundle can be assigned. The log refuses it while the namespace is being deleted."""
     return view.namespaces[bundle.namespace].status == "created"
 
 
@@ -260,9 +260,9 @@ def _is_placed(change: BundleChanged) -> bool:
 
 
 def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:
-    """Return the broker that refused to prepare a bundle, or failed to open it; None for any other end of a transfer.
+    """Return the broker that refused to prepare or failed to open a bundle; None otherwise.
 
-    An operator's cancel, the leader's patience and a death do not count against the destination.
+    A cancel, the leader's patience and a death do not count against the destination.
     """
     before = change.before
     return before.owner if before is not None and is_refusal(record, before) else None

@@ -3,13 +3,11 @@
 Theory of operation:
 
 * A broker serves until the decision time of its last accepted renewal, plus its lease.
-* A broker accuses another only after it has read nothing from it for that lease plus the grace period. It counts on its own clock, from the
-  latest of three moments: it read the other's last record, its own lease last became good, it last got back in touch with the log.
-* With clocks of nearly equal rate, no broker is declared dead while it may still answer. An outage of the log kills no broker: the first to
-  return has been in touch no longer than the others.
-* A broker that is late with one renewal is suspect: it may be dead, and clients should wait. Its silence counts only if another broker was
-  heard after its renewal was due, or if nothing shows that the log is away. While no broker is heard, it is trusted until its lease must
-  have ended.
+* A broker accuses another after reading nothing from it for that lease plus the grace period. Its own clock counts from the latest of: the
+  other's last record was read, its own lease became good, it got back in touch with the log.
+* So, with clocks of nearly equal rate, no broker is declared dead while it may still answer, and an outage of the log kills none.
+* A broker late with one renewal is suspect: clients should wait. Its silence counts only if another broker was heard after its renewal was
+  due, or if nothing shows that the log is away. Otherwise it is trusted until its lease must have ended.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
-# This many renewals of a stranger under this broker's id show a live process, not a late record of a dead one.
+# This many renewals of a stranger under this id show a live process, not late records of a dead one.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
 
-# Own instance ids that are remembered: more than an hour at one attempt per second. An attempt that is forgotten and then accepted counts
-# as a stranger's, which silence ends.
+# Remembered own instance ids: over an hour at one attempt per second. A forgotten one that is accepted counts as a stranger's, which
+# silence ends.
 _OWN_NONCES_MAX: Final = 4_096
 
 NEVER_MS: Final = 2**62
@@ -49,13 +47,13 @@ class Membership:
         self._core = core
         self._timing = core.timing
         self._make_nonce = make_nonce
-        # Instance ids of dead processes, since this process holds the exclusive lock on their directory. They are replaced, never adopted.
+        # Instance ids of dead processes, since we hold their directory's lock. Replaced, never adopted.
         self._predecessor_nonces = predecessor_nonces
-        # Instance ids that this process has made, with the decision times from which a lease is counted.
+        # Own instance ids, with the decision times from which a lease is counted.
         self._own_nonces: dict[str, Instant] = {}
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
-        # When any broker, this one included, was last heard; and since when that goes on without a gap that cost a renewal.
+        # When any broker, this one included, was last heard, and since when without a gap that cost a renewal.
         self._heard_anybody_ms = -NEVER_MS
         self._hearing_since_ms = -NEVER_MS
         self._append_failed_ms = -NEVER_MS
@@ -74,13 +72,13 @@ class Membership:
 
     @property
     def entry(self) -> BrokerEntry | None:
-        """This broker's own entry in the view; None while it is not a member."""
+        """This broker's entry in the view; None if it is not a member."""
         incarnation = self._core.incarnation
         return None if incarnation is None else self._core.view.live.get(incarnation)
 
     @property
     def caught_up(self) -> bool:
-        """Whether the broker has read up to the end that the log had when it started."""
+        """Whether the broker has read up to the log's end at its start."""
         return self._caught_up_ms is not None
 
     @property
@@ -91,10 +89,10 @@ class Membership:
         return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
-        """Return whether a broker is so late with a renewal that clients should avoid it. Always False for this broker.
+        """Return whether a broker is so late with a renewal that clients should avoid it. False for this broker.
 
-        In an outage of the log no broker can renew, and all serve until their leases end. A broker that was not late before is trusted that
-        long. Once the log is back, it has a renewal interval and a grace period to be heard.
+        In an outage all serve until their leases end, so a broker that was not late before is trusted that long. After the outage it has a
+        renewal interval and a grace period to be heard.
         """
         promised = broker.joined
         heard_ms = self._heard_of_ms(broker)
@@ -110,16 +108,16 @@ class Membership:
         return others_were_heard or (log_is_readable and not self._hears_nobody(now))
 
     def _hears_nobody(self, now: Instant) -> bool:
-        """Return whether the log may be away for all: no renewal was read, not even an own one, or the last append failed."""
+        """Return whether the log may be away for all: no renewal was read, or the last append failed."""
         late_ms = self._core.timing.renew_ms + self._core.timing.margin_ms
         return now.boot_ms - self._heard_anybody_ms > late_ms or self._append_failed_ms > self._heard_anybody_ms
 
     def is_in_touch(self) -> bool:
-        """Return whether an own renewal was read back recently enough to judge the silence of others."""
+        """Return whether an own renewal was read back recently enough to judge others' silence."""
         return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """Return how long ago an own renewal was last read back, in ms; None while in touch or not serving as a member."""
+        """Return the age in ms of the last own renewal read back; None while in touch or not a member."""
         silent_ms = now.boot_ms - self._renewed_ms
         is_lost = self._core.serving is not None and silent_ms >= self._core.timing.lease_ms // 2
         return silent_ms if is_lost else None
@@ -127,13 +125,13 @@ class Membership:
     # --- what was read ---
 
     def caught_up_now(self) -> None:
-        """Note that the end that the log had at the start is reached. Silence counts from now, and the broker may join."""
+        """Note that the log's end at the start is reached: silence counts from now, and the broker may join."""
         if self._caught_up_ms is None:
             self._caught_up_ms = self._core.now.boot_ms
             self._join_at_ms = self._core.now.boot_ms
 
     def folded(self, folded: Folded) -> None:
-        """Note a record about membership. The core has already settled the attempt, if the record is an own one."""
+        """Note a record about membership. The core has settled its attempt."""
         record, verdict = folded.record, folded.verdict
         if isinstance(record, Genesis) and verdict.accepted and self.caught_up:
             self._join_at_ms = self._core.now.boot_ms
@@ -141,7 +139,7 @@ class Membership:
             self._joined(folded, record)
         elif verdict.accepted and isinstance(record, Renewed):
             self._heard(record.incarnation)
-            # A renewal from before this process started shows no live stranger. It most likely came from the predecessor.
+            # An earlier renewal shows no live stranger: it is most likely the predecessor's.
             if self.caught_up and record.publisher == self._core.broker and record.incarnation != self._core.incarnation:
                 self._strangers_renewals += 1
             if verdict.diverged:
@@ -152,10 +150,10 @@ class Membership:
             self._note_death(change)
 
     def resynced(self, resync: Resync) -> None:
-        """Handle skipped records. The view holds their results, but not when they were written.
+        """Handle skipped records. The view holds their results, but not their times.
 
-        Nothing in it renews the lease or shows that this broker is in touch. The next own record that is read counts as the return, from
-        which silence is counted. An accepted `joined` of this process is adopted, without a lease.
+        So nothing in it renews the lease or shows that this broker is in touch; silence counts from the next own record. An accepted
+        `joined` of this process is adopted, without a lease.
         """
         core = self._core
         self._touched_ms = -NEVER_MS
@@ -178,7 +176,7 @@ class Membership:
                 self._strangers_renewals = 0
 
     def renewed(self, decided: Instant) -> None:
-        """Renew the lease for an own accepted record, from the time at which that attempt was decided."""
+        """Renew the lease from the time at which the accepted attempt was decided."""
         core = self._core
         was_good = core.lease.good(core.now)
         core.lease.extend(decided=decided, lease_ms=core.timing.lease_ms)
@@ -188,7 +186,7 @@ class Membership:
             self._lease_good_since_ms = core.now.boot_ms
 
     def ended(self) -> None:
-        """Start over after the incarnation ended: the broker was declared dead, or another process took its id."""
+        """Start over: the broker was declared dead, or another process took its id."""
         core = self._core
         core.lease.lose()
         core.lose_all()
@@ -207,16 +205,16 @@ class Membership:
                 self._adopt(folded.offset, record)
                 self.renewed(decided)
         elif decided is not None and self._core.incarnation is None and folded.verdict.reason is Reason.STILL_ALIVE:
-            # The answer to an own plain attempt proves that this process is in touch, although it is not a member.
+            # An answer proves that this process is in touch, although it is not a member.
             self._touch()
 
     def _adopt(self, incarnation: int, joined: Joined) -> None:
         """Adopt an incarnation that this process has begun. The caller renews its lease."""
         core = self._core
         core.incarnation = incarnation
-        # The durations promised in the record count, not those that this process would promise today.
+        # The promised durations count, not those of today's settings.
         core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
-        # A broker that is awake takes a step at each renewal. Add the longest stall that must not cost it its bundles.
+        # An awake broker takes a step at each renewal. Add the longest harmless stall.
         attention_ms = core.timing.renew_ms + core.timing.stall_ms
         core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms)
         core.lease.attend(core.now)
@@ -260,7 +258,7 @@ class Membership:
                 self._accuse()
 
     def append_failed(self) -> None:
-        """Retry the next renewal soon after a failed append, so that the broker notices the end of an outage."""
+        """Retry the next renewal soon, to notice the end of an outage."""
         self._append_failed_ms = self._core.now.boot_ms
         soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // RETRY_DIVISOR
         if self._core.incarnation is not None:
@@ -275,7 +273,7 @@ class Membership:
     def _accuse(self) -> None:
         core, now_ms = self._core, self._core.now.boot_ms
         others = [broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation]
-        # One broker accuses at a time: each waits one grace period longer per older broker that is not overdue itself.
+        # One broker accuses at a time: each waits a grace period more per older broker that is not overdue.
         elders = sum(1 for broker in others if self._would_rather_speak(broker))
         may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
@@ -285,7 +283,7 @@ class Membership:
             accusable_ms = overdue_ms + broker.joined.margin_ms * rank
             if accusable_ms <= now_ms and may_accuse:
                 self._propose_down(broker, now_ms - self._silent_since_ms(broker))
-            # The ranks change when an elder becomes overdue, so look again then, too.
+            # The ranks change when an elder becomes overdue: look again then.
             again_ms = now_ms + core.timing.margin_ms // 2
             due_ms = min(due_ms, next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms))
         self._accuse_at_ms = due_ms
@@ -295,11 +293,11 @@ class Membership:
         self._core.propose(partial(propose.down, broker=broker, reason=reason))
 
     def _silent_since_ms(self, broker: BrokerEntry) -> int:
-        """Return when the broker's silence begins to count. Time in which this broker was itself away does not count."""
+        """Return when the broker's silence begins to count. This broker's own absence does not count."""
         return max(self._heard_of_ms(broker), self._lease_good_since_ms, self._back_in_touch_ms)
 
     def _heard_of_ms(self, broker: BrokerEntry) -> int:
-        """Return when the broker's last record was read, or when the end of the log was reached if that is later."""
+        """Return when its last record was read, or the log's end was reached if that is later."""
         caught_up_ms = self._core.now.boot_ms if self._caught_up_ms is None else self._caught_up_ms
         return max(self._heard_ms.get(broker.incarnation, -NEVER_MS), caught_up_ms)
 
@@ -314,7 +312,7 @@ class Membership:
     # --- joining ---
 
     def _join(self) -> None:
-        """Make an instance id and have it written before any record carries it. `nonce_written` continues."""
+        """Make an instance id and have it written before use. `nonce_written` continues."""
         core = self._core
         self._join_at_ms = core.now.boot_ms + core.timing.renew_ms
         if core.view.genesis is None:
@@ -331,7 +329,7 @@ class Membership:
         core.effects.append(WriteNonce(nonce=nonce))
 
     def nonce_written(self, nonce: str) -> None:
-        """Send the `joined` with an instance id that is on disk, in the way that the view allows."""
+        """Send the `joined` with an instance id that is on disk."""
         core = self._core
         if nonce not in self._own_nonces or core.incarnation is not None or not self._may_join:
             return
@@ -350,13 +348,13 @@ class Membership:
         core.append(encode(replace(joined, replaces=replaces, after_silence=after_silence)))
 
     def _is_silent(self, before: BrokerEntry) -> bool:
-        """Return whether this process, in touch with the log, read nothing of the incarnation for lease and grace period."""
+        """Return whether this process, in touch, read nothing of the incarnation for lease and grace period."""
         return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
 
     # --- leaving ---
 
     def join_no_more(self) -> bool:
-        """Send no further `joined`. Return whether one already sent may still be read back and make this process a member."""
+        """Send no further `joined`. Return whether an earlier one may still be read back."""
         self._may_join = False
         return self._core.now.boot_ms - self._asked_to_join_ms < self._core.timing.attempt_ms
 
@@ -367,7 +365,7 @@ class Membership:
             self._core.propose(partial(propose.draining, broker=entry))
 
     def propose_left(self) -> None:
-        """End the incarnation. The caller has stopped serving in it for good."""
+        """End the incarnation. It must have stopped serving for good."""
         entry = self.entry
         if entry is not None:
             self._core.propose(partial(propose.left, broker=entry))

@@ -1,16 +1,12 @@
-"""Reconcile each bundle that the view assigns to this broker with the state of its service (section 3 of the protocol).
-
-It does not choose owners.
+"""Reconcile each bundle that the view assigns to this broker with its service (section 3 of the protocol).
 
 Theory of operation:
 
-* No code here reacts to a single record. After any change, `_reconcile` compares the role that the view gives this broker in a bundle with
-  the stage of its own ownership, and takes one next step. So replay, tailing, a restart, a repeated event and a cancel during an opening
-  run the same function.
+* After any change, `_reconcile` compares this broker's role in a bundle with the stage of its ownership and takes one step. So replay,
+  tailing, restarts, repeated events and cancels run the same code.
 * A bundle has one service operation at a time. The next one waits for its end or its deadline.
-* An ownership belongs to one transfer. It is over once the log takes the bundle away. Its operation runs to its end, the service closes
-  what is open and discards what it prepared, and the broker forgets the ownership. Only then may the next transfer begin an ownership, with
-  its own source, deadlines and answer.
+* An ownership belongs to one transfer. When the log takes the bundle away, the operation ends, the service closes or discards, and the
+  ownership is forgotten. Only then may another begin.
 """
 
 from __future__ import annotations
@@ -34,11 +30,11 @@ from equipoise.channel.core.entries import BundleChanged, BundleEntry, Namespace
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
 
-# How often ownerships that are not simply open are checked again, for lost proposals.
+# How often unfinished ownerships are checked again, for lost proposals.
 _SWEEP_MS: Final = 250
 
-# The same while the log takes no records. Renewals retry several times a second, and the first that is read back ends this interval, so no
-# bundle loses time. With 256 pending bundles it spares a full disk 1,000 appends a second.
+# The same while the log takes no records. The first renewal read back ends it, so no bundle loses time. It spares a full disk 1,000 appends
+# a second with 256 pending bundles.
 _SWEEP_OF_OUTAGE_MS: Final = 10_000
 
 
@@ -80,11 +76,10 @@ _ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.PART,
 class Ownership:
     """One bundle at this broker.
 
-    * `deadline_ms`: bounds the current operation.
-    * `problem`: why the bundle was refused, or why opening failed.
-    * `is_over`: set once the log has taken the bundle away. The ownership only ends; the next one takes nothing from it.
-    * `handover`: the bundle's newest state, left by the former owner or by this broker's own service, after the token under which the
-      bundle goes on with it.
+    * `deadline_ms`: of the current operation.
+    * `problem`: why it was refused or failed.
+    * `is_over`: the log has taken the bundle away. The next ownership takes nothing from this one.
+    * `handover`: the newest state, from the former owner or the own service, and before it the token it goes on under.
     """
 
     bundle: str
@@ -114,11 +109,11 @@ class Ownerships:
 
     @property
     def handles(self) -> dict[str, Handle]:
-        """The handles of bundles that are open or opening here, by bundle name."""
+        """The handles of bundles that are open or opening here, by name."""
         return {name: ownership.handle for name, ownership in self._ownerships.items() if ownership.handle is not None}
 
     def handle(self, bundle: str) -> Handle | None:
-        """Return the handle of a bundle that is open or opening here; None for any other."""
+        """Return the handle of a bundle that is open or opening here; None otherwise."""
         ownership = self._ownerships.get(bundle)
         return None if ownership is None else ownership.handle
 
@@ -146,8 +141,8 @@ class Ownerships:
     def resynced(self, resync: Resync) -> None:
         """Act on bundles that changed in records that this broker has not read.
 
-        If the broker is now to warm up for a bundle, another transfer may have begun, so the old ownership is over. If it owns the bundle
-        or has reported that it is ready, the transfer is the one it knows, because both need a record of its own.
+        If it is now to warm up, another transfer may have begun, so the old ownership is over. If it owns the bundle or has reported ready,
+        the transfer is the known one: both need an own record.
         """
         for change in resync.changes:
             if isinstance(change, BundleChanged):
@@ -181,12 +176,12 @@ class Ownerships:
         return me is not None and change.after is not None and me in (change.after.owner, change.after.source)
 
     def _reshape(self, folded: Folded) -> None:
-        """Split or merge: if the service has the parents open, the children open in the same instant."""
+        """Note a split or a merge: if the parents are open here, the children open in the same instant."""
         changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
         gone = [self._open_ownership(change.name) for change in changes if change.after is None]
         is_busy = any(change.after is not None and change.name in self._ownerships for change in changes)
         if not gone or any(handle is None for handle in gone) or is_busy:
-            return  # Not open here, or still busy: reconcile it like any other change.
+            return  # Not open or still busy: reconcile as usual.
         parents = tuple(handle for handle in gone if handle is not None)
         children = tuple(self._new_handle(change.after, is_open=True) for change in changes if change.after is not None)
         for parent in parents:
@@ -235,7 +230,7 @@ class Ownerships:
             self._reconcile(found.bundle)
 
     def _finished(self, bundle: str, was: Stage, now: Stage, problem: str | None) -> None:
-        """End an operation. An answer after the deadline, or a second one, finds another stage and changes nothing."""
+        """End an operation. A late or second answer finds another stage and changes nothing."""
         ownership = self._ownerships.get(bundle)
         if ownership is None or ownership.stage is not was:
             return
@@ -247,7 +242,7 @@ class Ownerships:
     # --- what is due ---
 
     def tick(self) -> None:
-        """End operations that overran their deadlines. Check all unfinished ownerships again when a sweep is due."""
+        """End operations past their deadlines. Check all unfinished ownerships when a sweep is due."""
         now_ms = self._core.now.boot_ms
         if now_ms < self.wake_at_ms:
             return
@@ -292,7 +287,7 @@ class Ownerships:
         return _ROLE_OF_SOURCE[bundle.phase] if bundle.source == me else Role.NONE
 
     def _reconcile(self, name: str) -> None:
-        """Take the one next step that brings the ownership of `name` closer to this broker's role in the view."""
+        """Take one step that brings the ownership closer to this broker's role."""
         bundle = self._core.view.bundles.get(name)
         role = self._role(bundle)
         ownership = self._ownerships.get(name)
@@ -317,7 +312,7 @@ class Ownerships:
         self.wake_at_ms = min(self.wake_at_ms, deadline_ms, self._sweep_at_ms)
 
     def _wind_up(self, ownership: Ownership, bundle: BundleEntry | None) -> None:
-        """End an ownership: close what is open, discard what was prepared, forget it. Only then may another begin."""
+        """End an ownership: close what is open, discard what was prepared, forget it."""
         ownership.is_over = True
         if ownership.handle is not None:
             ownership.handle.is_open = False
@@ -353,13 +348,13 @@ class Ownerships:
                 core.propose(partial(propose.refuse_transfer, bundle=bundle, problem=problem))
 
     def _stand_by(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
-        """Do nothing: this broker has reported that it is ready. The source's record or death comes next."""
+        """Do nothing: the source's record or death comes next."""
 
     def _serve(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
         if ownership is None or ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED):
             self._open(bundle, ownership)
         elif ownership.stage is Stage.OPEN and ownership.handle is not None and ownership.handle.token != bundle.token:
-            self._wind_up(ownership, bundle)  # The log moved it away and back: this is another ownership.
+            self._wind_up(ownership, bundle)  # Moved away and back: another ownership.
         elif ownership.stage is Stage.OPEN and bundle.phase == "splitting":
             self._cut(bundle, ownership)
         elif ownership.stage is Stage.FAILED:
@@ -392,7 +387,7 @@ class Ownerships:
         handle = ownership.handle
         if handle is None:
             return
-        # A broker that closes a bundle that it still owns on the log (it leaves, or lost this ownership) knows no next owner.
+        # A closing broker that is still the owner on the log (it leaves, or lost this ownership) knows no next owner.
         moved_to = None if bundle is None or bundle.owner in (None, core.incarnation) else core.view.live.get(bundle.owner)
         ownership.stage, ownership.deadline_ms = Stage.CLOSING, core.now.boot_ms + core.timing.close_ms
         core.effects.append(Close(handle=handle, moved_to=moved_to, deadline_ms=ownership.deadline_ms))
@@ -439,7 +434,7 @@ class Ownerships:
         )
 
     def _is_overlapped(self, bundle: BundleEntry) -> bool:
-        """Return whether the service is still busy with another bundle over the same points, after a split or a merge."""
+        """Return whether the service is busy with another bundle over the same points, after a split or a merge."""
         return any(
             ownership.handle is not None
             and ownership.bundle != bundle.name
@@ -461,7 +456,7 @@ def _reason(ownership: Ownership) -> str:
 
 
 def _fit_for_a_record(text: str) -> str:
-    """Cut a service's message to the size of a record. Replace lone surrogates, which no record can hold, with `?`."""
+    """Fit a service's message into a record: cut it, and replace lone surrogates with `?`."""
     return text[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 ASK_AGAIN_MS: Final = 750
-"""Back-off after a broker's first refusal, so that others get a turn. Shorter than the time after which other brokers do the leader's work,
-so that the leader asks again."""
+"""Back-off after a first refusal, so that others get a turn. Shorter than the time after which others do the leader's work, so that the
+leader asks again."""
 
 ASK_AGAIN_MS_MAX: Final = 60_000
-"""Longest back-off; it doubles with each refusal. A service that cannot open a bundle costs three or four records per try. An operator who
-has fixed it waits at most this minute."""
+"""Longest back-off, doubled per refusal. Each try costs three or four records. An operator who fixed the service waits at most this
+long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +27,20 @@ class _Refusal:
 
     @property
     def back_off_ms(self) -> int:
-        # The exponent is bounded: shifting by any number of refusals would make huge integers.
+        # Bounded, or the integer would become huge.
         return min(ASK_AGAIN_MS << min(self.in_a_row - 1, 16), ASK_AGAIN_MS_MAX)
 
     @property
     def forgotten_at_ms(self) -> int:
-        """When a further refusal counts as the first again: the bundle was open meanwhile, or the broker was not asked."""
+        """After this a refusal counts as the first again: the bundle was open meanwhile, or the broker was not asked."""
         return self.at_ms + self.back_off_ms + ASK_AGAIN_MS_MAX
 
 
 @dataclass(slots=True, kw_only=True)
 class _Refused:
-    """A bundle's last refusals, by incarnation. The incarnations in `resting` must not be asked before `until_ms`.
+    """A bundle's last refusals by incarnation. Do not ask the `resting` ones before `until_ms`.
 
-    `resting` is cached, because a leader asks repeatedly about bundles that no broker takes, and there may be thousands of them.
+    `resting` is cached: a leader may ask about thousands of bundles repeatedly.
     """
 
     refusals: dict[int, _Refusal]
@@ -68,7 +68,7 @@ class Refusals:
         self._refused: dict[str, _Refused] = {}
 
     def note(self, bundle: str, refuser: int, now_ms: int) -> None:
-        """Note a broker's refusal of a bundle. Drop old refusals of it, so that memory stays bounded."""
+        """Note a refusal of a bundle. Drop old ones, so that memory stays bounded."""
         refused = self._refused.get(bundle)
         earlier = {} if refused is None else refused.refusals
         known = {incarnation: refusal for incarnation, refusal in earlier.items() if now_ms < refusal.forgotten_at_ms}

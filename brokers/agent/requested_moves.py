@@ -1,7 +1,7 @@
-"""Decide what a request may do, which step is next, and when and how it has ended.
+"""Decide what a request may do, its next step, and its end, for all drivers of requests.
 
-All drivers of requests share these decisions and messages: those on the channel (`brokers.operations`) and those in a broker
-(`brokers.http`). The module is pure; drivers do the waiting. `brokers.balancing.moves` classifies moves for statistics.
+Drivers work on the channel (`brokers.operations`) or in a broker (`brokers.http`) and do the waiting. `brokers.balancing.moves` classifies
+moves for statistics.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ from equipoise.channel.inspect.story import Names, describe, explain, standing
 T = TypeVar("T")
 
 RACES_MAX: Final = 5
-"""Tries of a proposal that loses races, each against the new state. Each lost race means that another writer made progress."""
+"""Tries of a proposal that loses races. Each lost race is another writer's progress."""
 
 UNLOADS_AT_ONCE: Final = 64
-"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that their clients do not all
-reconnect at once."""
+"""Bundles unloaded at a time: enough to keep the log's group commit busy, few enough that clients do not all reconnect at once."""
 
 BY_OPERATOR: Final = "asked for by an admin"
-"""The reason on the channel for a move that an operator requested."""
+"""The reason of a move that an operator requested."""
 
 CANCELLED_BY_OPERATOR: Final = "cancelled by an admin"
-"""The reason on the channel for the end of a move that an operator cancelled."""
+"""The reason of a cancel by an operator."""
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
 
@@ -69,7 +68,7 @@ def may_run_again(reason: Reason, race: int) -> bool:
 
 @contextmanager
 def unless_overtaken() -> Iterator[None]:
-    """Ignore the refusal of one step of many because another writer was faster. The next look shows the current state."""
+    """Ignore the refusal of one step of many because another writer was faster."""
     try:
         yield
     except Rejected as error:
@@ -78,7 +77,7 @@ def unless_overtaken() -> Iterator[None]:
 
 
 def refuse_in_vain(view: View, intent: Intent) -> None:
-    """Raise for what would surely be rejected, with more detail than a rejection has.
+    """Raise for what would surely be rejected, with more detail than a rejection.
 
     Raise `Rejected`, and the errors of `check_policy_change`.
     """
@@ -95,9 +94,9 @@ def refuse_in_vain(view: View, intent: Intent) -> None:
 
 
 def refuse_forbidden(view: View, bundle: str, destination: str) -> None:
-    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from the broker `destination`.
+    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from `destination`.
 
-    Load is ignored: primaries that are up count as available. The channel refuses unknown bundles and dead brokers.
+    Load is ignored. The channel refuses unknown bundles and dead brokers.
     """
     entry = view.bundles.get(bundle)
     if entry is None:
@@ -127,7 +126,7 @@ def owner_of(view: View, bundle: BundleEntry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedMove:
-    """A transfer, an unload or a split that the channel accepted at `offset`. `destination` is the future owner's incarnation."""
+    """A transfer, unload or split accepted at `offset`. `destination` is the future owner's incarnation."""
 
     bundle: str
     kind: MoveKind
@@ -144,15 +143,12 @@ def begun_by(accepted: Folded) -> RequestedMove:
 
 
 def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
-    """Return the result of a move once `folded` has ended it; None while it is in progress, and for earlier records.
+    """Return the result of a move once `folded` has ended it; None before its end, and for earlier records.
 
-    Pass `view` and all records after `move.offset` in order. The result is:
+    Transfer: the bundle. Split: the children. Unload: nothing; any next record of the bundle ends it. Pass all records after `move.offset`
+    in order.
 
-    * Transfer: the bundle, owned by its destination.
-    * Split: the children.
-    * Unload: nothing. Any next record of the bundle ends it.
-
-    Raise `Cancelled` if the move failed, with the record that ended it and the bundle's state in `view`.
+    Raise `Cancelled` if the move failed, with the cause and the bundle's state in `view`.
     """
     change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
     if change is None or folded.offset <= move.offset:
@@ -179,15 +175,15 @@ def _told(folded: Folded, view: View, name: str) -> str:
 
 
 def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
-    """Yield the unloads of the owned `bundles` in batches. The owners must release one batch before the next.
+    """Yield the unloads of the owned `bundles` in batches. Owners must release one batch before the next.
 
-    `MoveAway` moves a bundle from owner to owner. `Unload` leaves it free, because its namespace will be deleted.
+    `MoveAway` moves a bundle to another owner; `Unload` leaves it free, for a deletion.
     """
     return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
 
 
 def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Cancel, ...]]:
-    """Yield the cancels of those moves of `bundles` that can be cancelled, in batches as large as those of unloads."""
+    """Yield the cancels of the moves of `bundles` in batches."""
     return _batches(Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
 
 
@@ -200,10 +196,10 @@ def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
     """Return the next requests to delete the namespace `name`; None while its bundles must be waited for.
 
     1. Stop all assignments.
-    2. Unload what is owned, one batch of `unloads_of` at a time. This includes bundles that were moving before.
+    2. Unload what is owned, also after earlier moves, one batch of `unloads_of` at a time.
     3. Delete the namespace once all its bundles are free.
 
-    A deletion that anyone began before is continued. If the namespace no longer exists, the channel refuses its deletion.
+    A deletion begun earlier is continued. The channel refuses to delete a namespace that does not exist.
     """
     namespace = view.namespaces.get(name)
     if namespace is not None and namespace.status != "deleting":

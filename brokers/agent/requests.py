@@ -37,19 +37,19 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reas
 from equipoise.channel.core.view import View
 
 BY_COUNT: Final = FewestBundles()
-"""The placement policy for callers that know nothing of the load."""
+"""The placement policy for callers that know no load."""
 
 STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
-"""The phases of a move that can still be cancelled. After them the source has been ordered to release the bundle."""
+"""The phases in which a move can be cancelled. Later its source has been ordered to release."""
 
 Make = Callable[[Author], AnyRecord]
 
 
 def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
-    """Return the maker of the record for `intent`, or its rejection. `placement` chooses a destination if none is named.
+    """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing destinations.
 
-    A transfer to a dead or draining broker is still proposed and rejected by the log, so that `channel why` can explain the refusal.
-    Refused here are only intents that have no record (an unknown bundle, a bundle without an owner) or would move nothing.
+    A transfer to a dead or draining broker is proposed and rejected by the log, for `channel why`. Refused here are only intents without a
+    record (unknown bundle, no owner) or without effect.
     """
     if isinstance(intent, AboutBundle):
         name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
@@ -81,7 +81,7 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
 
 
 def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement) -> Make | Verdict:
-    """Return a transfer to another broker that placement chooses; if there is none, an unload, or a rejection."""
+    """Return a transfer to another broker; if there is none, an unload or a rejection."""
     assert bundle.owner is not None, "an owned bundle has an owner"
     placed = placement.place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
     if bundle.name in placed:
@@ -106,7 +106,7 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     before = view.namespaces[intent.name].policies
     now = before.get(intent.policy)
-    # Check this in each attempt: of two concurrent changes of one value, the second then sees the first.
+    # Check in each attempt: of two concurrent changes, the second sees the first.
     if not isinstance(intent.expected, Unset) and now != intent.expected:
         problem = f"{intent.policy} is {_told(now)} now, and the change was meant for one that is {_told(intent.expected)}"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
@@ -141,7 +141,7 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
 
 
 def _settings(view: View, intent: SetSettings) -> Make | Verdict:
-    """Apply the changes to the current settings, so that concurrent changes of different settings all succeed."""
+    """Change the current settings, so that concurrent changes of different settings succeed."""
     try:
         document = settings_records.changed(settings_records.document_of(view), intent.changes, intent.changed_by)
     except (UnknownSetting, InvalidSetting) as error:

@@ -11,13 +11,12 @@ from equipoise.brokers.errors import InvalidTiming
 RETRY_DIVISOR: Final = 4
 """A failed renewal is retried after the interval divided by this, so that the end of an outage is noticed soon."""
 
-# Up to this many members, a renewal per second costs next to nothing. Beyond it, each broker reads the renewals of all others, so lease,
-# renewal interval and grace period grow in proportion, and all members that know each other renew 10 times a second in total. Brokers that
-# join one by one keep the pace at which each found the cluster: a hundred of them renew 33 times a second. A larger number means faster
-# failover in clusters of more than ten, and costlier idling.
+# Up to here a renewal per second costs next to nothing. Beyond, lease, renewal interval and grace period grow in proportion, so that all
+# members together renew 10 times a second. Brokers that join one by one keep the pace they found: a hundred renew 33 times a second. A
+# larger number means faster failover in large clusters, and costlier idling.
 _MEMBERS_AT_FULL_PACE: Final = 10
 
-# Clocks are read in whole milliseconds: less than 3 ms in total. The rest covers promises that grow in whole milliseconds.
+# Readings in whole milliseconds err by less than 3 ms; the rest is for promises that grow in whole ones.
 _ROUNDING_MS: Final = 10
 _MILLION: Final = 1_000_000
 
@@ -51,12 +50,12 @@ class Timing:
     close_ms: int = 5_000
     patience_ms: int = 30_000
     attempt_ms: int = 1_000
-    # For this long only the leader places a bundle that a death freed, so that it places the whole batch.
+    # Until then only the leader places a bundle freed by a death, so that it places the whole batch.
     leader_first_ms: int = 250
     remove_after_ms: int = 24 * 3_600_000
 
     def for_members(self, members: int) -> Timing:
-        """Return these durations for `members` brokers: lease, renewal interval and grace period grow in proportion."""
+        """Return these durations for `members` brokers, in proportion."""
         if members <= _MEMBERS_AT_FULL_PACE:
             return self
         return replace(
@@ -68,20 +67,20 @@ class Timing:
 
     @property
     def skew_max_ms(self) -> int:
-        """How far the wall clock may run ahead within a lease, and so how long a sleep hidden from the boot clock may go unseen."""
+        """How far the wall clock may run ahead within a lease: the longest unseen sleep."""
         return self.margin_ms // 2
 
     def check(self) -> None:
         """Raise `InvalidTiming` if these durations could have a live broker declared dead, or two brokers own one bundle."""
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
-        # Half of the grace period covers a sleep hidden from the boot clock. The other half covers the clocks' rates during lease and grace
-        # period: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
+        # Half of the grace period covers a sleep hidden from the boot clock, the other half the clocks' rates: margin / 2 >= 2 x rate error
+        # x (lease + margin) + rounding, solved for the margin and rounded up.
         for_sleep_ms = -(
             -2 * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION) // (_MILLION - 4 * self.clock_rate_error_ppm)
         )
         half_lease_ms = self.lease_ms // 2
-        # A node of the log may die just before a renewal is due, so the lease runs since the previous one. A renewal may then fail just
-        # before the next node takes over, and is retried a fraction of the interval later.
+        # A node of the log may die just before a renewal is due. A renewal may fail just before the next node takes over, and is retried a
+        # fraction of the interval later.
         through_failover_ms = self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
         rules = (
             (
@@ -115,12 +114,11 @@ class Timing:
                 raise InvalidTiming(setting=setting, value_ms=getattr(self, setting), expected=expected)
 
 
-# Kafka's controller waits `broker.session.timeout.ms` (default 9 s) for a silent node. Add 1 s for the election of another leader and for
-# clients to learn of it.
+# `broker.session.timeout.ms` (default 9 s), plus 1 s to elect another leader and inform clients.
 _KAFKA_FAILOVER_MS: Final = 9_000 + 1_000
 
-# Renewal + failover + retry + round trip = 14,750 ms; the lease is slightly longer. A reconnect takes librdkafka's longest back-off and a
-# metadata request; half the lease + grace period - renewal would allow 5,500 ms.
+# Renewal + failover + retry + round trip = 14,750 ms. A reconnect takes librdkafka's longest back-off and a metadata request; half the
+# lease + grace period - renewal would allow 5,500 ms.
 _TIMINGS: Final[Mapping[str, Timing]] = {
     "kafka": Timing(
         lease_ms=15_000,
@@ -134,5 +132,5 @@ _TIMINGS: Final[Mapping[str, Timing]] = {
 
 
 def timing_of(log_url: str) -> Timing:
-    """Return the durations for the kind of log that `log_url` names. An unknown kind gets those of the embedded log."""
+    """Return the durations for the kind of log of `log_url`; those of the embedded log if it is unknown."""
     return _TIMINGS.get(log_url.partition(":")[0]) or Timing()
