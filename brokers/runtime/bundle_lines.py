@@ -1,7 +1,6 @@
-"""Write one log line for each opening and closing of a bundle at this broker, and for each end of a move.
+"""Write log lines for bundles opened and closed at this broker, and for the moves it takes part in.
 
-`docs/reference/log-lines.md` lists the lines. The source and the destination each write a move's line, so a thousand moves are two thousand
-lines in the cluster, plus those of their openings and closings.
+`docs/reference/log-lines.md` lists them. Both ends write a move's line: a thousand moves make two thousand lines in the cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beginning:
-    """An opening or a closing in progress: its line's fields, except the duration."""
+    """An operation in progress: the fields of its line, except the duration."""
 
     fields: dict[str, object]
     at_ns: int
@@ -59,14 +58,14 @@ class BundleLines:
         self._begun[bundle] = _Beginning(fields=fields, at_ns=self._now_ns())
 
     def ended(self, event: Event) -> None:
-        """Write the line of a finished operation. The runner of services logs failures, because it has the error."""
+        """Write the line of a finished operation. The runner of services logs failures."""
         if isinstance(event, Opened | Closed):
             begun = self._begun.pop(event.bundle, None)
             if begun is not None and not (isinstance(event, Opened) and event.problem is not None):
                 self._write("opened" if isinstance(event, Opened) else "closed", begun.fields, self._now_ns() - begun.at_ns)
 
     def moved(self, move: Move, view: View) -> None:
-        """Write the line of a move that has ended, if this broker took part."""
+        """Write the line of an ended move, if this broker took part."""
         source, destination = _broker(view, move.source), _broker(view, move.destination)
         if self._broker not in (source, destination):
             return

@@ -1,7 +1,4 @@
-"""Describe one broker's loss of the channel: since when, why, and which bundles it still serves.
-
-It combines what the agent and the log's thread know. The agent decides what the loss means for leases and handles.
-"""
+"""Describe one broker's loss of the channel. The agent decides what it means for leases and handles."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from equipoise.channel.log.seat import Outage
 class ChannelLoss:
     """One broker's loss of the channel: it cannot read the log, or has read back no own renewal for half a lease.
 
-    The broker cannot know whether others lost the channel, too.
+    It cannot know whether others lost it, too.
 
     * `since_ms`: Unix time.
     * `problem`: the log's last error, if it cannot be read.
-    * `serving_on`: open bundles per namespace with `on_channel_loss: serve`. They are served past the lease.
+    * `serving_on`: open bundles per namespace with `on_channel_loss: serve`, which outlast the lease.
     """
 
     since_ms: int
@@ -43,7 +40,7 @@ class ChannelLoss:
 
 
 def channel_loss(agent: Agent, outage: Outage | None, clock: Clock) -> ChannelLoss | None:
-    """Return the loss of the channel as this broker sees it; None without a loss. `outage` is set while the log cannot be read."""
+    """Return this broker's loss of the channel, if any. `outage` is set while the log cannot be read."""
     now = clock.now()
     outage_ms = 0 if outage is None else (clock.boot_ns() - outage.since_ns) // 1_000_000
     out_of_touch_ms = agent.out_of_touch_ms(now)

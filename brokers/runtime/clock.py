@@ -1,7 +1,6 @@
-"""Read the clocks of a broker's process at the moment of the call.
+"""Read the clocks for leases, at the moment of the call.
 
-All time for leases is read here. Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machine sleeps, so neither can
-decide whether a lease is good.
+Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machine sleeps: neither can judge a lease.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 class Clock(Protocol):
-    """A source of time. Tests and the simulator have their own, whose time passes only on request."""
+    """A source of time. In tests and the simulator, time passes only on request."""
 
     def now(self) -> Instant:
         """Return both clocks, now."""
         ...
 
     def boot_ns(self) -> int:
-        """Return boot time in nanoseconds. It never jumps, and runs on while the machine sleeps."""
+        """Return boot time in nanoseconds: it never jumps, and runs on during sleep."""
         ...
 
 
@@ -35,5 +34,5 @@ class SystemClock:
         return Instant(self.boot_ns() // _NANOSECONDS_PER_MILLISECOND, time.time_ns() // _NANOSECONDS_PER_MILLISECOND)
 
     def boot_ns(self) -> int:
-        """Return boot time in nanoseconds. It never jumps, and runs on while the machine sleeps."""
+        """Return boot time in nanoseconds: it never jumps, and runs on during sleep."""
         return boot_ns()

@@ -1,7 +1,4 @@
-"""Define and check a worker's settings, each with its unit and trade-off.
-
-Only checks that need nothing but the settings belong here. A taken port or a full disk is found where it is used.
-"""
+"""Define and check a worker's settings. Checks need nothing but the settings: no port or disk is touched here."""
 
 from __future__ import annotations
 
@@ -27,22 +24,22 @@ from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
 _TIMING: Final = Timing()
 
-# Their defaults depend on the kind of log. The fields' own defaults are those of the embedded log.
+# Defaults that depend on the kind of log. The fields' own defaults are those of the embedded log.
 _BY_KIND_OF_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
 
-# A cluster with a lease of an hour would practically never heal. A deadline of more than a day is a mistake of the unit.
+# A cluster with a lease of an hour would hardly heal; a deadline above a day is a mistake of the unit.
 _PROMISE_MS_MAX: Final = 3_600_000
 _DEADLINE_MS_MAX: Final = 86_400_000
 
 ENDING_MS: Final = 25_000
-"""Longest time of a graceful stop beyond draining and the last close, if everything is delayed: last records 2 s, open bundles 2 s,
-services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, observations 2 s, the data directory 2 s, answers in progress
-and their cancellation 4 s, Pulsar's clients 2 s, large handovers 2 s. The remaining 3 s are for the end of the loop and of the process."""
+"""Longest graceful stop beyond draining and the last close: last records 2 s, open bundles 2 s, services that swallow their cancellation 2
+s, the log 2 s, evidence 2 s, observations 2 s, the data directory 2 s, answers in progress and their cancellation 4 s, Pulsar's clients 2
+s, large handovers 2 s; the rest is for the end of the loop and the process."""
 
 SETTLE_MS_MAX: Final = 1_000
-"""Longest delay of a move. A broker that ends waits for it too, so it is part of `ENDING_MS`."""
+"""Longest delay of a move. A broker that ends waits for it, so it is part of `ENDING_MS`."""
 
-# A broker's id may be its host, a colon and its port: together at most 255 characters.
+# Host, colon and port may be a broker's id: at most 255 characters.
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
@@ -80,7 +77,7 @@ NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 class WorkerConfig(BaseModel):
     """How one broker runs. Durations are in milliseconds.
 
-    The constructor raises `InvalidConfig` with all problems of all settings, or `InvalidTiming` for durations that are unsafe together.
+    Raise `InvalidConfig` with all problems, or `InvalidTiming` for durations that are unsafe together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -264,7 +261,7 @@ class WorkerConfig(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Turn pydantic's errors into `InvalidConfig`. Errors of the checks below pass through."""
+        """Turn pydantic's errors into `InvalidConfig`; those of the checks below pass through."""
         try:
             config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
@@ -293,24 +290,24 @@ class WorkerConfig(BaseModel):
 
     @property
     def base_settings(self) -> BalancingSettings:
-        """The settings of balancing for everything that the channel does not set."""
+        """The settings of balancing that the channel does not override."""
         following = {name: follows(getattr(self, setting)) for setting, row in FOLLOWING.items() for name, follows in row.items()}
         return with_values(BalancingSettings(), following | self.balancing)
 
     @property
     def stop_ms(self) -> int:
-        """The longest time in ms that a graceful stop takes, from the first signal to the end of the process."""
+        """The longest graceful stop in ms, from the first signal to the end of the process."""
         return self.drain_ms + self.close_ms + ENDING_MS
 
     @property
     def authority(self) -> str:
-        """HOST:PORT as published to clients. Valid once `http_port` is the bound port."""
+        """HOST:PORT for clients. Valid once `http_port` is bound."""
         host = self.advertised_host or self.host
         return f"[{host}]:{self.http_port}" if _is_ipv6(host) else f"{host}:{self.http_port}"
 
     @property
     def pulsar_url(self) -> str:
-        """The broker's URL for Pulsar clients. Valid once `pulsar_port` is the bound port."""
+        """The URL for Pulsar clients. Valid once `pulsar_port` is bound."""
         host = self.advertised_host or self.host
         return f"pulsar://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"pulsar://{host}:{self.pulsar_port}"
 
@@ -326,7 +323,7 @@ class WorkerConfig(BaseModel):
 
 
 def installed_version() -> str:
-    """Return the version of this installation, which a broker publishes when it joins; empty in a source tree never installed."""
+    """Return the installed version, which a broker publishes on joining; empty if not installed."""
     try:
         return version("equipoise")
     except PackageNotFoundError:
@@ -334,7 +331,7 @@ def installed_version() -> str:
 
 
 def _with_timing(values: object) -> object:
-    """Add the durations of the kind of log, except those that were given."""
+    """Add the missing durations of the kind of log."""
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
         return values  # The model reports it.
     timing = timing_of(values["log_url"])
@@ -363,7 +360,7 @@ def _in_our_words(message: str) -> str:
 
 
 def _problems(config: WorkerConfig) -> Mapping[str, str]:
-    """Return the problems, by setting, of settings that have the right type and range."""
+    """Return the problems by setting, where type and range are right."""
     problems = {}
     if config.broker_id is not None:
         try:

@@ -1,7 +1,4 @@
-"""Fetch state that is too large for a handover record from the former owner, over HTTP.
-
-This is the client. The server is a route of `brokers.http`.
-"""
+"""Fetch state that is too large for a record from the former owner, over HTTP. `brokers.http` serves it."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ import aiohttp
 from equipoise.brokers.runtime.service import Peer, own_http
 from equipoise.channel.core.errors import PeerError
 
-# As long as the former owner's service may take. The opening has its own deadline as well.
+# As long as the former owner's service may take. The opening has its own deadline.
 _TIMEOUT_S: Final = 10.0
 
 STATE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Limit of a bundle's state, to catch mistakes. Larger state belongs in a store."""
+"""Limit of a bundle's state, against mistakes. Larger state belongs in a store."""
 
-# Bytes of an error response that are quoted in the message.
+# Bytes of an error response that are quoted.
 _PROBLEM_BYTES_MAX: Final = 1_024
 
 _READ_BYTES: Final = 64 * 1024
@@ -38,17 +35,17 @@ class HandoverUnavailable(PeerError):
 
 
 async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
-    """Return the state that the service of `source` still holds for `bundle`; None if it has none.
+    """Return the state of `bundle` that `source` still holds; None if it has none.
 
-    With `digest`, fetch the handover that `source` keeps under that digest. Raise `HandoverUnavailable` if `source` cannot be asked, is too
-    slow, or sends more than `STATE_BYTES_MAX`.
+    With `digest`, fetch the handover kept under it. Raise `HandoverUnavailable` if `source` cannot be asked, is too slow, or sends more
+    than `STATE_BYTES_MAX`.
     """
     address = own_http(source.addresses)
     if address is None:
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem="it advertises no HTTP address")
     query = "" if digest is None else f"?digest={digest}"
     try:
-        # Around everything: aiohttp's own timeout restarts with each redirect, and ends before the session is closed.
+        # aiohttp's own timeout restarts with each redirect, and ends before the session is closed.
         async with (
             asyncio.timeout(_TIMEOUT_S),
             aiohttp.ClientSession() as session,
@@ -69,7 +66,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
 
 
 async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read the body, but stop after more than `bytes_max`. Do not rely on the length in the header."""
+    """Read at most slightly more than `bytes_max`. The length in the header is not trusted."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(_READ_BYTES):
         body += chunk

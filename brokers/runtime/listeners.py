@@ -14,17 +14,17 @@ from equipoise.channel.core.reader import Folded
 _logger: Final = logging.getLogger(__name__)
 
 LISTENERS_MAX: Final = 2_048
-"""Listeners at a time: each costs the fold about a microsecond. Operators' moves are at most half of them."""
+"""Listeners at a time: each costs the fold about 1 us. Operators' moves use at most half."""
 
 Told = TypeVar("Told", Folded, Resync)
 
 
 def _passed_over(_resync: Resync) -> None:
-    """Ignore a resync; for listeners that want records only."""
+    """Ignore a resync."""
 
 
 class Listen(Protocol):
-    """The signature of `Listeners.listen`, for callers that must not know the broker."""
+    """The signature of `Listeners.listen`."""
 
     def __call__(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """See `Listeners.listen`."""
@@ -32,7 +32,7 @@ class Listen(Protocol):
 
 
 class Listeners:
-    """The listeners of one broker. A listener's exception is logged and does not reach the others."""
+    """The listeners of one broker. An exception is logged and does not reach the others."""
 
     def __init__(self, *, broker: str) -> None:
         self._broker = broker
@@ -40,9 +40,9 @@ class Listeners:
         self._numbers = itertools.count(1)
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _passed_over) -> Callable[[], None]:
-        """Call `listener` with every record folded from now on. Return a function that ends this.
+        """Call `listener` with every record from now on. Return a function that ends this.
 
-        Call `resynced` where records were truncated before they were read. Raise `Overloaded` if there are too many listeners.
+        Call `resynced` where records were truncated unread. Raise `Overloaded` if too many listen.
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise Overloaded(what=f"the row of listeners at broker {self._broker}", limit=LISTENERS_MAX)

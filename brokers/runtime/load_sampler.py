@@ -1,7 +1,6 @@
-"""Sample what bundles cost from the services of a broker, and check the answers.
+"""Sample what bundles cost from a broker's services, and check the answers.
 
-All callers share the latest sample. A service may count from one call of `load` to the next, so a second caller of `load` would take the
-first one's counts.
+A service may count from one call of `load` to the next, so all callers share one sample.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The loads that services reported at `at_ms` of boot time, by bundle name. Bundles without a report are missing."""
+    """The loads that services reported at `at_ms` of boot time, by bundle name."""
 
     at_ms: int
     loads: Mapping[str, BundleLoad] = field(default_factory=dict)
@@ -39,7 +38,7 @@ class LoadSampler:
         self._told: Mapping[int, str] = {}
 
     def latest(self) -> Sample:
-        """Return the last sample if it is fresh, else a new one. Invalid reports of a service are logged and left out."""
+        """Return the last sample if fresh, else a new one. Invalid reports are logged and left out."""
         now_ms = self._clock.now().boot_ms
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
             self._sample = Sample(at_ms=now_ms, loads=self._take())
@@ -58,7 +57,7 @@ class LoadSampler:
                 problems[number] = f"it returns {type(said).__name__}, not a mapping from names of bundles to loads"
                 continue
             for name, load in said.items():
-                # The fast path, for nearly all: a broker may have thousands of bundles, and samples them every few seconds.
+                # The fast path: a broker may have thousands of bundles, sampled every few seconds.
                 checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
@@ -68,7 +67,7 @@ class LoadSampler:
         return loads
 
     def _tell(self, problems: Mapping[int, str]) -> None:
-        """Log each problem when it appears, not again at every sample."""
+        """Log each problem once, when it appears."""
         for number, problem in problems.items():
             if self._told.get(number) != problem:
                 service = type(self._services[number]).__name__

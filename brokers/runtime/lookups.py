@@ -1,8 +1,7 @@
-"""Answer lookups, and hold those that cannot be answered yet, for every protocol.
+"""Answer lookups for every protocol, and hold those that cannot be answered yet.
 
-Each protocol formats the answer. A lookup is held for two reasons: Pulsar's C++ and Python clients treat any HTTP error as final, and a
-refused client backs off for longer than a failover takes. Lookups of one bundle share one wait in the worker, so each change of the view is
-checked once per bundle, not once per client. A burst after a death then costs little.
+* Pulsar's C++ and Python clients treat any HTTP error as final, and a refused client backs off for longer than a failover.
+* Lookups of one bundle share one wait, so each change of the view is checked once per bundle. A burst after a death costs little.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 HELD_MAX: Final = 10_000
-"""Lookups held at a time, over all protocols. Each is a socket and some 10 KiB, so 100 MB in all."""
+"""Lookups held, over all protocols. Each is a socket and some 10 KiB: 100 MB in all."""
 
 
 class Lookups:
@@ -37,11 +36,11 @@ class Lookups:
         return self._held
 
     async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
-        """Return the bundle at `point` and its broker. Wait up to `lookup_ms` while no broker serves it. Count the outcome.
+        """Return the bundle at `point` and its broker. Wait up to `lookup_ms` for one. Count the outcome.
 
-        While this broker has lost the channel, only lookups of namespaces that serve on are answered, and the answer shows that.
-        `started_ns` is the time of the request, by the monotonic clock. Raise `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost` if that
-        is the cause), and `Overloaded` if too many wait.
+        After a loss of the channel, only lookups of namespaces that serve on are answered, and marked. `started_ns` is the request's
+        monotonic time. Raise `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost` if that is the cause), and `Overloaded` if too many
+        wait.
         """
         outcome = LookupOutcome.REFUSED
         try:
@@ -59,7 +58,7 @@ class Lookups:
         return located
 
     async def _at_once(self, namespace: str, point: int) -> Located | None:
-        """Return the answer if it is known now, without a task or a timer; otherwise None."""
+        """Return the answer if it is known now, without a task or a timer."""
         try:
             return await self._worker.locate(namespace, point, timeout_ms=0)
         except DeadlineExceeded:
@@ -76,7 +75,7 @@ class Lookups:
                     with suppress(DeadlineExceeded):
                         return await self._worker.locate(namespace, point, timeout_ms=0)
                 wait = self._wait(namespace, point)
-                # The shared wait may have begun earlier, and end before this one's deadline.
+                # The shared wait may have begun earlier and end before this deadline.
                 with suppress(DeadlineExceeded):
                     await deadline.wait(asyncio.shield(wait), what=wait.get_name())
                 deadline.check(wait.get_name())
@@ -84,10 +83,10 @@ class Lookups:
             self._held -= 1
 
     def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
-        """Return the shared wait for the bundle at `point`, or for this broker to be ready. The task's name says which.
+        """Return the shared wait for the bundle at `point`, or for this broker to be ready, named after it.
 
-        A broker that has lost the channel may not know the namespace; then all lookups of the namespace share one wait. The bundle may be
-        split meanwhile, so each caller must look again.
+        A namespace that is unknown during a loss of the channel has one shared wait. The bundle may be split meanwhile, so callers must
+        look again.
         """
         worker, timeout_ms = self._worker, self._worker.config.lookup_ms
         if not worker.agent.is_ready:
@@ -107,4 +106,4 @@ class Lookups:
         if self._waits.get(wait.get_name()) is wait:
             del self._waits[wait.get_name()]
         if not wait.cancelled():
-            wait.exception()  # Marked as retrieved: there may be no caller left.
+            wait.exception()  # Marked as retrieved: no caller may be left.

@@ -15,7 +15,7 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 T = TypeVar("T")
 
 CROSSING_MS: Final = 1_000
-"""Extra time that a call from another thread may take beyond its deadline, for the way to the loop and back."""
+"""Extra time of a call from another thread, for the way to the loop and back."""
 
 
 class NotRunning(CallerError):
@@ -29,9 +29,9 @@ class NotRunning(CallerError):
 
 
 class InThread:
-    """An async context on the loop of a thread of its own, where other threads can run coroutines.
+    """An async context on a loop in its own thread, where other threads can run coroutines.
 
-    It is a plain context manager that can be entered once.
+    Enter it once, as a plain context manager.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[object], *, what: str, start_ms: int, stop_ms: int) -> None:
@@ -41,7 +41,7 @@ class InThread:
         self._start_ms = start_ms
         self._stop_ms = stop_ms
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # Guards the loop: coroutines are handed over before it ends, and cancelled then.
+        self._lock = threading.Lock()  # Guards the loop: coroutines are handed over before it ends, then cancelled.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = "it has not been started"
         self._stopping = asyncio.Event()

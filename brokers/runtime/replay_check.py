@@ -1,7 +1,4 @@
-"""Check a view that diverged from another broker's: fold the log again, beside the live view.
-
-The broker serves on meanwhile, because the other view is most likely the wrong one.
-"""
+"""Fold the log again after views diverged. The broker serves on: the other view is most likely wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class ReplayCheck:
         return True
 
     def cancel(self) -> None:
-        """Cancel the comparison. A thread that already reads the log runs to its end."""
+        """Cancel the comparison. A thread that reads the log runs to its end."""
         if self._task is not None:
             self._task.cancel()
 

@@ -11,15 +11,15 @@ from typing import Final
 _logger: Final = logging.getLogger(__name__)
 
 _TOLD_AGAIN_NS: Final = 2_000_000_000
-"""Interval of progress lines: seldom enough for a log, often enough for an operator who waits."""
+"""Interval of progress lines, for an operator who waits."""
 
 _ESTIMATED_AFTER_NS: Final = 500_000_000
-"""Before this a rate means nothing: the first read may have waited for the disk."""
+"""Before this a rate means nothing: the first read may wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What is left of a long task: its name, and the records (or rows) and seconds left, if known."""
+    """What is left of a long task: its name, records (or rows) and seconds, if known."""
 
     what: str
     records: int | None
@@ -33,7 +33,7 @@ class Left:
 
 
 class ReplayProgress:
-    """One broker's progress from its start, or from a resync, to the end of the log. Report from one thread at a time."""
+    """One broker's progress to the end of the log. Report from one thread at a time."""
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """`broker` is a field of each line; `now_ns` is a clock that only rises."""

@@ -1,7 +1,4 @@
-"""Propose what callers of this broker request, and return the results.
-
-It keeps the agent's tickets, retries lost races, and settles requests when the broker ends. The agent turns an intent into a record.
-"""
+"""Propose what callers request, retry lost races, and return the results."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
-"""Requests that wait at a time: half of the agent's unsettled attempts, so that callers never crowd out the broker's own proposals (open,
-close, hand over)."""
+"""Requests at a time: half of the agent's unsettled attempts, so that callers never crowd out the broker's own proposals."""
 
 
 class Requests:
@@ -45,7 +41,7 @@ class Requests:
             future.set_result(answered)
 
     def end(self, error: WorkerEnded) -> None:
-        """Settle all requests, because the broker has ended. Pending ones have an unknown outcome; later ones raise `error`."""
+        """Settle all requests after the broker's end: pending ones are unknown, later ones raise `error`."""
         self._end = error
         for future in self._tickets.values():
             if not future.done():
@@ -64,7 +60,7 @@ class Requests:
             if verdict.reason is None:
                 assert answered.offset is not None, "what was accepted stands on the log"
                 return answered.offset
-            # Past the deadline do not retry. The result of this attempt is known.
+            # Past the deadline do not retry: this result is known.
             if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
                 raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
             race += 1

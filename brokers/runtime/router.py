@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """The answer to a lookup: the bundle, and the broker that serves it.
+    """The answer to a lookup: the bundle and the broker that serves it.
 
-    `lost_ms` is how long the answering broker has lost the channel, if it has. The answer may then be out of date.
+    `lost_ms` is set if the answering broker has lost the channel for that long: it may be out of date.
     """
 
     bundle: BundleEntry
@@ -46,7 +46,7 @@ class Waiting(Protocol):
 
 
 class Router:
-    """One broker's knowledge of who serves what. `brokers.runtime.worker.Worker` documents the methods."""
+    """One broker's knowledge of who serves what. See `brokers.runtime.worker.Worker`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Router:
         step: Callable[[Wanted], None],
         log_is_readable: Callable[[], bool],
     ) -> None:
-        """`ownerships` are the open bundles by name; `step` gives the agent an event; `log_is_readable` is called at each lookup."""
+        """`ownerships` are the open bundles by name; `step` gives the agent an event."""
         self._agent = agent
         self._ownerships = ownerships
         self._clock = clock
@@ -123,17 +123,17 @@ class Router:
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
-    """Return whether a broker may deny the existence of what is not in its view.
+    """Return whether a broker may deny what is not in its view.
 
-    It may not if it has not read to the end of the log, has no lease, or has lost the channel: the missing thing may exist.
+    It must have read to the end of the log, with a lease and the channel: the missing thing may exist.
     """
     return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
 
 
 def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
-    """Return whether to answer lookups of a namespace although the channel is lost, because its owners serve on.
+    """Return whether to answer lookups despite the loss of the channel, because the owners serve on.
 
-    Silence then proves nothing, so no broker is suspect. A broker that has just slept must hear from the log first.
+    Silence then proves nothing. A broker that has just slept must hear from the log first.
     """
     return agent.out_of_touch_ms(now) is not None and agent.lease.is_attended(now) and serves_on(agent.view, namespace)
 

@@ -82,10 +82,10 @@ class WorkerEnded(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One piece of work that passed both checks, for an independent checker. Times are nanoseconds of boot time.
+    """One piece of work that passed both checks, for a checker. Times are nanoseconds of boot time.
 
-    * `message`: names the work, if its key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic.
-    * `by_token`: it started or ended past the lease, because its namespace serves on. Only its token guards it.
+    * `message`: what it was, if its key stands for many: `PRODUCER:SEQUENCE` for a topic.
+    * `by_token`: it ran past the lease, because its namespace serves on. Only its token guards it.
     """
 
     bundle: str

@@ -1,9 +1,7 @@
-"""Run the operations of services for an agent: each effect becomes one event, and nothing runs past its deadline.
+"""Run the operations of services for an agent: one effect in, one event out, none past its deadline.
 
-Theory of operation:
-
-* A bundle has one operation at a time. The next one begins when the code of the previous one has ended, even if that was abandoned.
-* When the broker ends, open bundles are closed and all operations are ended. Code that does not end is logged as an error.
+* A bundle has one operation at a time. The next begins when the code of the previous one, even abandoned, has ended.
+* When the broker ends, open bundles are closed and operations ended. Code that does not end is logged.
 """
 
 from __future__ import annotations
@@ -35,15 +33,13 @@ from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 
-# How long a cancelled operation may take before the process ends itself: code that swallows its cancellation could otherwise still serve a
-# bundle whose handle is dead.
+# Time for a cancelled operation before the process ends itself: its code could still serve a bundle with a dead handle.
 _ABANDON_MS: Final = 2_000
 
-# Time limit of calls without a deadline from the agent: where to cut, and handing over state.
+# Time limit of calls without the agent's deadline: where to cut, handing over state.
 _QUESTION_MS: Final = 10_000
 
-# Released bundles whose state a next owner may still fetch, within seconds of the close. A drain releases all: a namespace of the largest
-# size, at 200 bytes per bundle.
+# Released bundles whose state a next owner may fetch within seconds. A drain releases all: a largest namespace, at 200 bytes each.
 _PARTED_MAX: Final = 65_536
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
@@ -58,7 +54,7 @@ _NO_PEERS: Final = (
     "(http_port=0 for any), or in a test give the Cluster serves_peers=True, or keep that state in a store"
 )
 
-# How long a broker that ends waits for next owners to fetch the state it keeps.
+# How long a broker that ends waits for next owners to fetch kept state.
 _LAST_FETCHES_MS: Final = 2_000
 
 FetchSpilled = Callable[[Peer, str, str], Awaitable[bytes | None]]
@@ -83,13 +79,13 @@ class ServiceRunner:
         serves_peers: bool = True,
         fetch_spilled: FetchSpilled = fetch_from,
     ) -> None:
-        """`services` maps a namespace pattern (`*`, `acme/*`) to a service. The first match serves the namespace.
+        """`services` maps a namespace pattern (`*`, `acme/*`) to a service; the first match wins.
 
         * `end_process`: the last resort against code that cannot be stopped.
-        * `serves_peers`: whether other brokers can fetch state from this one.
-        * `fetch_spilled`: fetches a handover from another broker, by bundle and digest.
+        * `serves_peers`: whether other brokers can fetch state here.
+        * `fetch_spilled`: fetches a handover, by bundle and digest.
 
-        Raise `InvalidService`, also for a service with `fetch` if other brokers cannot reach it.
+        Raise `InvalidService`, also for a service with `fetch` that other brokers cannot reach.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
@@ -102,7 +98,7 @@ class ServiceRunner:
         self._step = step
         self._end_process = end_process
         self._running: dict[str, asyncio.Task[None]] = {}
-        # One per bundle with an operation in progress, abandoned ones included. Its task keeps it alive.
+        # One per bundle with an operation, abandoned ones included, kept alive by its task.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
@@ -143,10 +139,9 @@ class ServiceRunner:
             self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
     async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
-        """Return the state that the service still holds of a bundle that was closed here; None if there is none.
+        """Return the state that the service holds of a bundle closed here, if any.
 
-        With `digest`, return the handover that is kept here under that digest. Raise `DeadlineExceeded` if the service takes too long, and
-        the service's own errors.
+        With `digest`, return the handover kept under it. Raise `DeadlineExceeded`, and the service's errors.
         """
         if digest is not None:
             return self._spilled.get(digest)
@@ -158,13 +153,13 @@ class ServiceRunner:
         return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
 
     async def all_fetched(self) -> None:
-        """Wait, for a bounded time, until next owners have fetched the handovers that are kept here."""
+        """Wait, for a bounded time, until next owners have fetched what is kept here."""
         await self._spilled.all_fetched(timeout_ms=_LAST_FETCHES_MS)
 
     async def close_all(self, *, timeout_ms: int) -> None:
-        """Close all open bundles concurrently, and wait for closings in progress, for at most `timeout_ms`.
+        """Close all open bundles concurrently and let closings finish, within `timeout_ms`.
 
-        Other operations are cancelled. A bundle whose opening still succeeds is closed, too. Call `stop` afterwards.
+        Other operations are cancelled; a bundle that still opens is closed. Call `stop` afterwards.
         """
         deadline = self._last_deadline = Deadline.after(timeout_ms=timeout_ms)
         self._cancel([task for task in self._running.values() if task not in self._closings])
@@ -186,9 +181,9 @@ class ServiceRunner:
 
     @staticmethod
     async def _ended(under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline) -> None:
-        """Wait until nothing is in progress, including tasks started by those that ended, or for the deadline.
+        """Wait until nothing is in progress, newly started tasks included, or for the deadline.
 
-        Even past the deadline, a new task gets one turn of the loop, so that a service's `close` is at least called.
+        Even then a new task gets one turn of the loop, so that `close` is at least called.
         """
         is_over = False
         while (tasks := under_way()) and not is_over:
@@ -234,7 +229,7 @@ class ServiceRunner:
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
     async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
-        """Return the handover for an opening, fetched if the record has only a note. If it is missing, set the ownership's reason."""
+        """Return the handover for an opening, fetched if the record has a note, or set the reason of its loss."""
         note = note_in(effect.handover)
         if note is None:
             return effect.handover
@@ -275,7 +270,7 @@ class ServiceRunner:
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
-        """Return what the record carries: the handover if it fits, else a note with how to fetch it or why it is lost."""
+        """Return the handover if it fits the record, else a note with how to fetch it or why it is lost."""
         if handover is None:
             return None
         if not isinstance(handover, bytes):
@@ -340,7 +335,7 @@ class ServiceRunner:
     # --- tasks ---
 
     def _is_current(self, bundle: str) -> bool:
-        """Return whether the current task is still the bundle's: an abandoned task must not answer for its successor."""
+        """Return whether the current task is still the bundle's, not an abandoned one."""
         return self._running.get(bundle) is asyncio.current_task()
 
     def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
@@ -421,12 +416,12 @@ class NotServedHere(OperatorError):
 
 
 def _told(error: Exception) -> str:
-    """Return the problem for the record. Add the type of an error that is not an `EquipoiseError`."""
+    """Return the problem for the record, with the type if it is not an `EquipoiseError`."""
     return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
 
 
 def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
-    """Log what a service raised. Only an unexpected error needs its traceback."""
+    """Log what a service raised. Only unexpected errors need a traceback."""
     if isinstance(error, EquipoiseError):
         _logger.warning("%s: %s", what, error, extra=fields)
     else:
@@ -441,9 +436,9 @@ def check_pattern(pattern: str) -> None:
 
 
 def _check(service: object) -> None:
-    """Raise `InvalidService` for a service that would fail only when its first bundle comes.
+    """Raise `InvalidService` for a service that would fail at its first bundle.
 
-    Examples: a class, an `open` that is not async, a `close` with the wrong parameters.
+    Examples: a class, an `open` that is not async, a `close` with wrong parameters.
     """
     if not isinstance(service, Service):
         raise InvalidService(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")

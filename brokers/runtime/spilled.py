@@ -1,4 +1,4 @@
-"""Keep handovers that are too large for a record until the next owner fetches them; the record carries a note."""
+"""Keep handovers that are too large for a record until the next owner fetches them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
-# What a note begins with. A service's handover with this beginning is spilled too, at any size.
+# A note's beginning. A handover that begins so is spilled too, at any size.
 _MARK: Final = b"\x00equipoise:handover\x00"
 
 _DIGEST_BYTES: Final = 16
@@ -19,13 +19,13 @@ _DIGEST_BYTES: Final = 16
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Limit of all handovers together that one broker keeps for next owners."""
 
-# The next owner asks within milliseconds, and stops asking when its opening ends.
+# The next owner asks within milliseconds, or gives up with its opening.
 _KEPT_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a record carries instead of a handover: the `digest` to fetch it by, or the `problem` by which it was lost."""
+    """What a record carries instead: the `digest` to fetch the handover by, or why it is lost."""
 
     digest: str | None = None
     problem: str | None = None
@@ -59,7 +59,7 @@ def digest_of(handover: bytes) -> str:
 
 
 class Spilled:
-    """The handovers that one broker keeps for next owners, by digest, up to `bytes_max` together."""
+    """The handovers kept for next owners, by digest, up to `bytes_max` together."""
 
     def __init__(self, *, bytes_max: int = KEPT_BYTES_MAX, kept_ms: int = _KEPT_MS) -> None:
         """Keep each for at most `kept_ms`. Fetched ones make room for others."""

@@ -1,4 +1,4 @@
-"""Wait until a broker's view meets a condition. Conditions are checked again after each change."""
+"""Wait until a broker's view meets a condition, checked after each change."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from equipoise.channel.system.deadline import Deadline
 T = TypeVar("T")
 
 WAITERS_MAX: Final = 4_096
-"""Callers that wait at a time. Each checks every change of the view in about 20 microseconds, so 80 ms for all: a fifth of the stall that
-must not cost a broker its lease. Lookups over HTTP share one wait per bundle, so this bounds a service's own callers and operators'
-moves."""
+"""Waiting callers. Each checks a change in about 20 microseconds: 80 ms for all, a fifth of the stall that must not cost a lease. Lookups
+over HTTP share one wait per bundle; the rest are a service's own callers and operators' moves."""
 
-# Check again at this interval even without a change: a broker becomes suspect by time alone.
+# Check again without a change: a broker becomes suspect by time alone.
 _LOOK_AGAIN_MS: Final = 100
 
 
@@ -38,7 +37,7 @@ class Waiting:
         self._changed.set()
 
     def end(self, error: WorkerEnded) -> None:
-        """End all waits with `error`, because the broker has ended and no condition can become true."""
+        """End all waits with `error` after the broker's end."""
         self._end = error
         self._changed.set()
 

@@ -1,7 +1,6 @@
-"""Host one agent on asyncio: its clocks, its subscription to the log's thread, its timer, its disk and its services.
+"""Host one agent on asyncio: its clocks, log subscription, timer, disk and services.
 
-The agent decides. `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router` answer the calls that `Worker`
-documents.
+The agent decides. `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router` answer callers.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ _logger: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A worker that stops drains for `drain_ms`, closes within `close_ms`, and has this long for its last records.
+# Time for last records of a stop, after `drain_ms` and `close_ms`.
 _LAST_WORDS_MS: Final = 2_000
 
-# Time to close what is still open when the broker ends, for any reason. No handover is needed any more, and the next owner does not wait.
+# Time to close what is open when the broker ends. No handover is needed, and the next owner does not wait.
 _LAST_CLOSE_MS: Final = 2_000
 
-# How long all callers share a sample of the services' loads: less than any interval of load reports.
+# How long a load sample is shared: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
 
 
@@ -79,9 +78,9 @@ class Worker:
         clock: Clock | None = None,
         serves_peers: bool = True,
     ) -> None:
-        """`services` maps namespace patterns to services; `addresses` maps protocols to this broker's addresses for clients.
+        """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
 
-        `serves_peers` is whether other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry, and
+        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry, and
         `InvalidService`.
         """
         self.config = config
@@ -109,8 +108,8 @@ class Worker:
         self.all_fetched = self._runner.all_fetched
         for service in self.services:
             service.host = self
-        # Usually at most one event. The loop calls `_step` for each, and no effect (a service, an append, a write) answers within the step.
-        # Only code called within a step (a listener, or a service that learns of a split) can add one, by requesting a drain or a lookup.
+        # Usually one event. The loop calls `_step` for each, and no effect answers within a step. Only code called within one (a listener,
+        # a service that learns of a split) can add one, by a drain or a lookup.
         self._events: deque[Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -138,10 +137,10 @@ class Worker:
     # --- life ---
 
     async def start(self) -> None:
-        """Lock the data directory, open the log and start to read it. The broker joins later, when it has caught up.
+        """Lock the data directory, open the log and start to read it. The broker joins once caught up.
 
-        Raise if a start is impossible: a locked directory, unsafe timing, an unusable log or one of another cluster, a file of evidence
-        that cannot be written.
+        Raise if it cannot start: a locked directory, unsafe timing, an unusable or another cluster's log, an evidence file that cannot be
+        written.
         """
         directory = DataDirectory(self.config.data_dir)
         handle = None
@@ -188,7 +187,7 @@ class Worker:
         sit_down(self._seat, handle)
 
     async def ready(self, *, timeout_ms: int) -> None:
-        """Wait until the broker has read to the end it saw at its start, and its own `joined`. Raise the error that ends it earlier."""
+        """Wait until it has read to the log's end at its start, and its own `joined`. Raise the error that ends it earlier."""
         try:
             await self.until(lambda _: self.agent.is_ready or None, timeout_ms=timeout_ms, what=f"broker {self.broker_id} becoming ready")
         except WorkerEnded:
@@ -212,9 +211,9 @@ class Worker:
             await self._has_let_go()
 
     async def abort(self) -> None:
-        """Release everything at once without a record for other brokers, as if the process had died.
+        """Release everything without a record for other brokers, as if the process had died.
 
-        Services are not notified: their operations are cancelled, and open bundles are not closed.
+        Services are not notified: operations are cancelled, open bundles are not closed.
         """
         self._end(None, abruptly=True)
         await self._has_let_go()
@@ -234,9 +233,9 @@ class Worker:
             await asyncio.shield(self._letting_go)
 
     async def _let_go(self, *, abruptly: bool, is_sound: bool) -> None:
-        """Close services, finish writes to the disk, then release the directory's lock, in this order.
+        """In this order: close services, finish writes, release the directory's lock.
 
-        Save only a sound view: after a failure of the broker the next start must not begin with its view.
+        Save only a sound view: after a failure, the next start must not begin with it.
         """
         try:
             held = self.open_bundles
@@ -277,9 +276,9 @@ class Worker:
         self._step(Read(entries=(), caught_up=True))
 
     def _step(self, event: Event) -> None:
-        """Give the agent one event and carry out its effects. Events that arise meanwhile follow in order.
+        """Give the agent one event and carry out its effects. Further events follow in order.
 
-        Any exception ends the broker: effects that the agent considers done may be lost.
+        Any exception ends the broker: effects may be lost that the agent considers done.
         """
         if self._finished is not None and self._finished.done():
             return
@@ -346,9 +345,9 @@ class Worker:
         _logger.warning(alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields})
 
     def _keep_nonces(self, effect: WriteNonce | ForgetNonces) -> None:
-        """Write in the directory's thread, in order. A `joined` is sent only after its instance id is on disk.
+        """Write in order, in the directory's thread: a `joined` is sent after its instance id is on disk.
 
-        A failing disk delays joining. A member only raises an alarm.
+        A failing disk delays joining; a member only raises an alarm.
         """
         if isinstance(effect, ForgetNonces):
             keep = effect.keep
@@ -388,7 +387,7 @@ class Worker:
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
     def _fail(self, error: EquipoiseError) -> None:
-        """End the broker, because it cannot read the log or misread it, so its view cannot be trusted."""
+        """End the broker: it cannot read the log or misread it, so its view cannot be trusted."""
         self._end(error)
 
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
@@ -457,24 +456,24 @@ class Worker:
     # --- what callers ask ---
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """Wait until `condition` returns a value other than None, and return it. It is called again after each change.
+        """Return the first value of `condition` other than None. It is called after each change.
 
-        Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many callers wait, and `WorkerEnded`.
+        Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
         """
         return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
 
     async def reached(self, offset: int, *, timeout_ms: int) -> None:
-        """Wait until this broker's view has folded `offset`, to read your own writes."""
+        """Wait until `offset` is folded, to read your own writes."""
         await self.until(lambda view: view.offset >= offset or None, timeout_ms=timeout_ms, what=f"offset {offset} being read")
 
     async def request(self, intent: Intent, *, timeout_ms: int) -> int:
-        """Propose `intent` and return the offset of the accepted record. Retry a proposal that loses a race.
+        """Propose `intent`, retry lost races, and return the offset of the accepted record.
 
-        * `Rejected`: the log rejected it, with the reason.
+        * `Rejected`: with the reason.
         * `OutcomeUnknown`: the result cannot be known.
-        * `NotProposed`, `Overloaded`: this broker cannot propose now. Raised as soon as it is certain that the record was not appended.
-        * The errors of `Log.append` for a failed append, such as `LogStorageFull`.
-        * `WorkerEnded`: the broker ended before it proposed anything.
+        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly not appended.
+        * The errors of `Log.append`, such as `LogStorageFull`.
+        * `WorkerEnded`: the broker ended before it proposed.
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms)
 

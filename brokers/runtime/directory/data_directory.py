@@ -1,14 +1,9 @@
-"""Keep a broker's data directory: the lock that proves a process dead, the instance ids it joined with, and its last snapshot.
+"""Keep a broker's data directory whole over a power cut.
 
-The files stay whole over a power cut. The protocol (section 4) defines what an instance id proves; `channel.core.snapshot` defines what a
-snapshot holds.
-
-The directory holds:
-
-* `lock`: locked exclusively (flock) while the broker's process lives; contains its process id. The kernel releases the lock when the
-  process is gone, however it ended, and not before.
-* `nonces`: one instance id per line, each fsynced before the record that carries it is sent.
-* `snapshot`: the identity of the log that it was taken of, then the snapshot.
+* `lock`: locked exclusively (flock) while the process lives; contains its id. The kernel releases it when the process is gone, however it
+  ended, and not before.
+* `nonces`: one instance id per line, fsynced before its record is sent. Section 4 of the protocol defines what it proves.
+* `snapshot`: the identity of its log, then a `channel.core.snapshot`.
 """
 
 from __future__ import annotations
@@ -26,8 +21,8 @@ from equipoise.channel.core.errors import Bug
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 NONCES_MAX: Final = 65_536
-"""Instance ids that a directory keeps. At one attempt to join per second: 18 hours without an accepted one. Then the oldest half is
-forgotten; the only cost is that their leases must expire."""
+"""Instance ids kept: 18 hours of one failed attempt to join per second. Then the oldest half is dropped, at the cost of waiting for a lease
+to expire."""
 
 _LOCK: Final = "lock"
 _NONCES: Final = "nonces"
@@ -36,17 +31,16 @@ _PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
 
 
 class DataDirectory:
-    """A broker's data directory, locked from its creation until `close`. Also a context manager.
+    """A broker's data directory, locked until `close`. Also a context manager.
 
-    Its methods block on the disk. Call them from one thread at a time. Each raises `DataDirectoryUnusable` if the disk fails (full,
-    failing, read-only), or if the directory's lock was deleted or replaced.
+    Methods block on the disk; call them from one thread at a time. Each raises `DataDirectoryUnusable` if the disk fails, or if the lock
+    file was deleted or replaced.
     """
 
     def __init__(self, path: Path) -> None:
-        """Lock the directory. Create it if it does not exist.
+        """Lock the directory. Create it if needed.
 
-        Raise `DataDirectoryInUse` if another process holds it, `NetworkFileSystem` if its locks cannot be trusted, and
-        `DataDirectoryUnusable`.
+        Raise `DataDirectoryInUse` if another process holds it, `NetworkFileSystem` if locks cannot be trusted, and `DataDirectoryUnusable`.
         """
         self.path = path
         with _typed(path):
@@ -64,7 +58,7 @@ class DataDirectory:
 
     @property
     def nonces(self) -> frozenset[str]:
-        """All instance ids in the directory. A dead process may have joined with any of them."""
+        """All instance ids: a dead process may have joined with any of them."""
         return frozenset(self._nonces)
 
     def write_nonce(self, nonce: str) -> None:
@@ -75,30 +69,30 @@ class DataDirectory:
             if len(self._nonces) >= NONCES_MAX:
                 self._replace_nonces(tuple(self._nonces)[NONCES_MAX // 2 :])
             is_new = not (self.path / _NONCES).exists()
-            # The leading newline separates it from a line that a power cut has torn.
+            # The leading newline ends a line that a power cut has torn.
             _write(self.path / _NONCES, b"\n%s\n" % nonce.encode("ascii"), flags=os.O_APPEND)
             if is_new:
                 _sync_folder(self.path)
             self._nonces[nonce] = None
 
     def forget_nonces(self, keep: str) -> None:
-        """Forget all instance ids but `keep`, whose incarnation has been read back."""
+        """Forget all instance ids but `keep`, which has been read back."""
         with self._changing():
             self._replace_nonces((keep,))
 
     def save_snapshot(self, snapshot: bytes, *, log_identity: str) -> None:
-        """Replace the stored snapshot. `log_identity` is the `Log.identity` of the log that it was taken of."""
+        """Replace the snapshot. `log_identity` is the `Log.identity` of its log."""
         with self._changing():
             self._replace(_SNAPSHOT, b"%s\n%s" % (log_identity.encode(), snapshot))
 
     @property
     def log_identity(self) -> str | None:
-        """The identity of the log that the last snapshot was taken of; None if there is no snapshot."""
+        """The identity of the snapshot's log; None without a snapshot."""
         found = self._saved()
         return None if found is None else found[0].decode("utf-8", "replace")
 
     def load_snapshot(self) -> bytes | None:
-        """Return the last snapshot, of any log (see `log_identity`); None if there is none."""
+        """Return the last snapshot, of any log (see `log_identity`), if there is one."""
         found = self._saved()
         return None if found is None else found[1]
 
@@ -124,7 +118,7 @@ class DataDirectory:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Check that the lock is still ours. An instance id in another broker's directory would let it declare this live process dead."""
+        """Check that we hold the lock. An instance id in another broker's directory would let it declare us dead."""
         if self._lock is None:
             raise Bug(f"the data directory {self.path} was used after it was closed")
         with _typed(self.path):
@@ -136,7 +130,7 @@ class DataDirectory:
         self._nonces = dict.fromkeys(nonces)
 
     def _replace(self, name: str, data: bytes) -> None:
-        """Replace a file atomically: after a power cut it is the old one or the new one, never a mixture."""
+        """Replace a file: after a power cut it is the old or the new one, never a mixture."""
         new = self.path / f"{name}.new"
         _write(new, data, flags=os.O_TRUNC)
         new.replace(self.path / name)
@@ -146,8 +140,8 @@ class DataDirectory:
 def nonces_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raise `DataDirectoryInUse` if the process still lives, `NetworkFileSystem` if its lock would prove nothing, and `DataDirectoryUnusable`
-    if no broker has ever used the directory. A process that starts there later is safe: it joins with a new instance id.
+    Raise `DataDirectoryInUse` if it lives, `NetworkFileSystem` if its lock proves nothing, and `DataDirectoryUnusable` if no broker used
+    the directory. A process that starts later is safe: it joins with a new id.
     """
     with _typed(path):
         refuse_network_file_system(path / _LOCK)
@@ -167,7 +161,7 @@ def _typed(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, *, flags: int) -> int:
-    """Lock the directory and return the lock's descriptor. Closing it releases the lock."""
+    """Lock the directory and return the descriptor; closing it releases the lock."""
     lock = os.open(path / _LOCK, flags, 0o600)
     try:
         try:
@@ -195,12 +189,12 @@ def _pid_in(lock: int) -> int | None:
 
 
 def _read_nonces(path: Path) -> list[str]:
-    """Return the instance ids in the file. Skip a line that a power cut has torn."""
+    """Return the instance ids in the file, without a line torn by a power cut."""
     try:
         data = (path / _NONCES).read_bytes()
     except FileNotFoundError:
         return []
-    # Text after the last newline was never fsynced, so no record carries it.
+    # Text after the last newline was never fsynced: no record carries it.
     lines = data.decode("ascii", "replace").split("\n")[:-1]
     return [line for line in lines if _is_nonce(line)]
 

@@ -1,7 +1,4 @@
-"""Write to a broker's data directory in a thread, so that a slow disk delays no event loop and no renewal.
-
-`brokers.runtime.directory.data_directory` does the writing itself.
-"""
+"""Write to the data directory in a thread, so that a slow disk delays no renewal."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from equipoise.channel.core.errors import Bug, EquipoiseError, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 QUEUED_MAX: Final = 64
-"""Writes that wait for the disk. Attempts to join are a renewal interval apart, and snapshots 20,000 records, so a disk that hangs for a
-minute collects about this many. More are refused, and the callers retry."""
+"""Writes that wait for the disk: about a minute of a hanging disk. (Attempts to join are a renewal interval apart, snapshots 20,000
+records.) More are refused, and the callers retry."""
 
 Write = Callable[[DataDirectory], None]
 Done = Callable[[EquipoiseError | None], None]
@@ -26,8 +23,7 @@ Done = Callable[[EquipoiseError | None], None]
 class DirectoryThread:
     """Carry out writes one at a time, in order. Call the methods on the loop that created it.
 
-    From now on the thread owns the directory. It releases the lock only after the last write, however long that takes: another process that
-    gets the lock may take the content for final.
+    The thread owns the directory and unlocks it only after the last write: another process may take unlocked content for final.
     """
 
     def __init__(self, directory: DataDirectory) -> None:
@@ -36,11 +32,11 @@ class DirectoryThread:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._queue: queue.SimpleQueue[tuple[Write, Done] | None] = queue.SimpleQueue()
-        # A daemon, so that a disk that never answers does not keep the process from ending.
+        # A daemon: a disk that never answers must not keep the process alive.
         threading.Thread(target=self._run, name=f"data directory {directory.path}", daemon=True).start()
 
     def write(self, write: Write, done: Done) -> None:
-        """Queue a write without blocking. `done` is called later, on the loop, with the error or None.
+        """Queue a write without blocking. `done` is called on the loop, later, with the error or None.
 
         If the queue is full, the error is `Overloaded`.
         """
@@ -51,9 +47,9 @@ class DirectoryThread:
             self._queue.put((write, done))
 
     async def stop(self, deadline: Deadline) -> None:
-        """Finish the queued writes and release the directory. Afterwards call nothing but this.
+        """Finish the queued writes and release the directory. Afterwards call only this.
 
-        Raise `DeadlineExceeded` if the disk takes longer. The directory then stays locked until the thread is done.
+        Raise `DeadlineExceeded` if the disk is slower. The directory stays locked until the thread is done.
         """
         self._queue.put(None)
         await deadline.wait(asyncio.shield(self._ended), what=f"the last write to the data directory {self._directory.path}")
@@ -79,7 +75,7 @@ class DirectoryThread:
         return None
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call on the loop. If the loop has ended, skip the call; queued writes are still done."""
+        """Call on the loop, unless it has ended. Queued writes are still done."""
         try:
             self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:

@@ -1,7 +1,4 @@
-"""Keep snapshots of a broker's view in its data directory, so that a start need not fold the whole log.
-
-It also folds the log again for a replay check.
-"""
+"""Keep snapshots of a broker's view, so that a start need not fold the whole log."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from equipoise.channel.snapshots.restore import restored
 
 _logger: Final = logging.getLogger(__name__)
 
-# Folding 20,000 records takes 0.2 s, so a start reads at most that. Encoding a view of 1,000 bundles takes 2 ms, one of 100,000 takes 80 ms
-# and 8 MB. That happens in the directory's thread; the loop is blocked only for the copy, 2 ms.
+# Folding 20,000 records takes 0.2 s at a start. Encoding 1,000 bundles takes 2 ms, 100,000 take 80 ms and 8 MB, in the directory's thread;
+# the copy blocks the loop for 2 ms.
 _RECORDS_BETWEEN: Final = 20_000
 
 _READ_ENTRIES: Final = 4_096
@@ -40,13 +37,12 @@ class Snapshots:
         self._is_writing = False
 
     def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader | None:
-        """Return a reader that starts at this broker's snapshot if it fits `log`, else at the channel's snapshot or the beginning.
+        """Return a reader from this broker's snapshot if it fits `log`, else from the channel's snapshot or the beginning.
 
-        If the log is away, use this broker's snapshot without that check: the first reads find a misfit. Without a snapshot, return None.
-        Blocks; call it in a thread. `progress` counts the rows of the channel's snapshot. Raise the errors of `restored`, except
-        `LogUnavailable`.
+        If the log is away, use this broker's snapshot unchecked (the first reads find a misfit); without one return None. Blocks; call it
+        in a thread. `progress` counts the channel's snapshot rows. Raise the errors of `restored`, except `LogUnavailable`.
         """
-        # A snapshot that is ahead of the log must not be hidden: the first read raises `LogWentBack`, because tokens would fall.
+        # A snapshot ahead of the log must not be hidden: the first read raises `LogWentBack`, because tokens would fall.
         own = self._load()
         try:
             return restored(log, cluster=self._cluster, own=own, progress=progress)
@@ -67,7 +63,7 @@ class Snapshots:
             return None
 
     def folded(self, view: View, thread: DirectoryThread) -> None:
-        """Count one record. Save a snapshot when enough records were folded since the last one."""
+        """Count one record. Save a snapshot when enough were folded since the last."""
         self._records += 1
         if self._records >= _RECORDS_BETWEEN and not self._is_writing:
             self.save(view, thread)
@@ -85,10 +81,9 @@ class Snapshots:
             _logger.warning("no snapshot was written, the next start folds more: %s", error)
 
     def refold(self, url: str, offset: int) -> int | None:
-        """Fold the log up to `offset` with a handle of its own. Return the digest, or None if it cannot be known.
+        """Fold the log up to `offset` with a handle of its own. Return the digest; None if it cannot be known.
 
-        Start at the channel's snapshot if there is one: another process folded it, and it agreed with the brokers. Blocks; call it in a
-        thread.
+        Start at the channel's snapshot: another process folded it, and brokers agreed with it. Blocks; call it in a thread.
         """
         log = open_log(url, create=False)
         try:

@@ -1,7 +1,4 @@
-"""Log failed appends of a broker: the first of an outage, and how many followed.
-
-A log with a full disk refuses every renewal and proposal. A line for each would be hundreds per second.
-"""
+"""Log failed appends: the first of an outage, and how many followed. One line each would be hundreds per second."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from equipoise.channel.core.errors import EquipoiseError
 
 _logger: Final = logging.getLogger(__name__)
 
-# During an outage write one line per interval: often enough for a reader, and to show the rate.
+# One line per interval shows an outage and its rate.
 _TOLD_AGAIN_MS: Final = 10_000
 
 
 class FailedAppends:
-    """Logs one broker's failed appends. An outage ends with the first append that succeeds."""
+    """Logs one broker's failed appends. An outage ends with the first success."""
 
     def __init__(self, *, broker: str) -> None:
         """`broker` is a field of each line."""
@@ -30,7 +27,7 @@ class FailedAppends:
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     def failed(self, data: bytes, error: EquipoiseError, now_ms: int) -> None:
-        """Note that the append of `data` failed, or may have. `now_ms` is of a clock that never goes back."""
+        """Note that the append of `data` failed, or may have. `now_ms` never goes back."""
         self.problem = str(error)
         failures = self._failures.failed(now_ms)
         if failures is not None:
@@ -39,7 +36,7 @@ class FailedAppends:
             _logger.warning("append failed: %s", error, extra={"broker": self._broker, **about})
 
     def appended(self) -> None:
-        """Note a successful append. Failures not yet logged are logged now, or with the next failure."""
+        """Note a successful append. Unlogged failures are logged now or with the next failure."""
         self.problem = None
         failures = self._failures.succeeded()
         if failures is not None:

@@ -1,13 +1,10 @@
-"""Decide when to log a repeated failure: the first one, one per interval, and the end.
-
-Callers write the line.
-"""
+"""Decide when to log a repeated failure: the first, one per interval, and the end."""
 
 from __future__ import annotations
 
 
 class RepeatedFailures:
-    """The repeated failures of one task at one broker. An outage ends with the first success."""
+    """The repeated failures of one task. An outage ends with the first success."""
 
     def __init__(self, *, told_again_ms: int) -> None:
         """`told_again_ms` is the shortest time between two lines about failures."""
@@ -17,17 +14,17 @@ class RepeatedFailures:
         self._is_told = False
 
     def failed(self, now_ms: int) -> int | None:
-        """Return how many failures a line stands for that is due now; None if none is. `now_ms` is of a clock that never goes back."""
+        """Return how many failures a line due now stands for; None if none is due. `now_ms` never goes back."""
         self._untold += 1
         if self._quiet_until_ms is not None and now_ms < self._quiet_until_ms:
             return None
-        # Successes in between do not reset this: a task that fails every other time must not log more.
+        # Successes do not reset this: a task that fails every other time must not log more.
         self._quiet_until_ms = now_ms + self._told_again_ms
         self._is_told = True
         return self._counted()
 
     def succeeded(self) -> int | None:
-        """Return the number of failures not logged yet, if a logged outage ends now; otherwise None."""
+        """Return the number of unlogged failures if a logged outage ends now; else None."""
         if not self._is_told:
             return None
         self._is_told = False

@@ -1,7 +1,4 @@
-"""Log that a repeated background task of a broker fails, and that it succeeds again.
-
-`brokers.runtime.failures.repeated_failures` decides when a line is due.
-"""
+"""Log that a background task of a broker fails repeatedly, and that it succeeds again."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from typing import Final
 from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
 from equipoise.channel.core.errors import EquipoiseError
 
-# These tasks are retried automatically. Failures caused by the log are already logged elsewhere.
+# These tasks are retried automatically. Failures of the log are logged elsewhere.
 _TOLD_AGAIN_MS: Final = 60_000
 
 
 class ToldFailures:
-    """The failures of one task at one broker, as lines of `logger`: the first, one per minute, and the end."""
+    """The failures of one task, as lines of `logger`: the first, one per minute, and the end."""
 
     def __init__(self, logger: logging.Logger, *, broker: str, failed: str, over: str) -> None:
-        """`failed` and `over` are the two messages. The error is appended to `failed`; both lines have `broker` and the count as fields."""
+        """`failed` (followed by the error) and `over` are the messages; `broker` and the count are fields."""
         self._logger = logger
         self._broker = broker
         self._failed = failed
@@ -27,7 +24,7 @@ class ToldFailures:
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     def failed(self, error: Exception, now_ms: int) -> None:
-        """Note a failure. `now_ms` is of a clock that never goes back. Log an error that is not an `EquipoiseError` with its traceback."""
+        """Note a failure. `now_ms` never goes back. Log other errors than `EquipoiseError` with their traceback."""
         failures = self._failures.failed(now_ms)
         if failures is not None:
             bug = None if isinstance(error, EquipoiseError) else error
@@ -45,5 +42,5 @@ class ToldFailures:
 
 
 def told_error(error: Exception) -> str:
-    """Return the message of an error, with the type's name if it is not an `EquipoiseError`."""
+    """Return the message of an error, with its type if it is not an `EquipoiseError`."""
     return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"

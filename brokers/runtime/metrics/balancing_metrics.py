@@ -1,10 +1,8 @@
 """Export a broker's balancing metrics: its own load and its decisions.
 
-The leader decides moves: all other brokers export zeros for them, and a new leader starts at zero. The broker that splits a bundle counts
-the split.
-
-Metrics that Pulsar defines keep Pulsar's names, for its dashboards. Each is exported twice: as `brk_lb_...` (as in Pulsar's admin API) and
-as `pulsar_lb_...` with the label `cluster` (as in its own exposition).
+* The leader decides moves: others export zeros, and a new leader starts at zero. The splitting broker counts splits.
+* Pulsar's metrics keep Pulsar's names, for its dashboards: `brk_lb_...` as in its admin API, `pulsar_lb_...` with the label `cluster` as in
+  its exposition.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from equipoise.shedder.loads import Resources
 Outcome = tuple[str, str]
 Values = Mapping[tuple[str, ...], float]
 
-# Counted from the start, as in Pulsar: a series that appears with its first event has no rate.
+# Pulsar's counters are 0 from the start: a series that appears with its first event has no rate.
 _UNLOADS: Final[tuple[Outcome, ...]] = (
     *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
     *(("Skip", cause) for cause in ("HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown")),
@@ -56,7 +54,7 @@ class _Series:
 
 
 class BalancingMetrics(Collector):
-    """Filled by balancing and reporting, on the worker's loop only. `cluster` is known once the channel is read."""
+    """Filled on the worker's loop only. `cluster` is known once the channel is read."""
 
     def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self.cluster = ""
@@ -73,7 +71,7 @@ class BalancingMetrics(Collector):
         registry.register(self)
 
     def decided(self, decision: Decision) -> None:
-        """Count one decision when it is made. `equipoise_move_duration_seconds` covers the results of its moves."""
+        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves."""
         self._rounds[decision.kind, *decision.outcome] += 1
         if decision.kind == "shed":
             self._unloads.update(decision.counted)
@@ -88,7 +86,7 @@ class BalancingMetrics(Collector):
         self._used = {("max_ema",): averaged, ("max",): resources.max_use}
 
     def spread(self, mean: float | None, deviation: float | None) -> None:
-        """Set mean and deviation of the brokers' averages, as fractions, from the last round; None if it did not compute them."""
+        """Set mean and deviation (fractions) of the brokers' averages in the last round, if computed."""
         known = mean is not None and deviation is not None
         self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item] # both known
 
@@ -97,7 +95,7 @@ class BalancingMetrics(Collector):
         self._under_way = moves
 
     def refused(self, reporter: str) -> None:
-        """Count a load report that a round left out because it holds an impossible figure."""
+        """Count a load report that a round left out as impossible."""
         self._refused[reporter] += 1
 
     def collect(self) -> Iterator[Metric]:

@@ -1,7 +1,6 @@
-"""Export a worker's metrics, from a registry of its own, so that one process may hold several workers.
+"""Export a worker's metrics, from its own registry: one process may hold several workers.
 
-Nothing here changes what a broker does. Names begin with `equipoise_` and end with their unit; exceptions are the metrics of the process
-and those that Pulsar names. `docs/reference/metrics.md` explains each to operators.
+Names begin with `equipoise_` and end with their unit, except those of the process and of Pulsar. `docs/reference/metrics.md` explains them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _UNSETTLED: Final[tuple[State, ...]] = ("free", "assigning", "releasing", "split
 
 
 class LookupOutcome(StrEnum):
-    """How a lookup ended: answered at once, answered after a wait, timed out, or refused (namespace unknown, too many waiting)."""
+    """How a lookup ended: at once, after a wait, too late, or refused (unknown namespace, too many waiting)."""
 
     ANSWERED = "answered"
     HELD = "held"
@@ -50,9 +49,9 @@ class LookupOutcome(StrEnum):
 
 
 class _LookupDurations(Collector):
-    """A histogram of lookups that counts in plain lists. Use it on the worker's loop only.
+    """A histogram of lookups in plain lists, for the worker's loop only.
 
-    prometheus-client takes two locks per observation. On this path that would be a tenth of the whole answer.
+    prometheus-client takes two locks per observation: a tenth of the whole answer.
     """
 
     def __init__(self, broker: str) -> None:
@@ -77,10 +76,7 @@ class _LookupDurations(Collector):
 
 
 class _Lean(CollectorRegistry):
-    """A registry without the `_created` gauge that prometheus-client adds to each series.
-
-    Switching it off is possible only for the whole process, which may have other metrics.
-    """
+    """A registry without the `_created` gauges of prometheus-client, which only the whole process could switch off."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -94,13 +90,13 @@ class _Lean(CollectorRegistry):
 
 
 class Metrics:
-    """The metrics of one worker. Call everything on its loop; each call costs a microsecond or two.
+    """The metrics of one worker, for use on its loop; each call costs a microsecond or two.
 
-    `moves` are the moves in progress in the whole cluster. They are recognised here once, for all users.
+    `moves` are the moves in progress in the whole cluster, for all users.
     """
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`broker` is the broker's id, a label of every metric; `now_ns` is a clock that only rises."""
+        """`broker` labels every metric; `now_ns` is a clock that only rises."""
         self._now_ns = now_ns
         self.moves = Moves()
         self._registry = registry = CollectorRegistry()
@@ -118,12 +114,12 @@ class Metrics:
         text = "How long bundles were on the move, in the whole cluster, as this broker reads it."
         move = histogram("move_duration_seconds", text, "kind", "result")
         in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are not simply owned.", "state")
-        # Labels are resolved once, so each series is 0 from the start: a series that appears with its first event has no rate.
+        # Resolve labels once, so each series starts at 0: one that appears with its first event has no rate.
         self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
         self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
-        # The usual metrics of a process: `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
+        # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
         ProcessCollector(registry=registry)
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
@@ -142,7 +138,7 @@ class Metrics:
         self._broker = broker
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
-        """Count one folded record and return the moves that it ends. With `live` false it is history, read at a start."""
+        """Count one folded record and return the moves it ends. Ignore history (`live` false)."""
         if not live:
             return ()
         reason = folded.verdict.reason
@@ -161,15 +157,15 @@ class Metrics:
         self.moves.resynced(resync)
 
     def alarm(self, name: str) -> None:
-        """Count an alarm. `name` is one of the agent's few words, never a varying text."""
+        """Count an alarm. `name` is one of few fixed words."""
         self._alarms.labels(self._broker, name).inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
-        """Count a lookup that began at `started_ns` of this process' monotonic clock."""
+        """Count a lookup that began at `started_ns` of the monotonic clock."""
         self._lookups.observe(outcome, self._now_ns() - started_ns)
 
     def register(self, collector: Collector) -> None:
-        """Export this collector, too. Servers beside the worker have metrics of their own."""
+        """Export this collector, too."""
         self._registry.register(collector)
 
     def unregister(self, collector: Collector) -> None:

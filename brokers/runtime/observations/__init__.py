@@ -1,4 +1,4 @@
-"""Choose where to keep observations: adapters of `brokers.runtime.observations.observed.Observations` beside the channel."""
+"""Choose where observations are kept beside the channel."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ FILE_SUFFIX: Final = ".observations"
 
 
 def are_kept(log_url: str) -> bool:
-    """Return whether observations can be kept beside this log: not for a log in memory, which no other process can read."""
+    """Return whether observations can be kept: not beside a log in memory, which others cannot read."""
     return not is_in_memory(log_url)
 
 
 def open_observations(log_url: str) -> Observations:
-    """Return a new handle on the observations of the cluster whose channel is at `log_url` (see `channel.log.open_log`).
+    """Return a new handle on the observations beside the channel at `log_url`.
 
     * `sqlite:PATH`: the file `PATH.observations`.
     * `kafka://SERVERS/TOPIC`: the topic `TOPIC-serving`. Loads are on the load bus.
 
-    The place is created with the first write. Raise `InvalidLogUrl` for any other URL, and for a topic also `MissingExtra` and
-    `InvalidKafkaSetting`.
+    The first write creates them. Raise `InvalidLogUrl` for any other URL; for a topic also `MissingExtra` and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:

@@ -1,6 +1,6 @@
-"""Write evidence of work that passed both checks to a file, one JSON object per line, for an independent checker.
+"""Write evidence of work that passed both checks to a file, one JSON object per line, for a checker.
 
-It is off by default, and the broker never reads it.
+It is off by default. The broker never reads it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from equipoise.channel.system import private_files
 
 _logger: Final = logging.getLogger(__name__)
 
-# Lines that wait for the disk: one second of the busiest benchmark. More are dropped, and a line reports how many: evidence must never slow
-# down the work, nor look complete when it is not.
+# Waiting lines: one second of the busiest benchmark. More are dropped and counted in a line: evidence must not slow the work, nor look
+# complete when it is not.
 _LINES_MAX: Final = 65_536
 
 # Time for the disk to take the last lines. A thread that needs longer dies with its process.
@@ -29,7 +29,7 @@ _CLOSE_S: Final = 1.0
 
 
 class EvidenceFile:
-    """Appends evidence to a file in a thread of its own. A process that is killed loses the last moments."""
+    """Appends evidence to a file in its own thread. A killed process loses the last moments."""
 
     def __init__(self, path: Path, *, broker: str) -> None:
         """Open `path` for appending. Raise `InvalidConfig` if that is not possible."""
@@ -54,7 +54,7 @@ class EvidenceFile:
             self._dropped += 1
 
     def close(self) -> None:
-        """Write what is queued and close the file. Blocks on the disk for a bounded time; call it in a thread."""
+        """Write what is queued and close the file, in bounded time. Call it in a thread."""
         if self._thread.is_alive():
             with suppress(queue.Full):
                 self._lines.put(None, timeout=_CLOSE_S)
@@ -79,7 +79,7 @@ class EvidenceFile:
                 return
 
     def _write(self, lines: bytes) -> bool:
-        """Return whether all lines were written. A disk error ends the evidence, never the broker."""
+        """Return whether all was written. A disk error ends the evidence, never the broker."""
         try:
             while lines:
                 lines = lines[self._file.write(lines) :]
@@ -89,7 +89,7 @@ class EvidenceFile:
         return True
 
     def _spell_dropped(self, dropped: int) -> bytes:
-        """Return a line with the number dropped since the start, so that a checker knows that evidence is missing."""
+        """Return a line with the number dropped so far, so that a checker knows of gaps."""
         _logger.warning("evidence was dropped", extra={"broker": self._broker, "dropped": dropped})
         return orjson.dumps({"broker": self._broker, "dropped": dropped}, option=orjson.OPT_APPEND_NEWLINE)
 

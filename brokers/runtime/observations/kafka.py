@@ -12,16 +12,16 @@ from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.kept_topic import KeptTopic
 
 KEPT_MS: Final = 7 * 86_400_000
-"""How late an audit may still join the observations with the channel."""
+"""How late an audit may still read them."""
 
-# Messages have the time at which Kafka got them, as on the channel: the brokers' clocks may differ.
+# Kafka sets the time of a message, as on the channel: brokers' clocks may differ.
 _SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": str(KEPT_MS), "message.timestamp.type": "LogAppendTime"}
 
 
 class KafkaObservations:
-    """A handle on the observations beside the topic `log`, in the topic `LOG-KIND`. See `Observations`.
+    """A handle on the observations in the topic `LOG-KIND` beside the topic `log`. See `Observations`.
 
-    Loads are not written here: load workers keep the topic of that name on the load bus.
+    Loads are not written here: they are on the load bus.
     """
 
     def __init__(self, clients: Clients, log: str) -> None:

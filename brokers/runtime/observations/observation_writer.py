@@ -1,4 +1,4 @@
-"""Write a broker's observations in a thread of its own, so that they never delay serving."""
+"""Write a broker's observations in a thread, so that they never delay serving."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from equipoise.channel.core.errors import Overloaded
 
 _logger: Final = logging.getLogger(__name__)
 
-# Observations that wait: enough to open or close every bundle of a largest namespace at once, in 20 MB.
+# Waiting observations: every bundle of a largest namespace at once, in 20 MB.
 _WAITING_MAX: Final = 65_536
 
 # Observations per write: 300 bytes each make 300 KB, which take some milliseconds.
 _BATCH_MAX: Final = 1_000
 
-# Retry at this interval, for a minute in all: another process may have been stopped while it wrote to the same file. New observations wait
-# meanwhile. After that the batch is lost.
+# Retry for a minute: another process may have been stopped while it wrote to the file. New observations wait; then the batch is lost.
 _RETRY_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 60
 

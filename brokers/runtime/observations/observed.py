@@ -1,7 +1,6 @@
-"""Define observations, which brokers keep beside the channel for later audits, and the port that stores them.
+"""Define observations, which brokers keep for audits, and the port that stores them.
 
-`brokers.runtime.observations.witness` and the load reports make them; the adapters in `brokers.runtime.observations` store them. No verdict
-depends on them, and no broker reads them.
+No verdict depends on them, and no broker reads them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import orjson
 from equipoise.channel.core.errors import PeerError
 
 Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
-"""Why a period of serving ended: the bundle was moved or given back; split or merged; the lease ran out, though the ownership may go on
-with a renewal; the service overran its deadline; the broker ended."""
+"""Why serving ended: the bundle was moved or given back; split or merged; the lease ran out (a renewal may continue the ownership); the
+service overran its deadline; the broker ended."""
 
 
 class Kind(StrEnum):
@@ -40,12 +39,12 @@ class Observation:
 class Served:
     """When one incarnation of a broker served one bundle under one token.
 
-    * `started_ns`, `answered_ns`: nanoseconds of boot time (CLOCK_BOOTTIME). Two processes can compare them if both were read in the same
-      run of one machine, `boot`. `answered_ns` is None while the broker serves, then the last moment at which it served, or may have.
-    * `lease_deadline_ns`: end of the incarnation's last lease, by the same clock.
-    * `by_token`: it served past the end of its lease, because the namespace serves on. Only the token guards there.
-    * `at_ms`, `at_ns`: one moment, by the wall clock and by the boot clock. They link the two.
-    * `log`: identity of the log whose records gave the token. Tokens of different logs are not comparable.
+    * `started_ns`, `answered_ns`: boot time (CLOCK_BOOTTIME), comparable within one run of a machine, `boot`. `answered_ns` is None while
+      the broker serves, then the last moment at which it served or may have.
+    * `lease_deadline_ns`: end of the last lease, by the same clock.
+    * `by_token`: served past the lease, because the namespace serves on. Only the token guards there.
+    * `at_ms`, `at_ns`: one moment by wall and boot clock, to link the two.
+    * `log`: identity of the log. Tokens of different logs are not comparable.
     """
 
     log: str
@@ -70,8 +69,7 @@ class Served:
 class Observations(Protocol):
     """Stores observations in order, for as long as the adapter keeps them.
 
-    Safety does not depend on them: failed writes are lost and logged. Calls may block, so a host with an event loop makes them in a thread.
-    Use a handle from one thread at a time.
+    Failed writes are lost and logged; safety does not depend on them. Calls may block. Use a handle from one thread at a time.
     """
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:

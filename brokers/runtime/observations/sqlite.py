@@ -1,7 +1,6 @@
-"""Keep the observations of one machine in a file beside the channel's, so that users of the channel never wait for them.
+"""Keep one machine's observations in a file beside the channel's, so that the channel never waits for them.
 
-Each call opens and closes the file. Observations come in bursts, seconds apart, and opening takes a millisecond. A handle kept open would
-hold on to a file that has been replaced.
+Each call opens the file, which takes a millisecond: a handle kept open would miss a replaced file.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from equipoise.channel.sqlite.file import connect
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final[Mapping[Kind, int]] = MappingProxyType({Kind.SERVING: 200_000, Kind.LOADS: 100_000})
-"""The oldest rows beyond these are deleted. Serving: 60 MB for 100,000 openings. Loads: 100 to 200 MB for a day of three brokers."""
+"""Older rows are deleted. Serving: 60 MB, 100,000 openings. Loads: 100 to 200 MB, a day of three brokers."""
 
 TIDY_EVERY: Final = 500
-"""Old rows are deleted each time a call passes a multiple of this row number, so a table may exceed its limit by this many."""
+"""Old rows are deleted once per this many, so a table may exceed its limit by so many."""
 
 # How long a write waits for other writers, which take milliseconds.
 _LOCK_MS_MAX: Final = 500
@@ -38,7 +37,7 @@ class SqliteObservations:
         self._rows_max = rows_max
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """See `Observations.write`: all are stored, or none. A power cut may undo the newest."""
+        """See `Observations.write`: all or none are stored. A power cut may undo the newest."""
         if not observations:
             return
         try:

@@ -1,15 +1,10 @@
 """Record when one broker serves each bundle, for an audit that does not trust the fold alone.
 
-It decides nothing, and its broker reads nothing from it.
-
-Theory of operation:
-
-* A period begins when the service has opened a bundle under a good lease. It ends when the handle closes, for any reason, or when the lease
-  runs out.
-* After a lapse the period ends where the lease did, however late that is noticed: a process that was stopped in between served nothing.
-* The exception is work that passed its second check later. An audit must find it, so it extends the period.
-* Work answered after a period was reported as over is reported as a later end. No handle passes then, so this shows a defect.
-* A namespace that serves on past a lease is served until its handle closes. The observation is marked, because only the token guards there.
+* A period begins when the service has opened a bundle under a good lease. It ends when the handle closes or the lease runs out.
+* After a lapse it ends where the lease did, however late that is noticed: a stopped process served nothing.
+* Work that passed its second check later extends it, so that an audit finds it.
+* Work answered after a reported end is reported as a later end. No handle passes then, so this shows a defect.
+* A namespace that serves on past a lease is served until its handle closes, and marked: only the token guards there.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from equipoise.brokers.runtime.observations.observed import Ended, Served
 
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
-# How many of the last ended periods are checked for later answers, and at which interval.
+# Last ended periods that are checked for later answers, and the interval.
 _OVER_MAX: Final = 256
 _LOOK_MS: Final = 1_000
 
@@ -91,7 +86,7 @@ class Witness:
                 self._begin(child)
 
     def stepped(self, event: Event, agent: Standing) -> None:
-        """Note that the agent has taken an event: a bundle may be open, or the lease may have ended or be good again."""
+        """Note an event of the agent: a bundle may be open, or the lease over or good again."""
         now = self._clock.now()
         if now.boot_ms >= self._look_at_ms:
             self._look_at_ms = now.boot_ms + _LOOK_MS
@@ -112,7 +107,7 @@ class Witness:
         self._look_back()
 
     def _lease_changed(self) -> None:
-        """End all periods when their incarnation's lease ends, begin them again when it is good. Handles of a lost lease get closed."""
+        """End periods when their lease ends, begin them again when it is good. A lost lease closes its handles."""
         if self._has_lease:  # Later answers belong to the periods that begin now.
             over = [one for one in self._over if one.ended != "lease_over" or one.handle.lease.lost]
             self._over = deque(over, maxlen=_OVER_MAX)

@@ -1,4 +1,4 @@
-"""Start and stop a worker's records of serving: the file of evidence for tests, and the observations for audits."""
+"""Start and stop a worker's records of serving: evidence for tests, observations for audits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equipoise.channel.sqlite.file import BOOT_ID, this_boot
 
 
 class Witnesses:
-    """The witnesses of one worker. There are none before `begin`, or if none is configured."""
+    """The witnesses of one worker, if configured and begun."""
 
     def __init__(self, config: WorkerConfig, *, clock: Clock) -> None:
         self._config = config
@@ -28,7 +28,7 @@ class Witnesses:
         self._witness: Witness | None = None
 
     def begin(self, log: str) -> None:
-        """Start, with the identity of the open log. Raise `InvalidConfig` if the file of evidence cannot be written."""
+        """Start, with the open log's identity. Raise `InvalidConfig` if the evidence file cannot be written."""
         broker = self._config.id
         if self._config.evidence is not None:
             self._file = EvidenceFile(self._config.evidence, broker=broker)
@@ -39,7 +39,7 @@ class Witnesses:
 
     @property
     def of_work(self) -> Callable[[Evidence], None] | None:
-        """The callback for each piece of work that passed both checks; None without evidence."""
+        """The callback for work that passed both checks; None without evidence."""
         return None if self._file is None else self._file.write
 
     def begun(self, effect: Effect) -> None:
@@ -58,7 +58,7 @@ class Witnesses:
             self._witness.stopped()
 
     def close(self) -> None:
-        """Write what is left, in a bounded time. Call it in a thread, after `ended`."""
+        """Write what is left, in bounded time. Call it in a thread, after `ended`."""
         for each in (self._file, self._writer):
             if each is not None:
                 each.close()
