@@ -1,1 +1,1 @@
-"""Topics, subscriptions and producers. Pure."""
+"""The pure core of Pulsar topics, subscriptions and producers."""

@@ -1,7 +1,6 @@
-"""A subscription of a topic that has just moved here: whom it waits for, and what it holds for them.
+"""Track which consumers a subscription waits for after a move, and the entries that it holds for them.
 
-May live here: the bookkeeping of who is still to come back, and the bounded backlog meanwhile. When to give up waiting is
-decided in `brokers.pulsar.topics.topic`, and who gets what in `brokers.pulsar.topics.subscription`.
+`brokers.pulsar.topics.topic` decides when to stop waiting, `brokers.pulsar.topics.subscription` who gets which entry.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from typing import Final, NamedTuple
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 
-# The name under which one is expected whose name was chosen by its broker: the next one chooses another.
+# The expected name of a consumer whose name the former broker generated: the next broker generates another one.
 NAMELESS: Final = ""
 
 
 class Entry(NamedTuple):
-    """What one SEND brought: its number in the topic, the block to pass on unchanged, and how many messages are in it."""
+    """The content of one SEND: its number in the topic, the block to forward unchanged, and its number of messages."""
 
     entry_id: int
     block: bytes
@@ -25,23 +24,25 @@ class Entry(NamedTuple):
 
 
 class Arrivals:
-    """Who was there before the move and is not yet back, and the entries that wait for them, in order.
+    """The consumers that are not yet back after a move, and the entries that wait for them, in order.
 
-    A consumer is back once it has subscribed under its former name AND granted permits. From then on it is like any other:
-    if it leaves again, nobody waits for it. One that leaves before it granted permits is expected again, since a client
-    whose connection breaks in the middle of coming back tries once more.
-
-    Who left the choice of its name to the broker comes back without one: it is expected, and recognised, as `NAMELESS`.
+    * A consumer is back once it has subscribed under its former name and granted permits. If it leaves after that, nothing waits for it.
+    * A consumer that leaves before it grants permits is expected again: a client whose connection breaks while it reconnects tries once
+      more.
+    * A consumer whose name the broker generated is expected and recognised as `NAMELESS`.
     """
 
     __slots__ = ("_bytes_max", "_coming", "_entries", "_entries_max", "_missing", "_ready", "bytes", "messages", "needs_one")
 
     def __init__(self, names: Iterable[str], *, entries_max: int, bytes_max: int) -> None:
-        """Wait for one consumer for each of `names`, which may hold a name twice; hold at most so many entries and bytes."""
+        """Expect one consumer for each of `names`, which may repeat a name.
+
+        `entries_max` and `bytes_max` bound the entries held.
+        """
         self._missing = Counter(names)
         self._coming: dict[Consumer, None] = {}
         self._ready: set[Consumer] = set()
-        self._entries: OrderedDict[int, Entry] = OrderedDict()  # By entry id, which rises.
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # By rising entry id.
         self.bytes = 0
         self.messages = 0
         self.needs_one = False
@@ -49,25 +50,25 @@ class Arrivals:
         self._bytes_max = bytes_max
 
     def __len__(self) -> int:
-        """How many entries wait."""
+        """Return the number of waiting entries."""
         return len(self._entries)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are back, or, where that is enough (`needs_one`), anybody is here who has granted permits."""
+        """Whether all consumers are back, or one ready consumer is here and is enough (`needs_one`)."""
         return (not self._missing and not self._coming) or (self.needs_one and bool(self._ready))
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The names of those who have not even subscribed, sorted; a name that is missing twice stands there twice."""
+        """The sorted names of consumers that have not subscribed yet. A name may repeat."""
         return tuple(sorted(self._missing.elements()))
 
     def is_awaited(self, consumer: Consumer) -> bool:
-        """Whether this consumer has subscribed, was there before, and has not yet granted permits."""
+        """Return whether an expected consumer has subscribed but not yet granted permits."""
         return consumer in self._coming
 
     def subscribed(self, consumer: Consumer) -> None:
-        """A consumer has come; if it is one of the missing, only its permits are waited for now."""
+        """Note that a consumer has subscribed. If it was expected, only its permits are still missing."""
         name = name_to_expect(consumer)
         if name in self._missing:
             self._missing[name] -= 1
@@ -76,19 +77,19 @@ class Arrivals:
             self._coming[consumer] = None
 
     def flowed(self, consumer: Consumer) -> None:
-        """A consumer has granted permits."""
+        """Note that a consumer has granted permits."""
         self._coming.pop(consumer, None)
         self._ready.add(consumer)
 
     def left(self, consumer: Consumer) -> None:
-        """A consumer has gone again."""
+        """Note that a consumer has left."""
         self._ready.discard(consumer)
         if consumer in self._coming:
             del self._coming[consumer]
             self._missing[name_to_expect(consumer)] += 1
 
     def hold(self, entry: Entry) -> bool:
-        """Keep an entry behind all that wait already; False if there is no room for it."""
+        """Append an entry to those that wait. Return False if there is no room."""
         size = len(entry.block)
         if len(self._entries) >= self._entries_max or self.bytes + size > self._bytes_max:
             return False
@@ -98,23 +99,23 @@ class Arrivals:
         return True
 
     def forget(self, entry_ids: Collection[int]) -> None:
-        """Give up entries, wherever they stand; ids of others are passed over."""
+        """Remove entries by id. Unknown ids are ignored."""
         for entry_id in entry_ids:
             if entry_id in self._entries:
                 self.take(entry_id)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All that waits, in order."""
+        """All waiting entries, in order."""
         return tuple(self._entries.values())
 
     @property
     def first(self) -> Entry | None:
-        """What waits longest; None if nothing waits."""
+        """The entry that has waited longest, or None."""
         return next(iter(self._entries.values()), None)
 
     def take(self, entry_id: int) -> Entry:
-        """Give up an entry that waits, wherever it stands."""
+        """Remove and return a waiting entry."""
         entry = self._entries.pop(entry_id)
         self.bytes -= len(entry.block)
         self.messages -= entry.messages
@@ -122,5 +123,5 @@ class Arrivals:
 
 
 def name_to_expect(consumer: Consumer) -> str:
-    """The name by which a consumer is recognised when it comes back after a move."""
+    """Return the name that identifies a consumer when it comes back after a move."""
     return consumer.name if consumer.is_name_users else NAMELESS

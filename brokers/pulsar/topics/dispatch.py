@@ -1,7 +1,6 @@
-"""Who of a subscription's consumers gets an entry: Exclusive, Failover, Shared and Key_Shared.
+"""Choose which consumer of a subscription gets an entry: Exclusive, Failover, Shared and Key_Shared.
 
-May live here: what a topic knows of a consumer, the four ways of choosing one, and what a refusal says. Nothing is sent from
-here, and nobody knows of connections: what a consumer hangs on is its `link`, which only the service can read.
+Nothing here sends or knows connections. A consumer's connection is its opaque `link`, which only the service reads.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import KeyShared, SubscriptionKind
 
-# A consumer may grant at most so many messages ahead; what it grants beyond is not remembered. Java's counter ends here, too.
+# The most permits that a consumer may have outstanding; the excess is ignored. Java's counter has the same maximum.
 PERMITS_MAX: Final = 2**31 - 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Consumer:
-    """One consumer, as its topic sees it; compared by identity. The service makes it, and may set nothing in it afterwards.
+    """One consumer of a topic, compared by identity. The service creates it and does not change it afterwards.
 
-    `permits` are the messages that it has granted and not yet got; a batch may take them below 0. `connected_since` is
-    already in the form that Pulsar prints, because pure code has no calendar. `is_name_users`: the client chose the name, and
-    so will come back under it after a move.
+    * `permits`: messages granted and not yet delivered; a batch may take them below 0.
+    * `connected_since`: already in Pulsar's format, because pure code has no calendar.
+    * `is_name_users`: the client chose the name, and uses it again after a move.
     """
 
     name: str
@@ -46,11 +45,11 @@ class Consumer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes an entry at this moment."""
+        """Whether it can take an entry now."""
         return self.permits > 0 and self.is_writable
 
 
-# To look for one point of a ring takes as long as to pass by so many.
+# Finding one point of a ring costs as much as scanning past this many.
 _DEARER_SINGLY: Final = 10
 
 ActiveChange = tuple[Consumer, bool]
@@ -58,7 +57,7 @@ ActiveChange = tuple[Consumer, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a producer or consumer is not let in. `holder` has what was asked for: if it is dead, remove it and ask again."""
+    """Why a producer or consumer is refused. If `holder` is set and dead, remove it and try again."""
 
     error: ServerError
     message: str
@@ -66,40 +65,40 @@ class Refusal:
 
 
 class Dispatcher(Protocol):
-    """One way of choosing. A consumer is ready if it has permits and can be written to; only a ready one is ever chosen.
+    """One way to choose a consumer. A consumer is ready if it has permits and can be written to; `choose` returns only ready ones.
 
-    `slot` is that of the entry; only Key_Shared looks at it, and for the others it may be any number.
+    `slot` is the slot of the entry. Only Key_Shared uses it; others accept any number.
     """
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
-        """Let a consumer in, and say to whom what about being active must be told; or why it cannot come in."""
+        """Add a consumer. Return the changes of the active consumer to send, or a refusal."""
         ...
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
-        """Let consumers go that are in, all in one step, and say to whom what about being active must be told."""
+        """Remove consumers that are present, in one step. Return the changes of the active consumer to send."""
         ...
 
     def choose(self, slot: int) -> Consumer | None:
-        """The consumer that gets an entry; None if the one that should, or all that could, are not ready."""
+        """Return the consumer that gets an entry, or None if no eligible consumer is ready."""
         ...
 
     def serves(self, slot: int) -> bool:
-        """Whether there is a consumer that would get an entry if all were ready."""
+        """Return whether some consumer would get an entry if all were ready."""
         ...
 
     @property
     def active(self) -> Consumer | None:
-        """The one consumer that gets everything; None if there is no such one."""
+        """The one consumer that gets everything, or None if the kind has none."""
         ...
 
 
 def wants_stripes(consumer: Consumer, kind: SubscriptionKind) -> bool:
-    """Whether a consumer of this kind names its own slots (STICKY); for other kinds what it says of keys has no meaning."""
+    """Return whether a consumer names its own slots (STICKY). Only Key_Shared uses a consumer's key settings."""
     return kind is SubscriptionKind.KEY_SHARED and consumer.key_shared is not None and consumer.key_shared.is_sticky
 
 
 def dispatcher(kind: SubscriptionKind, *, is_sticky: bool, partition: int) -> Dispatcher:
-    """The dispatcher of a subscription; `partition` is the topic's index, -1 if it is no partition."""
+    """Create the dispatcher of a subscription. `partition` is the topic's index, or -1."""
     match kind:
         case SubscriptionKind.EXCLUSIVE:
             return Exclusive()
@@ -112,7 +111,7 @@ def dispatcher(kind: SubscriptionKind, *, is_sticky: bool, partition: int) -> Di
 
 
 class Exclusive:
-    """One consumer, and no other beside it."""
+    """Dispatch to the only consumer. A second one is refused."""
 
     __slots__ = ("_consumer",)
 
@@ -148,18 +147,18 @@ class Exclusive:
 
 
 class Failover:
-    """One active consumer; the others stand by. Told are those for whom something is new: who comes, who is active, who was.
+    """Dispatch to one active consumer; the others stand by.
 
-    Pulsar tells everybody whenever another one becomes active; who stands by learns nothing from that, and hundreds who come
-    or go at once would have to be told hundreds of times each.
-    Only those of the best (lowest) priority can be active. Of them, sorted by name, the partition's index chooses one, so
-    that the partitions of a topic spread over the same consumers. Source: AbstractDispatcherSingleActiveConsumer.
+    * Only consumers of the best (lowest) priority can be active. The partition's index chooses one of them, sorted by name, so that the
+      partitions of a topic spread over the same consumers. Source: AbstractDispatcherSingleActiveConsumer.
+    * A change is sent to the new consumer, the active one and the former one. Pulsar notifies all consumers of each change, which costs
+      hundreds of messages each when hundreds join or leave at once and gives standby consumers no information.
     """
 
     __slots__ = ("_active", "_consumers", "_index")
 
     def __init__(self, partition: int) -> None:
-        """`partition` is the topic's index, -1 if it is no partition."""
+        """Use the partition's index, or 0 if `partition` is -1."""
         self._index = max(partition, 0)
         self._consumers: list[Consumer] = []
         self._active: Consumer | None = None
@@ -179,7 +178,7 @@ class Failover:
         return [(told, is_active) for told, is_active in self._chosen_anew() if told not in gone]
 
     def _chosen_anew(self) -> list[ActiveChange]:
-        """Choose the active one again; what that one and the former one must be told if they are not the same."""
+        """Choose the active consumer again. Return the changes for the new and the former one if they differ."""
         consumers, former = self._consumers, self._active
         active = None
         if consumers:
@@ -206,13 +205,13 @@ class Failover:
 
 
 class Shared:
-    """All in turn, as far as they are ready: those of the lowest priority number first, the next only if none there is."""
+    """Dispatch round-robin to ready consumers. A priority is used only if no consumer of a better (lower) one is ready."""
 
     __slots__ = ("_consumers", "_turns")
 
     def __init__(self) -> None:
-        self._consumers: dict[int, list[Consumer]] = {}  # By priority, rising.
-        self._turns: dict[int, int] = {}  # Of each priority, the place at which the next search begins.
+        self._consumers: dict[int, list[Consumer]] = {}  # By rising priority.
+        self._turns: dict[int, int] = {}  # By priority: the index at which the next search begins.
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
@@ -254,12 +253,12 @@ class Shared:
 
 
 class KeySharing:
-    """Key_Shared: all entries of a key go to one consumer. If that one is not ready, no other gets them."""
+    """Dispatch all entries of a key to one consumer (Key_Shared). If it is not ready, no other consumer gets them."""
 
     __slots__ = ("_holders", "_is_sticky", "_ring", "_seats", "_stripes")
 
     def __init__(self, *, is_sticky: bool) -> None:
-        """STICKY: the consumers say which slots they take; else (AUTO_SPLIT) the slots are spread over them."""
+        """Use the slots that consumers name (STICKY), or spread the slots over them (AUTO_SPLIT)."""
         self._is_sticky = is_sticky
         self._ring = Ring()
         self._stripes = Stripes()
@@ -267,7 +266,7 @@ class KeySharing:
         self._seats: dict[Consumer, Holder] = {}
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
-        """See `Dispatcher`. Two consumers may have the same name: the number tells them apart."""
+        """See `Dispatcher`. A number separates consumers of the same name."""
         number = 0
         while (consumer.name, number) in self._holders:
             number += 1
@@ -301,7 +300,7 @@ class KeySharing:
         return []
 
     def consumer_of(self, slot: int) -> Consumer | None:
-        """The consumer that gets the entries of a slot, ready or not; None if nobody does."""
+        """Return the consumer of a slot, ready or not, or None if it has none."""
         holder = self._stripes.holder(slot) if self._is_sticky else self._ring.holder(slot)
         return None if holder is None else self._holders[holder]
 
@@ -321,10 +320,10 @@ class KeySharing:
 
 
 def _rank(consumer: Consumer) -> tuple[int, str]:
-    """By what consumers of a Failover subscription are sorted."""
+    """Return the sort key of a Failover consumer."""
     return consumer.priority, consumer.name
 
 
 def _ranges_of(consumer: Consumer) -> Sequence[tuple[int, int]]:
-    """The ranges of slots that a STICKY consumer asked for."""
+    """Return the slot ranges that a STICKY consumer asked for."""
     return consumer.key_shared.ranges if consumer.key_shared is not None else ()

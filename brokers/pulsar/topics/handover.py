@@ -1,9 +1,12 @@
-"""The topics of a bundle as bytes, from their former owner to their next one.
+"""Encode and decode the topics of a bundle that moves to its next owner.
 
-May live here: the two formats, and nothing that keeps or sends them. The handover travels on the record by which the next
-owner takes over, in at most 16 KiB: who was there, topic by topic. What does not fit into it, and all entries that were not
-delivered, are fetched from the former owner; then the fetched bytes hold everything once more, and the handover is only what
-is left if they cannot be had. Both carry a checksum, so a decoder never has to guess.
+Theory of operation: there are two formats.
+
+* The handover travels on the record that makes the next owner the owner, in at most 16 KiB. It names the consumers of each topic.
+* The fetched state holds everything: what does not fit into the handover, and all undelivered entries. The next owner fetches it from the
+  former owner. If that fails, only the handover is used.
+
+Both carry a checksum, so decoders reject damage. Nothing here stores or sends them.
 """
 
 from __future__ import annotations
@@ -24,55 +27,57 @@ from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.channel.core.errors import PeerError
 
-# The bound of the core on what `Service.close` returns.
+# The core's bound on the result of `Service.close`.
 HANDOVER_BYTES_MAX: Final = 16 * 1024
 
-# What a handover may unpack to: names compress to about a fifth, and never to a sixteenth.
+# The size of an unpacked handover. Names compress to about a fifth, never to a sixteenth.
 _UNPACKED_BYTES_MAX: Final = 16 * HANDOVER_BYTES_MAX
 
-# Undelivered entries of one bundle: half of what the core fetches at most (64 MiB), which leaves as much for names.
+# Undelivered entries of one bundle: half of the most that the core fetches (64 MiB). The other half is for names.
 ENTRY_BYTES_MAX: Final = 32 * 1024 * 1024
 
-# What the names of a bundle and of one topic may come to, in characters: of 100,000 topics with a consumer each, and of 10,000
-# consumers with usual names. A bundle is closed in one step of the loop, in which 8 MiB are written in 50 ms.
+# Characters of the names of one bundle (100,000 topics with a consumer each), and of one topic (10,000 consumers with usual names). One
+# step of the loop closes a bundle; it writes 8 MiB in 50 ms.
 NAMES_MAX: Final = 8 * 1024 * 1024
 NAMES_OF_TOPIC_MAX: Final = 256 * 1024
 
-# What stands between names.
+# Characters between names.
 _BESIDE_NAME: Final = 4
 
-# Beside its block an entry costs its own row, and its id once for each subscription that has not delivered it.
+# Overhead of an entry: its row, and its id once for each subscription that has not delivered it.
 _ENTRY_ROW_BYTES: Final = 40
 _ENTRY_ID_BYTES: Final = 20
 
-# Raised whenever a layout below changes. Another format is refused, and the topics begin anew.
+# Raise this when a layout below changes. Readers refuse other formats, and the topics then start without state.
 FORMAT: Final = 1
 
 _DIGEST_BYTES: Final = 16
 _LENGTH_BYTES: Final = 4
 
-# What was read from outside, and is looked at before it is used.
+# Decoded input that is not yet checked.
 Raw = Any
 
-# All that reading it can come to, where it is not what it should be.
+# All errors that decoding bad input can raise.
 _UNREADABLE: Final = (zlib.error, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 class HandoverDamaged(PeerError):
-    """What the former owner of a bundle said of its topics cannot be read."""
+    """The topics that the former owner of a bundle handed over cannot be decoded."""
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """`what` is `handover` or `fetched state`, `problem` is what is wrong with it."""
+        """`what` is `handover` or `fetched state`; `problem` describes the damage."""
         self.what = what
         self.problem = problem
         super().__init__(f"the {what} of a bundle's topics cannot be read: {problem}; open the bundle without it")
 
 
 class Encoded(NamedTuple):
-    """What `encode` made. Unless the handover `is_complete`, the next owner fetches what `fetchable` makes of the states.
+    """The result of `encode`.
 
-    `states` are those that were given, without `dropped` messages that had no room, and the names of `forgotten` consumers, for
-    whom nobody will wait.
+    * `is_complete`: if False, the next owner must also fetch `fetchable(states)`.
+    * `states`: the given states without what was cut.
+    * `dropped`: messages that were cut for lack of room.
+    * `forgotten`: consumer names that were cut; the next owner does not wait for them.
     """
 
     handover: bytes
@@ -83,9 +88,9 @@ class Encoded(NamedTuple):
 
 
 def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYTES_MAX, names_max: int = NAMES_MAX) -> Encoded:
-    """The states of topics, by name, as a handover; entries are not copied, and how large they are is no matter here.
+    """Encode the states of topics, by name, as a handover. Entries are not copied.
 
-    Of undelivered entries the newest are left out beyond `entry_bytes_max`, and names beyond `names_max` characters.
+    The newest undelivered entries beyond `entry_bytes_max` are cut, and names beyond `names_max` characters.
     """
     states, dropped, forgotten = _named(states, names_max)
     rows = [_topic_row(name, states[name]) for name in sorted(states)]
@@ -93,7 +98,7 @@ def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYT
         handover = _packed(rows, is_complete=True)
         if handover is not None:
             return Encoded(handover, True, states, dropped, forgotten)  # noqa: FBT003 - a row has fields by position
-    # As many topics as fit, found by halving: a few tries, and what is left out is fetched anyway.
+    # Halve the number of topics until they fit. This takes few tries, and the next owner fetches the rest anyway.
     handover = _packed(rows, is_complete=False)
     while handover is None:
         rows = rows[: len(rows) // 2]
@@ -103,7 +108,7 @@ def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYT
 
 
 def is_complete(handover: bytes) -> bool:
-    """Whether a handover says all; if not, fetch the rest. Raises `HandoverDamaged`."""
+    """Return whether a handover needs no fetch. Raise `HandoverDamaged`."""
     try:
         return _unpacked(handover)[0]
     except _UNREADABLE as error:
@@ -111,7 +116,7 @@ def is_complete(handover: bytes) -> bool:
 
 
 def decode(handover: bytes, fetched: bytes | None) -> dict[str, TopicState]:
-    """The states of topics by name: those fetched if there are any, else those of the handover. Raises `HandoverDamaged`."""
+    """Return the states of topics by name, from `fetched` if given, else from the handover. Raise `HandoverDamaged`."""
     try:
         if fetched is not None:
             return _decode_fetched(fetched)
@@ -122,16 +127,16 @@ def decode(handover: bytes, fetched: bytes | None) -> dict[str, TopicState]:
 
 
 def _packed(rows: Sequence[Raw], *, is_complete: bool) -> bytes | None:
-    """A handover of these topics; None if it is too large."""
+    """Return a handover of these topics, or None if it is too large."""
     unpacked = orjson.dumps({"format": FORMAT, "complete": is_complete, "topics": rows})
     if len(unpacked) > _UNPACKED_BYTES_MAX:
-        return None  # Before it is compressed, which takes 30 times as long.
+        return None  # Check before compressing, which takes 30 times as long.
     packed = zlib.compress(unpacked)
     return packed if len(packed) <= HANDOVER_BYTES_MAX else None
 
 
 def _unpacked(handover: bytes) -> tuple[bool, Raw]:
-    """Whether a handover is complete, and its rows; raises one of `_UNREADABLE`."""
+    """Return whether a handover is complete, and its rows. Raise one of `_UNREADABLE`."""
     unpacker = zlib.decompressobj()
     unpacked = unpacker.decompress(handover, _UNPACKED_BYTES_MAX)
     if not unpacker.eof or unpacker.unused_data:
@@ -142,7 +147,10 @@ def _unpacked(handover: bytes) -> tuple[bool, Raw]:
 
 
 def _named(states: Mapping[str, TopicState], room: int) -> tuple[Mapping[str, TopicState], int, int]:
-    """States whose names fit into `room`; messages that wait for nobody then, and consumers whose names have no room."""
+    """Cut states to names that fit into `room`. Return them with the numbers of dropped messages and forgotten consumers.
+
+    Messages are dropped if no remaining subscription waits for them.
+    """
     named = {}
     dropped = forgotten = 0
     for name in sorted(states):
@@ -172,9 +180,9 @@ def _expected_in(subscriptions: Iterable[SubscriptionState]) -> int:
 
 
 def _with_room(states: Mapping[str, TopicState], room_bytes: int) -> tuple[Mapping[str, TopicState], int]:
-    """States whose entries fit into `room_bytes`, and how many messages had no room: of each topic the newest.
+    """Cut states to entries that fit into `room_bytes`. Return them with the number of dropped messages, the newest of each topic.
 
-    A topic whose next entry is too large keeps those before it, and the next topics have the room that is left.
+    If the next entry of a topic does not fit, the topic keeps the earlier ones, and the next topics use the remaining room.
     """
     dropped = 0
     fitting = {}
@@ -194,7 +202,7 @@ def _with_room(states: Mapping[str, TopicState], room_bytes: int) -> tuple[Mappi
 
 
 def _cut(state: TopicState, kept: int) -> TopicState:
-    """A state with the first so many of its entries."""
+    """Return a state with only its first `kept` entries."""
     entries = state.entries[:kept]
     ids = {entry.entry_id for entry in entries}
     subscriptions = tuple(replace(each, waiting=tuple(one for one in each.waiting if one in ids)) for each in state.subscriptions)
@@ -202,7 +210,7 @@ def _cut(state: TopicState, kept: int) -> TopicState:
 
 
 def size_of(states: Mapping[str, TopicState]) -> int:
-    """How many bytes states take, about: their names, and their entries, as far as they are on their way to somebody."""
+    """Return the approximate size of states in bytes: names, undelivered entries and their ids."""
     size = 0
     for name, state in states.items():
         size += len(name) + sum(len(text) for each in state.subscriptions for text in (each.name, *each.expected))
@@ -212,9 +220,9 @@ def size_of(states: Mapping[str, TopicState]) -> int:
 
 
 def fetchable(states: Mapping[str, TopicState]) -> bytes:
-    """Everything in one piece: digest, length of the rows, rows, blocks one behind another.
+    """Encode everything: digest, length of the rows, rows, blocks.
 
-    32 MiB take a quarter of a second: not for the loop, but for a thread.
+    32 MiB take 0.25 s, so run this in a thread.
     """
     topics = []
     blocks = []
@@ -229,7 +237,7 @@ def fetchable(states: Mapping[str, TopicState]) -> bytes:
 
 
 def _decode_fetched(fetched: bytes) -> dict[str, TopicState]:
-    """What `fetchable` was given; raises one of `_UNREADABLE`."""
+    """Decode the result of `fetchable`. Raise one of `_UNREADABLE`."""
     digest, body = fetched[:_DIGEST_BYTES], fetched[_DIGEST_BYTES:]
     if digest != blake2b(body, digest_size=_DIGEST_BYTES).digest():
         raise ValueError("its checksum is another: it is cut off, altered, or something else")
@@ -251,13 +259,13 @@ def _decode_fetched(fetched: bytes) -> dict[str, TopicState]:
 
 
 def _topic_row(name: str, state: TopicState) -> Raw:
-    """A topic without its entries."""
+    """Encode a topic without its entries."""
     subscriptions = [[each.name, each.kind, each.is_sticky, each.is_durable, each.expected] for each in state.subscriptions]
     return [name, state.last_entry_id, subscriptions]
 
 
 def _topic(row: Raw, waiting: Raw) -> tuple[str, TopicState]:
-    """What `_topic_row` was given; `waiting` has the ids of waiting entries of each subscription, or nothing at all."""
+    """Decode the result of `_topic_row`. `waiting` has the ids of waiting entries per subscription, or is empty."""
     name, last_entry_id, subscription_rows = row
     waiting_ids = waiting or [()] * len(subscription_rows)
     subscriptions = tuple(

@@ -1,9 +1,7 @@
-"""Key_Shared: the key of an entry, its hash, and which consumer serves the slot that the hash falls into.
+"""Find the key of an entry, hash it to a slot, and map slots to consumers (Key_Shared).
 
-May live here: pure functions from an entry's block to its key, Murmur3, and maps from slots to the names of their holders.
-The few fields of MessageMetadata that are needed are read by hand, not by protobuf: they are three of 33, they are read once
-for each entry of a Key_Shared subscription, and everything above stays free of generated code. Damaged metadata has no key;
-what it is damaged by is the business of whoever reads it whole.
+The needed fields of MessageMetadata (three of 33) are parsed by hand: they are read once per entry, and this package stays free of
+generated code. Damaged metadata counts as metadata without a key; full parsing reports the damage elsewhere.
 """
 
 from __future__ import annotations
@@ -16,25 +14,25 @@ from itertools import pairwise
 from struct import unpack, unpack_from
 from typing import Final
 
-# Pulsar's range of slots, and the points that each consumer has on the ring of them (its consistent hashing).
+# Pulsar's number of slots, and the points of each consumer on its consistent-hashing ring.
 SLOTS: Final = 65_536
 POINTS_PER_CONSUMER: Final = 100
 
-# What a STICKY consumer may name: as many ranges as another one has points.
+# A STICKY consumer may name as many ranges as other consumers have points.
 RANGES_PER_CONSUMER_MAX: Final = 100
 
-# Longer keys are hashed by way of a digest: Murmur3 here costs 0.1 us a byte, which one key of 5 MiB would turn into seconds.
+# Longer keys are first reduced to a digest: Murmur3 in Python costs 0.1 us per byte, which is 0.5 s for a key of 5 MiB.
 MURMUR_BYTES_MAX: Final = 256
 _DIGEST_BYTES: Final = 16
 
-# Metadata with more fields has no key: each costs 0.1 us, and a block has room for millions of them. Pulsar's own are 33, beside
-# one for each property.
+# Metadata with more fields counts as having no key: each field costs 0.1 us, and a block has room for millions. Pulsar uses 33, plus one
+# per property.
 METADATA_FIELDS_MAX: Final = 1_000
 
-# Slots are kept in buckets, so that to come or go costs a consumer the same among 500 as alone.
+# Buckets keep the cost of adding and removing a consumer the same with 500 consumers as with one.
 _SLOTS_PER_BUCKET: Final = 1_024
 
-# The key of all entries that have none: Pulsar's own text, so that they stay together, and in order, on one consumer.
+# The key of entries without one: Pulsar's own text. They stay together, in order, on one consumer.
 NO_KEY: Final = b"NONE_KEY"
 
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
@@ -43,10 +41,10 @@ _CHECKSUM_PART_BYTES: Final = 6
 _LENGTH_BYTES: Final = 4
 _VARINT_BYTES_MAX: Final = 10
 
-# The bit of a byte that says that its varint goes on.
+# The continuation bit of a varint byte.
 _MORE: Final = 0x80
 
-# Protobuf's wire types, and the tags of the fields that are read: number and wire type.
+# Protobuf's wire types, and the tags (number and wire type) of the fields read.
 _VARINT: Final = 0
 _FIXED_64: Final = 1
 _LENGTH_DELIMITED: Final = 2
@@ -57,14 +55,14 @@ _ORDERING_KEY: Final = 18 << 3 | _LENGTH_DELIMITED
 
 
 class _Damaged(Exception):
-    """The metadata ends in the middle of a field, or holds what no field can be."""
+    """The metadata is truncated or malformed."""
 
 
 def sticky_key(block: bytes) -> bytes:
-    """The key by which an entry is dispatched: its ordering key, else its partition key, else `NO_KEY`.
+    """Return the key that dispatches an entry: its ordering key, else its partition key, else `NO_KEY`.
 
-    `block` is everything that followed the command of SEND: checksum part, length of the metadata, MessageMetadata, payload.
-    Total: damaged metadata counts as metadata without a key. Source: `peekStickyKey` of Pulsar's `Commands`.
+    `block` is everything after the command of SEND: checksum part, length of the metadata, MessageMetadata, payload. Never raises: damaged
+    metadata has no key. Source: `peekStickyKey` of Pulsar's `Commands`.
     """
     try:
         return _key_of_metadata(block, *_metadata_span(block))
@@ -73,7 +71,7 @@ def sticky_key(block: bytes) -> bytes:
 
 
 def _metadata_span(block: bytes) -> tuple[int, int]:
-    """Where in a block its MessageMetadata begins and ends."""
+    """Return where MessageMetadata begins and ends in a block."""
     start = 0
     if block.startswith(_BROKER_METADATA_MAGIC):
         start = 2 + _LENGTH_BYTES + int.from_bytes(block[2 : 2 + _LENGTH_BYTES], "big")
@@ -87,13 +85,13 @@ def _metadata_span(block: bytes) -> tuple[int, int]:
 
 
 def _key_of_metadata(data: bytes, position: int, end: int) -> bytes:
-    """The key in the MessageMetadata that lies in `data` from `position` to `end`; raises `_Damaged`, or IndexError."""
+    """Return the key of the MessageMetadata at `data[position:end]`. Raise `_Damaged` or IndexError."""
     partition_key: bytes | None = None
     is_base64 = False
     fields = 0
     while position < end and fields < METADATA_FIELDS_MAX:
         fields += 1
-        # Nearly all tags and lengths are one byte; a call for each of them would be most of the work.
+        # Nearly all tags and lengths are one byte; a function call for each would dominate the cost.
         tag = data[position]
         position += 1
         if tag >= _MORE:
@@ -125,7 +123,7 @@ def _key_of_metadata(data: bytes, position: int, end: int) -> bytes:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The varint at `position`, and where the next thing begins; raises `_Damaged`, or IndexError."""
+    """Return the varint at `position`, and the position behind it. Raise `_Damaged` or IndexError."""
     value = shift = 0
     for place in range(position, position + _VARINT_BYTES_MAX):
         byte = data[place]
@@ -137,7 +135,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _from_base64(text: bytes) -> bytes:
-    """The bytes of a key that travels as Base64; a key that claims to be Base64 and is not stands for itself."""
+    """Decode a Base64 key. Return the text itself if it is not valid Base64."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
@@ -145,9 +143,9 @@ def _from_base64(text: bytes) -> bytes:
 
 
 def murmur3(data: bytes) -> int:
-    """MurmurHash3 (32 bits, seed 0) of these bytes without its sign bit: 0 to 2**31 - 1.
+    """Return MurmurHash3 (32 bits, seed 0) without its sign bit: 0 to 2**31 - 1.
 
-    Source: Pulsar's `Murmur3_32Hash.makeHash`, which is Austin Appleby's MurmurHash3_x86_32 and that mask.
+    Source: Pulsar's `Murmur3_32Hash.makeHash`, which is Austin Appleby's MurmurHash3_x86_32 with that mask.
     """
     length = len(data)
     whole = length & ~3
@@ -166,19 +164,18 @@ def murmur3(data: bytes) -> int:
 
 
 def slot_of(block: bytes) -> int:
-    """The slot of an entry, from 0 to `SLOTS` - 1: Pulsar's for keys of at most `MURMUR_BYTES_MAX`, a stable one for longer ones."""
+    """Return the slot of an entry, 0 to `SLOTS` - 1. Keys of at most `MURMUR_BYTES_MAX` get Pulsar's slot, longer keys a stable one."""
     key = sticky_key(block)
     return murmur3(key if len(key) <= MURMUR_BYTES_MAX else blake2b(key, digest_size=_DIGEST_BYTES).digest()) % SLOTS
 
 
-# A name, and a number that tells holders of one name apart. What ends at a slot: that slot, the one at which it begins, and who
-# holds what lies between.
+# A holder is a name and a number that separates holders of the same name. A span is its last slot, its first slot, and its holder.
 Holder = tuple[str, int]
 _Span = tuple[int, int, Holder]
 
 
 class _Spans:
-    """Spans of slots in order of their ends, and then of their holders, whatever the order in which they came."""
+    """Spans of slots, sorted by last slot and then by holder."""
 
     __slots__ = ("_buckets",)
 
@@ -189,16 +186,16 @@ class _Spans:
         insort(self._buckets[span[0] // _SLOTS_PER_BUCKET], span)
 
     def remove(self, span: _Span) -> None:
-        """Take a span away that is there."""
+        """Remove a span that is present."""
         bucket = self._buckets[span[0] // _SLOTS_PER_BUCKET]
         del bucket[bisect_left(bucket, span)]
 
     def remove_of(self, holders: Collection[Holder]) -> None:
-        """Take away what these have; looks at everything once."""
+        """Remove all spans of these holders, in one pass."""
         self._buckets = [[span for span in bucket if span[2] not in holders] for bucket in self._buckets]
 
     def from_slot(self, slot: int) -> _Span | None:
-        """The first span that ends at `slot` or behind it."""
+        """Return the first span that ends at or after `slot`, or None."""
         first = slot // _SLOTS_PER_BUCKET
         bucket = self._buckets[first]
         place = bisect_left(bucket, (slot, -1, ("", -1)))
@@ -208,11 +205,10 @@ class _Spans:
 
 
 class Ring:
-    """AUTO_SPLIT: consistent hashing of the slots over the holders that there are, as Pulsar does by default.
+    """AUTO_SPLIT: consistent hashing of the slots over the holders, Pulsar's default.
 
-    Which holder a slot has depends on who is there, and on nothing that was before: after a move, when all consumers are
-    back, in whatever order, each key is with the consumer that had it. A holder is a name and a number that tells
-    holders of one name apart.
+    The mapping depends only on the current holders, not on history. Once all consumers are back after a move, each key has its former
+    consumer again.
     """
 
     __slots__ = ("_points",)
@@ -221,34 +217,37 @@ class Ring:
         self._points = _Spans()
 
     def add(self, name: str, number: int) -> None:
-        """Give a new holder its points."""
+        """Add the points of a new holder."""
         for point in _points_of(name, number):
             self._points.add(point)
 
     def remove(self, name: str, number: int) -> None:
-        """Take the points of a holder away that has them; its slots fall to those whose points come next."""
+        """Remove the points of a holder. Its slots go to the holders of the next points."""
         for point in _points_of(name, number):
             self._points.remove(point)
 
     def remove_many(self, holders: Collection[Holder]) -> None:
-        """As `remove`, of many at once."""
+        """Remove several holders."""
         self._points.remove_of(holders)
 
     def holder(self, slot: int) -> Holder | None:
-        """The holder of the first point at or after `slot`, once around; None if nobody is there."""
+        """Return the holder of the first point at or after `slot`, wrapping around, or None if there are no holders."""
         point = self._points.from_slot(slot) or self._points.from_slot(0)
         return None if point is None else point[2]
 
 
 def _points_of(name: str, number: int) -> Iterator[_Span]:
-    """The points of a holder on the ring, none twice. One digest makes them all: a name may have 1,024 characters."""
+    """Yield the distinct points of a holder on the ring.
+
+    One digest makes them all, because a name may have 1,024 characters.
+    """
     digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(2 * POINTS_PER_CONSUMER)
     holder = (name, number)
     return ((slot, slot, holder) for slot in dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest)))
 
 
 class Stripes:
-    """STICKY: each holder has the ranges of slots that it asked for, both ends included; no two may overlap."""
+    """STICKY: each holder has the ranges of slots that it asked for, both ends inclusive. Ranges never overlap."""
 
     __slots__ = ("_stripes",)
 
@@ -256,7 +255,7 @@ class Stripes:
         self._stripes = _Spans()
 
     def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
-        """Why these ranges cannot be added, or None if they can."""
+        """Return why these ranges cannot be added, or None if they can."""
         if not 0 < len(ranges) <= RANGES_PER_CONSUMER_MAX:
             return f"a STICKY consumer names 1 to {RANGES_PER_CONSUMER_MAX} ranges of hashes that it takes, not {len(ranges)}"
         for start, end in ranges:
@@ -270,20 +269,20 @@ class Stripes:
         return f"two ranges take hash {min(taken)}; each hash is taken by one consumer" if taken else None
 
     def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Give a holder ranges that have no `conflict`."""
+        """Add a holder's ranges. Check `conflict` first."""
         for start, end in ranges:
             self._stripes.add((end, start, (name, number)))
 
     def remove(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
-        """Take the ranges of a holder away that has them; nobody has their slots then."""
+        """Remove a holder's ranges. Their slots have no holder afterwards."""
         for start, end in ranges:
             self._stripes.remove((end, start, (name, number)))
 
     def remove_many(self, holders: Collection[Holder]) -> None:
-        """As `remove`, of many at once."""
+        """Remove several holders."""
         self._stripes.remove_of(holders)
 
     def holder(self, slot: int) -> Holder | None:
-        """Who asked for `slot`; None if nobody did."""
+        """Return the holder of `slot`, or None."""
         stripe = self._stripes.from_slot(slot)
         return stripe[2] if stripe is not None and stripe[1] <= slot else None

@@ -1,7 +1,4 @@
-"""Names of topics as this service needs them beside `channel.core.ranges`: which are served, and which are partitions.
-
-May live here: pure functions over names.
-"""
+"""Check which topics this broker serves, and parse partition names."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
 PULSAR: Final = "pulsar"
-"""The protocol under which a broker advertises where Pulsar's clients find it."""
+"""The protocol name under which a broker advertises its Pulsar address."""
 
 NON_PERSISTENT: Final = "non-persistent"
 
-# Decimal and without leading zeros, as Pulsar spells it: `-partition-01` is part of an ordinary name.
+# Decimal without leading zeros, as in Pulsar: `-partition-01` is part of an ordinary name.
 _match_partition: Final = re.compile(r"(.*)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL).fullmatch
 
 
 def served_topic(text: str) -> TopicName:
-    """The topic of this name. Raises `NotServed` for a name that is none, and for a persistent topic."""
+    """Parse a topic name. Raise `NotServed` if it is invalid or the topic is persistent."""
     try:
         topic = parse_topic(text)
     except InvalidName as error:
@@ -36,12 +33,12 @@ def served_topic(text: str) -> TopicName:
 
 
 def partition_of(topic: str) -> int:
-    """The index of the partition that a topic's name ends with; -1 if it is no partition."""
+    """Return the partition index at the end of a topic's name, or -1 if there is none."""
     match = _match_partition(topic)
     return -1 if match is None else int(match[2])
 
 
 def partitioned_name(topic: str) -> str:
-    """The name of the partitioned topic that a partition belongs to; the name itself if it is no partition."""
+    """Return the name of the partitioned topic that a partition belongs to, or the name itself if it is not a partition."""
     match = _match_partition(topic)
     return topic if match is None else match[1]

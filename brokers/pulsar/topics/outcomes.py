@@ -1,7 +1,4 @@
-"""Who publishes to a topic, and what the steps of a topic come to.
-
-May live here: values that go between a topic and the service, without a step of their own.
-"""
+"""Define producers and the results that a topic returns to the service."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from equipoise.brokers.pulsar.wire.requests import AccessMode
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Producer:
-    """One producer, as its topic sees it; compared by identity. The service makes it, and may set nothing in it afterwards."""
+    """One producer of a topic, compared by identity. The service creates it and does not change it afterwards."""
 
     name: str
     link: object
@@ -33,9 +30,9 @@ class Producer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """A producer was let in, in the place of `former`, which is gone: the same client came again, and was quicker than the news.
+    """A producer was added in place of `former`: its client reconnected before the broker saw the old producer close.
 
-    `forgotten` are the entries that went with it, as `Topic.remove_producers` tells them.
+    `forgotten` holds the ids of the entries removed with it, as `Topic.remove_producers` returns them.
     """
 
     former: Producer
@@ -44,13 +41,13 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribed:
-    """A consumer was let in; `changes` says to whom ACTIVE_CONSUMER_CHANGE must be sent, and with what."""
+    """A consumer was added. `changes` lists the consumers that need an ACTIVE_CONSUMER_CHANGE, and its value."""
 
     changes: list[ActiveChange]
 
 
 class Receipt(NamedTuple):
-    """One receipt to be written; the sequence ids are those of the SEND, `entry_id` the number of the entry in its topic."""
+    """One receipt to write. The sequence ids come from the SEND; `entry_id` is the number of the entry in its topic."""
 
     producer: Producer
     sequence_id: int
@@ -59,12 +56,12 @@ class Receipt(NamedTuple):
 
 
 class Outcome:
-    """What a step comes to: all to be written in the order in which it stands here; `dropped` counts messages."""
+    """The result of a step, to be written in this order: deliveries, then receipts. `dropped` counts messages."""
 
     __slots__ = ("deliveries", "dropped", "receipts")
 
     def __init__(self) -> None:
-        """Nothing, to begin with."""
+        """Start empty."""
         self.deliveries: list[Delivery] = []
         self.receipts: list[Receipt] = []
         self.dropped = 0

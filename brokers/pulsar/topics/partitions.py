@@ -1,7 +1,4 @@
-"""Partitioned topics: how many partitions a topic has stands in the policies of its namespace.
-
-May live here: pure functions from policies to partitions and back.
-"""
+"""Read the partition counts of partitioned topics from namespace policies."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ from typing import Final
 from equipoise.channel.core.records import Document
 
 PARTITIONS_MAX: Final = 1_024
-"""Partitions of one topic: each is a producer and a consumer for every client, all of which are opened at once."""
+"""Partitions of one topic. A client opens a producer or consumer for each partition, all at once."""
 
 _PREFIX: Final = "partitions:"
 
 
 def policy_of(topic: str) -> str:
-    """The name of the policy that says how many partitions the topic of this full name has."""
+    """Return the name of the policy that holds the partition count of the topic with this full name."""
     return _PREFIX + topic
 
 
 def partitions_in(policies: Document) -> Mapping[str, int]:
-    """The partitioned topics of a namespace by full name, and how many partitions each has; what is no number is not one."""
+    """Return the partition counts of a namespace's partitioned topics, by full name. Policies without a valid count are skipped."""
     return {
         name.removeprefix(_PREFIX): count
         for name, count in policies.items()

@@ -1,7 +1,4 @@
-"""The producers of one topic: who is in, who may come in beside them, and who takes the place of whom.
-
-May live here: their table, and the modes of access. What becomes of what they sent is the topic's business.
-"""
+"""Keep the producers of one topic, and apply their access modes."""
 
 from __future__ import annotations
 
@@ -15,26 +12,30 @@ from equipoise.brokers.pulsar.wire.requests import AccessMode
 
 
 class Producers:
-    """Those of one topic, by name."""
+    """The producers of one topic, by name."""
 
     __slots__ = ("_by_name", "_count_max", "_topic")
 
     def __init__(self, topic: str, *, count_max: int) -> None:
-        """Nobody yet; at most `count_max` of the topic of this name."""
+        """Start without producers. `topic` is the full name of the topic, used in refusals."""
         self._topic = topic
         self._count_max = count_max
         self._by_name: dict[str, Producer] = {}
 
     @property
     def by_name(self) -> Mapping[str, Producer]:
-        """Who is in."""
+        """The current producers by name."""
         return MappingProxyType(self._by_name)
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     def add(self, producer: Producer) -> Refusal | Producer | None:
-        """Let a producer in, perhaps in the place of one whose client came again before its end was noticed: that one is returned."""
+        """Add a producer. Return a `Refusal`, or the former producer if it replaces one.
+
+        A producer replaces another one of the same connection, name and id with a lower epoch: the client reconnected before the broker
+        noticed the end of the former one.
+        """
         former = self._by_name.get(producer.name)
         if former is not None:
             if former.link is producer.link and former.producer_id == producer.producer_id and former.epoch < producer.epoch:
@@ -51,20 +52,20 @@ class Producers:
         return None
 
     def remove(self, producers: Collection[Producer]) -> Collection[Producer]:
-        """Let producers go; those that were in."""
+        """Remove producers. Return those that were present."""
         gone = dict.fromkeys(producer for producer in producers if self._by_name.get(producer.name) is producer)
         for producer in gone:
             del self._by_name[producer.name]
         return gone.keys()
 
     def _access_refused(self, producer: Producer) -> Refusal | None:
-        """Why a producer cannot have the access that it asks for, beside who is here; None if it can."""
+        """Return why a producer cannot have its access mode beside the current ones, or None if it can."""
         if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
             return Refusal(
                 error=ServerError.NOT_ALLOWED, message="Of the exclusive access modes only Exclusive is served; choose it or Shared"
             )
         owner = next(iter(self._by_name.values()), None)
-        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # It is alone, or would not have been let in.
+        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # An exclusive producer is always alone.
             error = ServerError.PRODUCER_BUSY if producer.access_mode is AccessMode.SHARED else ServerError.PRODUCER_FENCED
             return Refusal(error=error, message=f"Topic has an existing exclusive producer: {owner.name}", holder=owner)
         if producer.access_mode is AccessMode.EXCLUSIVE and owner is not None:

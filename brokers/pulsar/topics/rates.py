@@ -1,8 +1,4 @@
-"""Counters, and the rates that they come to per window.
-
-May live here: pure arithmetic over counts and times that come in as arguments. Whose counters these are stands in
-`brokers.pulsar.topics.dispatch`, `brokers.pulsar.topics.subscription` and `brokers.pulsar.topics.topic`.
-"""
+"""Count messages and bytes, and compute their rates per window."""
 
 from __future__ import annotations
 
@@ -12,16 +8,16 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 
 
 class Meter:
-    """Messages and bytes, counted without end, and their rates per second over the last window that was closed.
+    """Total messages and bytes, and their rates per second over the last closed window.
 
-    A window lasts from one `roll` to the next; until the first one the rates are 0, as with Pulsar. Counts are added by
-    whoever holds the meter, in place (`meter.messages += n`): a call for each message would cost more than the addition.
+    A window lasts from one `roll` to the next. The rates are 0 until the first `roll`, as in Pulsar. Callers add to the counts in place
+    (`meter.messages += n`), because a call per message costs more than the addition.
     """
 
     __slots__ = ("_bytes_before", "_messages_before", "_rolled_ms", "byte_rate", "bytes", "message_rate", "messages")
 
     def __init__(self, *, now_ms: int) -> None:
-        """The first window begins at `now_ms`."""
+        """Start the first window at `now_ms`."""
         self.messages = 0
         self.bytes = 0
         self.message_rate = 0.0
@@ -31,7 +27,7 @@ class Meter:
         self._rolled_ms = now_ms
 
     def roll(self, now_ms: int) -> None:
-        """Close the window: the rates become those of the time since the last roll. No time passed: they stay."""
+        """Close the window and set the rates to those of the time since the last roll. Keep the rates if no time has passed."""
         elapsed_ms = now_ms - self._rolled_ms
         if elapsed_ms <= 0:
             return

@@ -1,8 +1,7 @@
-"""The schemas that clients told this broker of, for other clients that ask.
+"""Keep the schemas that clients register, in a bounded table in memory.
 
-May live here: a bounded table in memory. Topics that are not stored have no history either: a schema lasts as long as the
-broker, and its version is made of its content, so that it means the same at every broker that a topic moves to. Producers and
-consumers bring theirs to each broker that they connect to, so that nothing need be handed over.
+Non-persistent topics have no schema history. A schema lasts as long as the broker; its version is a digest of its content, so it is the
+same on every broker. Clients send their schema whenever they connect, so a move hands over none.
 """
 
 from __future__ import annotations
@@ -13,28 +12,28 @@ from typing import Final
 
 from equipoise.brokers.pulsar.wire.requests import Schema
 
-# Of the usual size, half a kibibyte and a row as large: 16 MiB.
+# A schema of the usual size takes 0.5 KiB, and its row another 0.5 KiB: 16 MiB in total.
 SCHEMAS_MAX: Final = 16_384
-# Names, definitions and properties of all of them. One may have 256 KiB, the largest command.
+# Names, definitions and properties of all schemas. One schema may take 256 KiB, the largest command.
 SCHEMAS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 VERSION_BYTES: Final = 8
-"""Of the version of a schema, which clients read as a number, the first byte first."""
+"""Length of a schema version. Clients read it as a big-endian number."""
 
 
 class Schemas:
-    """Schemas by topic and version; of too many the one unused for longest is forgotten."""
+    """Schemas by topic and version. When the table is full, the least recently used schema is dropped."""
 
     def __init__(self) -> None:
-        """None are known."""
+        """Start empty."""
         self._schemas: OrderedDict[tuple[str, bytes], Schema] = OrderedDict()
         self._versions: dict[str, OrderedDict[bytes, None]] = {}
         self._bytes = 0
 
     def add(self, topic: str, schema: Schema, *, is_newest: bool = True) -> bytes:
-        """Know a schema, and return its version.
+        """Store a schema and return its version.
 
-        Unless it `is_newest` it is that only if no other is known of the topic: what a consumer reads by is no news.
+        If `is_newest` is False (a consumer's schema), it becomes the newest version only if the topic has no other.
         """
         version = version_of(schema)
         before = self._schemas.get((topic, version))
@@ -57,7 +56,7 @@ class Schemas:
             del self._versions[topic]
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
-        """A topic's schema of this version, or, with None, the newest; with its version."""
+        """Return a topic's schema and its version, or None if it is unknown. `version` None means the newest."""
         wanted = next(reversed(self._versions.get(topic, ())), None) if version is None else version
         schema = None if wanted is None else self._schemas.get((topic, wanted))
         if wanted is None or schema is None:
@@ -71,7 +70,10 @@ def _size_of(schema: Schema) -> int:
 
 
 def version_of(schema: Schema | None) -> bytes:
-    """Positive as a signed number of 64 bits, which is what Java makes of it; empty for no schema."""
+    """Return the version of a schema, or b"" for no schema.
+
+    The version is positive as a signed 64-bit number, because Java clients read it so.
+    """
     if schema is None:
         return b""
     digest = blake2b(f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES).digest()

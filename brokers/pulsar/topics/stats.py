@@ -1,9 +1,8 @@
-"""The stats of a topic, as Pulsar prints them for `GET /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/stats`.
+"""Build the stats of a topic for `GET /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/stats`.
 
-May live here: pure functions from a topic to what becomes JSON. The names are those of Pulsar's NonPersistentTopicStatsImpl,
-PublisherStatsImpl, SubscriptionStatsImpl and ConsumerStatsImpl. Of the fields that only storage, replication or
-acknowledgement can fill, those stand here, with what they are for a non-persistent topic, that tools read; rates are those of
-the last closed window.
+Names follow Pulsar's NonPersistentTopicStatsImpl, PublisherStatsImpl, SubscriptionStatsImpl and ConsumerStatsImpl. Fields about storage,
+replication or acknowledgement are included only if tools read them, with their values for a non-persistent topic. Rates are those of the
+last closed window.
 """
 
 from __future__ import annotations
@@ -30,12 +29,15 @@ _ACCESS_MODES: Final = ("Shared", "Exclusive", "WaitForExclusive", "ExclusiveWit
 
 
 def kind_name(kind: SubscriptionKind | None) -> str:
-    """A subscription's kind as Pulsar names it; empty for one that is gone."""
+    """Return Pulsar's name of a subscription kind, or "" for None."""
     return "" if kind is None else _KINDS[kind]
 
 
 def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
-    """The stats of one topic; `owner_broker` is the id of this broker. Sums over subscriptions count a message for each."""
+    """Return the stats of one topic. Sums over subscriptions count a message once per subscription.
+
+    `owner_broker` is the id of this broker.
+    """
     subscriptions = [topic.subscriptions[name] for name in sorted(topic.subscriptions)]
     published = topic.published
     waiting = [subscription.arrivals for subscription in subscriptions if subscription.arrivals is not None]
@@ -62,9 +64,9 @@ def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
 
 
 def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_each_wanted: bool) -> Stats:
-    """The stats of a partitioned topic, from those of its partitions that are in use, by name; as PartitionedTopicStatsImpl.
+    """Combine the stats of the partitions in use, by name, into those of the topic, as PartitionedTopicStatsImpl does.
 
-    Numbers are sums, publishers and consumers of one name are one, and an average is that of the sums.
+    Numbers are added, publishers and consumers with the same name are merged, and averages are computed from the sums.
     """
     total: dict[str, Value] = {}
     for name in sorted(partitions_):
@@ -75,15 +77,15 @@ def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_e
     return total
 
 
-# Numbers of which a sum would mean nothing.
+# Numbers whose sum is meaningless.
 _IDENTITIES: Final = frozenset({"producerId"})
 
-# What tells the rows of a list apart.
+# Fields that identify a row of a list.
 _ROW_NAMES: Final = ("producerName", "consumerName")
 
 
 def _add(total: dict[str, Value], more: Stats) -> None:
-    """Add the stats of one more partition to a total; of what is not a number the first one counts."""
+    """Add the stats of a partition to a total. Values that are not numbers keep the first one."""
     for name, value in more.items():
         before = total.get(name)
         if isinstance(value, Mapping):
@@ -104,7 +106,7 @@ def _is_number(value: Value) -> TypeGuard[float]:
 
 
 def _added_rows(rows: Sequence[Stats], more: Sequence[Stats]) -> list[Stats]:
-    """The rows of a list, and those of another partition: the same producer or consumer is one row."""
+    """Merge two lists of rows. Rows of the same producer or consumer become one."""
     by_name: dict[tuple[Value, ...], dict[str, Value]] = {}
     for row in (*rows, *more):
         key = tuple(row.get(name) for name in _ROW_NAMES)

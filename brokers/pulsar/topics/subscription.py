@@ -1,6 +1,6 @@
-"""One subscription: its consumers, what goes to whom, and what waits for those who are coming back after a move.
+"""Keep one subscription: deliver, hold or drop entries for its consumers.
 
-May live here: the state of one subscription, and the steps that deliver, hold or drop. Times and receipts are the topic's.
+`brokers.pulsar.topics.topic` handles deadlines and receipts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Delivery = tuple[Consumer, Entry]
 
 
 class Subscription:
-    """The consumers of one name on one topic. Its kind is that of the consumers connected; without any, it may change.
+    """The consumers that share one subscription name on a topic. The kind may change while none is connected.
 
-    What a step delivers is appended to the `deliveries` that it is given, in the order in which it must be written.
+    Each step appends its deliveries to the given `deliveries`, in the order in which to write them.
     """
 
     __slots__ = (
@@ -52,48 +52,51 @@ class Subscription:
         slots: Slots,
         now_ms: int,
     ) -> None:
-        """`partition` is the topic's index or -1; `topic_delivered` and `slots` are those of all subscriptions of the topic."""
+        """Start without consumers.
+
+        `partition` is the topic's index or -1. All subscriptions of the topic share `topic_delivered` and `slots`.
+        """
         self.name = name
         self.kind = kind
         self.is_keyed = kind is SubscriptionKind.KEY_SHARED
         self.is_sticky = is_sticky
         self.is_durable = is_durable
-        self.consumers: dict[Consumer, None] = {}  # In the order in which they came.
+        self.consumers: dict[Consumer, None] = {}  # In order of arrival.
         self.arrivals: Arrivals | None = None
         self.delivered = Meter(now_ms=now_ms)
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
         self._slots = slots
-        # What waits for each consumer, of a Key_Shared subscription; None until it is handed out, and when who is here has changed.
+        # Key_Shared only: the queue of each consumer. None before the first release, and after consumers change.
         self._lanes: Lanes | None = None
         self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
 
     @property
     def active(self) -> Consumer | None:
-        """The consumer that alone gets everything, of an Exclusive or Failover subscription."""
+        """The consumer that gets everything, for an Exclusive or Failover subscription."""
         return self._dispatcher.active
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is here, and nobody is waited for: a non-persistent subscription ends with its last consumer."""
+        """Whether no consumer is present or expected. A non-persistent subscription ends with its last consumer."""
         return not self.consumers and self.arrivals is None
 
     def expect(self, arrivals: Arrivals) -> None:
-        """Begin to wait for those who were here before a move. Of an Exclusive subscription nobody else can be here beside one."""
+        """Start to wait for the consumers from before a move. An Exclusive subscription needs only one."""
         self.arrivals = arrivals
         arrivals.needs_one = self.kind is SubscriptionKind.EXCLUSIVE
 
     def settle_for_one(self) -> None:
-        """From now on nobody is waited for as long as anybody is here: the others may never come back.
+        """Stop waiting for absent consumers once one is present: the others may never return.
 
-        STICKY consumers are waited for all the same: what lies in the slots of one that is missing goes to no other.
+        Continue to wait for STICKY consumers, because no other consumer can take the entries of their slots.
         """
         if self.arrivals is not None and not self.is_sticky:
             self.arrivals.needs_one = True
 
     def add(self, consumer: Consumer, kind: SubscriptionKind, *, is_durable: bool) -> Refusal | list[ActiveChange]:
-        """Let a consumer in; see `Dispatcher.add`. Who is only expected holds no place: it may have died on the way."""
+        """Add a consumer; see `Dispatcher.add`. Expected consumers reserve no place, because they may have died."""
         is_sticky = wants_stripes(consumer, kind)
         if kind is not self.kind or is_sticky is not self.is_sticky:
             if self.consumers:
@@ -103,7 +106,7 @@ class Subscription:
             self.is_keyed = kind is SubscriptionKind.KEY_SHARED
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
             if self.arrivals is not None:
-                self.arrivals.needs_one = True  # Those of the other kind cannot come in beside this one.
+                self.arrivals.needs_one = True  # Consumers of the former kind are now refused.
         changes = self._dispatcher.add(consumer)
         if isinstance(changes, Refusal):
             return changes
@@ -113,7 +116,7 @@ class Subscription:
         return changes
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
-        """Let consumers go that are in; see `Dispatcher.remove`."""
+        """Remove consumers that are present; see `Dispatcher.remove`."""
         self._lanes = None
         for consumer in consumers:
             del self.consumers[consumer]
@@ -122,7 +125,10 @@ class Subscription:
         return self._dispatcher.remove(consumers)
 
     def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
-        """Deliver a new entry, hold it, or drop it; returns the messages dropped. `slot` is its own if this is `is_keyed`."""
+        """Deliver a new entry, hold it, or drop it. Return the number of dropped messages.
+
+        `slot` matters only if the subscription `is_keyed`.
+        """
         if self.arrivals is not None and not self._has_free_way(slot):
             return self._hold(self.arrivals, entry, slot)
         consumer = self._dispatcher.choose(slot)
@@ -132,11 +138,12 @@ class Subscription:
         return 0
 
     def release(self, deliveries: list[Delivery]) -> int:
-        """Once nobody need be waited for: hand out what waited, as long as its consumers are ready; returns the messages dropped.
+        """Deliver waiting entries to ready consumers, once all needed ones are back. Return the number of dropped messages.
 
-        In order: what comes behind an entry whose consumer is not ready waits with it, but for what another consumer of a
-        Key_Shared subscription gets. Dropped is only what nobody would get anyway: an entry whose hash no STICKY consumer
-        takes. When nothing is left, waiting is over.
+        * Entries stay in order: an entry whose consumer is not ready delays those behind it. In a Key_Shared subscription it delays only
+          entries of the same consumer.
+        * Entries whose slot no STICKY consumer takes are dropped.
+        * Waiting ends when nothing is left.
         """
         arrivals = self.arrivals
         if arrivals is None or not arrivals.is_complete:
@@ -152,7 +159,7 @@ class Subscription:
         return 0
 
     def _release_lanes(self, arrivals: Arrivals, sharing: KeySharing, deliveries: list[Delivery]) -> int:
-        """As `release`, of a Key_Shared subscription."""
+        """Release a Key_Shared subscription; see `release`."""
         dropped = 0
         if not self.consumers:
             self.arrivals = arrivals if len(arrivals) else None
@@ -174,14 +181,14 @@ class Subscription:
         return dropped
 
     def _has_free_way(self, slot: int) -> bool:
-        """Whether a new entry of a slot goes by what waits, since nothing of that is for its consumer."""
+        """Return whether nothing waits for the consumer of this slot, so that a new entry can pass the queue."""
         if self._lanes is None or not isinstance(self._dispatcher, KeySharing):
             return False
         consumer = self._dispatcher.consumer_of(slot)
         return consumer is None or consumer not in self._lanes
 
     def _hold(self, arrivals: Arrivals, entry: Entry, slot: int) -> int:
-        """Let a new entry wait behind what waits; returns the messages dropped."""
+        """Append a new entry to those that wait. Return the number of dropped messages."""
         if not arrivals.hold(entry):
             return self._drop(entry)
         if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
@@ -191,23 +198,23 @@ class Subscription:
         return 0
 
     def give_up_waiting(self, deliveries: list[Delivery]) -> int:
-        """The time is up: what waited goes to whoever is here and ready, or is dropped; returns the messages dropped."""
+        """Stop waiting: deliver waiting entries to ready consumers and drop the rest. Return the number of dropped messages."""
         arrivals, self.arrivals, self._lanes = self.arrivals, None, None
         if arrivals is None:
             return 0
         return sum(self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
 
     def forget(self, entry_ids: Collection[int]) -> None:
-        """Let entries wait for nobody any more, as if they had never come."""
+        """Remove waiting entries by id."""
         if self.arrivals is not None:
             self.arrivals.forget(entry_ids)
             self._lanes = None
 
     def names_to_expect(self) -> Sequence[str]:
-        """Whom the next owner should wait for, after one more move: a name for each, sorted.
+        """Return the sorted names of the consumers that the next owner should wait for.
 
-        That is who is here and has ever taken messages, and who is still waited for here. Who never granted a permit may
-        never do so, and would keep the others waiting.
+        These are the consumers here that have ever granted permits, and those still awaited. A consumer that never grants permits would
+        only delay the others.
         """
         arrivals = self.arrivals
         here = [name_to_expect(each) for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
@@ -223,7 +230,7 @@ class Subscription:
         deliveries.append((consumer, entry))
 
     def take_back(self, consumer: Consumer, entry: Entry) -> None:
-        """What was delivered to a consumer was not written to it: it is dropped."""
+        """Undo a delivery that was not written, and drop the entry."""
         consumer.permits += entry.messages
         for meter in (consumer.delivered, self.delivered, self._topic_delivered):
             meter.messages -= entry.messages

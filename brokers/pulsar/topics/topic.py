@@ -1,16 +1,19 @@
-"""One topic: its producers and subscriptions, what a publish comes to, and how it comes and goes with its bundle.
+"""Keep the state of one topic, and compute the deliveries and receipts of each step.
 
-May live here: the state of a topic, and the steps that change it. Pure: times come in as milliseconds of any
-clock that does not go back, what must be written comes out as an `Outcome`, and connections are opaque links.
+This module is pure. Times are milliseconds of a monotonic clock. Results are returned as an `Outcome`; connections are opaque links.
 
-The life of a topic that moves: the source calls `fence`, writes the receipts that come of it, takes `state`, and forgets the
-topic. The destination makes a new one with that state as `expected`. Each subscription of it waits for the consumers that
-were there, and holds what is published meanwhile behind what the source had not delivered. After `absent_wait_ms` nobody is
-waited for where anybody is back, and after `reconnect_wait_ms` nobody at all.
+Theory of operation: a topic moves like this.
 
-Until all are back, but for at most `receipt_wait_ms`, the topic is *holding*: receipts wait, too, because a producer that is not
-told "received" sends again if this broker dies, or if the bundle moves on. So that nobody gets twice what is then sent again,
-nothing at all is delivered meanwhile: a message has its receipt by the time that anybody has it.
+1. The source calls `fence`, writes the receipts in the outcome, takes `state`, and drops the topic.
+2. The destination creates a topic with that state as `expected`.
+3. Each subscription waits for its former consumers. It queues new messages behind those that the source had not delivered.
+4. After `absent_wait_ms` a subscription with at least one consumer stops waiting for the others. After `reconnect_wait_ms` every
+   subscription stops waiting.
+
+The topic is *holding* until all consumers are back, for at most `receipt_wait_ms`. A holding topic delivers nothing and sends no receipts:
+
+* A producer without a receipt sends its message again if this broker dies or the bundle moves on.
+* A message delivered before its receipt could then be delivered twice.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionState:
-    """A subscription as the next owner needs it: whom to wait for (sorted names), and the ids of the entries not delivered."""
+    """A subscription in a handover.
+
+    * `expected`: sorted names of the consumers to wait for.
+    * `waiting`: ids of the entries that it has not delivered.
+    """
 
     name: str
     kind: SubscriptionKind
@@ -47,7 +54,7 @@ class SubscriptionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """A topic as the next owner needs it. `entries` are those that any subscription has not delivered, by rising id."""
+    """A topic in a handover. `entries` are those that some subscription has not delivered, by rising id."""
 
     last_entry_id: int = 0
     subscriptions: tuple[SubscriptionState, ...] = ()
@@ -55,7 +62,7 @@ class TopicState:
 
 
 class Topic:
-    """One non-persistent topic. Every call may come at any time; after `fence` none delivers or gives receipts."""
+    """One non-persistent topic. Every method may be called at any time; after `fence` none delivers or sends receipts."""
 
     __slots__ = (
         "_absent_deadline_ms",
@@ -78,9 +85,10 @@ class Topic:
     )
 
     def __init__(self, name: str, *, partition: int, limits: TopicLimits, now_ms: int, expected: TopicState | None = None) -> None:
-        """`partition` is the index that `name` ends with, or -1; `expected` is what the former owner's `state` said.
+        """Create a topic, from the former owner's `state` if `expected` is given.
 
-        Entry ids go on from those of the former owner, because Go's client takes an id that it has just seen for a duplicate.
+        `partition` is the index at the end of `name`, or -1. Entry ids continue from the former owner's, because Go's client treats an id
+        that it has just seen as a duplicate.
         """
         self.name = name
         self.partition = partition
@@ -93,26 +101,26 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._homes: dict[Consumer, Subscription] = {}
         self._slots = Slots()
-        # Those to be released with the next `tick`, in order.
+        # Subscriptions to release at the next `tick`, in order.
         self._noted: dict[Subscription, None] = {}
         self._held: list[Receipt] = []
         self._holding = False
         self._receipt_deadline_ms = now_ms + limits.receipt_wait_ms
-        # None: those who are back wait for nobody.
+        # None: present consumers do not wait for absent ones.
         self._absent_deadline_ms: int | None = None
-        # None: nobody is waited for, and that is for ever.
+        # None: no subscription waits for consumers, permanently.
         self._reconnect_deadline_ms: int | None = None
         if expected is not None:
             self._expect(expected, now_ms)
 
     @property
     def producers(self) -> Mapping[str, Producer]:
-        """By name."""
+        """The producers by name."""
         return self._producers.by_name
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
-        """By name; some may have nobody but those who are expected."""
+        """The subscriptions by name. Some may have only expected consumers."""
         return MappingProxyType(self._subscriptions)
 
     @property
@@ -122,17 +130,17 @@ class Topic:
 
     @property
     def consumer_count(self) -> int:
-        """How many consumers all subscriptions have."""
+        """The number of consumers of all subscriptions."""
         return len(self._homes)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is here or expected: such a topic need not be kept."""
+        """Whether the topic has no clients and expects none, so that it can be dropped."""
         return not self._producers and not self._subscriptions
 
     @property
     def wake_at_ms(self) -> int | None:
-        """When `tick` has something to do; None: never, as it stands."""
+        """When to call `tick` next, or None if there is nothing to do."""
         if self._holding:
             return self._receipt_deadline_ms
         if self._noted:
@@ -141,7 +149,7 @@ class Topic:
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def add_producer(self, producer: Producer) -> Refusal | Replaced | None:
-        """Let a producer in. Refused with a `holder`: probe the link of that one, remove it if it is dead, and ask again."""
+        """Add a producer. If a refusal has a `holder`, probe its link, remove it if dead, and try again."""
         if self.is_fenced:
             return self._moving()
         answer = self._producers.add(producer)
@@ -150,13 +158,14 @@ class Topic:
         return answer
 
     def remove_producer(self, producer: Producer) -> Sequence[int]:
-        """As `remove_producers`, of one."""
+        """Remove one producer; see `remove_producers`."""
         return self.remove_producers((producer,))
 
     def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
-        """Forget producers, in one step, and their entries whose receipts are held: their ids. One that is not here is nobody's loss.
+        """Remove producers and their entries with held receipts, in one step. Return the ids of those entries.
 
-        They send those entries again when they come back, and must not find that they were delivered, or handed on.
+        Unknown producers are ignored. Producers send these entries again when they reconnect, so the entries must be neither delivered nor
+        handed over.
         """
         return self._forget_held(self._producers.remove(producers))
 
@@ -168,7 +177,7 @@ class Topic:
         return forgotten
 
     def forget(self, entry_ids: Collection[int]) -> None:
-        """Let entries that get no receipt wait for nobody any more: they are sent again."""
+        """Remove waiting entries that get no receipt, because their producers send them again."""
         if entry_ids:
             for subscription in self._subscriptions.values():
                 subscription.forget(entry_ids)
@@ -176,7 +185,7 @@ class Topic:
     def subscribe(
         self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, is_durable: bool, now_ms: int
     ) -> Refusal | Subscribed:
-        """Let a consumer in, which gets nothing before its first `flow`. A `holder` in a refusal: as with `add_producer`."""
+        """Add a consumer. It gets nothing before its first `flow`. For a refusal with a `holder` see `add_producer`."""
         if self.is_fenced:
             return self._moving()
         if len(self._homes) >= self._limits.consumers_max:
@@ -201,13 +210,13 @@ class Topic:
         return Subscribed(changes=changes)
 
     def remove_consumer(self, consumer: Consumer) -> list[ActiveChange]:
-        """As `remove_consumers`, of one."""
+        """Remove one consumer; see `remove_consumers`."""
         return self.remove_consumers((consumer,))
 
     def remove_consumers(self, consumers: Iterable[Consumer]) -> list[ActiveChange]:
-        """Forget consumers, in one step, and subscriptions of which they were the last; one that is not here is nobody's loss.
+        """Remove consumers, and subscriptions left empty, in one step. Return the active-consumer changes to send.
 
-        Of a fenced topic nobody is told of changes: its consumers have gone on, and their ids may mean others by now.
+        Unknown consumers are ignored. A fenced topic returns no changes: its clients have moved on, and may have reused the consumer ids.
         """
         going: defaultdict[Subscription, list[Consumer]] = defaultdict(list)
         for consumer in consumers:
@@ -222,14 +231,14 @@ class Topic:
         return [] if self.is_fenced else changes
 
     def kind_of(self, consumer: Consumer) -> SubscriptionKind | None:
-        """The kind of a consumer's subscription; None if the consumer is not here."""
+        """Return the kind of a consumer's subscription, or None if the consumer is unknown."""
         home = self._homes.get(consumer)
         return None if home is None else home.kind
 
     def unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> Refusal | Sequence[Consumer]:
-        """End a consumer's subscription, with all that waits in it; the others that were in it, who are to be disconnected.
+        """Delete a consumer's subscription with its backlog. Return its other consumers, which the caller must disconnect.
 
-        Refused if the consumer is unknown, and, unless it `is_forced`, if others are connected.
+        Refused if the consumer is unknown, or if others are connected and `is_forced` is False.
         """
         home = self._homes.get(consumer)
         if home is None or (len(home.consumers) > 1 and not is_forced):
@@ -242,7 +251,7 @@ class Topic:
     def publish(
         self, producer: Producer, *, sequence_id: int, highest_sequence_id: int, messages: int, block: bytes, now_ms: int
     ) -> Outcome:
-        """Take one entry of a producer: its receipt is in the outcome, or comes later; on a fenced topic it is ignored."""
+        """Publish one entry. Its receipt is in this outcome or a later one; a fenced topic ignores the entry."""
         outcome = Outcome()
         if self.is_fenced:
             return outcome
@@ -250,7 +259,7 @@ class Topic:
             self._pass_deadlines(now_ms, outcome)
         self.last_entry_id = entry_id = self.last_entry_id + 1
         size = len(block)
-        # Spelled out twice: a loop over the two meters would cost each publish a twentieth more.
+        # Written out twice: a loop over the two meters would make each publish 5 % slower.
         meter = producer.published
         meter.messages += messages
         meter.bytes += size
@@ -271,20 +280,20 @@ class Topic:
         return outcome
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
-        """A consumer takes so many messages more; what waited for it may come of that."""
+        """Add to a consumer's permits. Return the deliveries that this allows."""
         return self._released(self._granted(consumer, permits), now_ms)
 
     def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001 - it is the news
-        """A consumer's connection has room again, and what waited for it may come of that; or none any more, and nothing does."""
+        """Set whether a consumer's connection can be written to. Return the deliveries that this allows."""
         consumer.is_writable = is_writable
         return self._released(self._homes.get(consumer), now_ms) if is_writable else Outcome()
 
     def note_flow(self, consumer: Consumer, permits: int) -> None:
-        """As `flow`, at a moment at which nothing may be delivered: what comes of it comes with a `tick`."""
+        """Add permits while nothing may be delivered. The next `tick` returns the deliveries."""
         self._note(self._granted(consumer, permits))
 
     def note_writable(self, consumer: Consumer) -> None:
-        """As `note_flow`, of a connection that has room again."""
+        """Note that a connection is writable again while nothing may be delivered; see `note_flow`."""
         consumer.is_writable = True
         self._note(self._homes.get(consumer))
 
@@ -293,20 +302,20 @@ class Topic:
             self._noted[home] = None
 
     def take_back(self, consumer: Consumer, entry: Entry) -> None:
-        """An entry of an outcome could not be written to a consumer after all: it is dropped, and its permits are as they were."""
+        """Undo the delivery of an entry that could not be written. Drop it and restore the consumer's permits."""
         home = self._homes.get(consumer)
         if home is not None:
             home.take_back(consumer, entry)
 
     def release_receipts(self) -> Outcome:
-        """Hold no longer, ahead of time: an answer that must come behind the receipts cannot wait."""
+        """Stop holding early, because an answer that must follow the receipts cannot wait."""
         outcome = Outcome()
         if self._holding:
             self._let_go(outcome)
         return outcome
 
     def tick(self, now_ms: int) -> Outcome:
-        """Do what time has come for, see `wake_at_ms`, and what was only noted. Early or late calls are in order."""
+        """Handle passed deadlines and noted changes. See `wake_at_ms`; early and late calls do no harm."""
         outcome = Outcome()
         if not self.is_fenced:
             self._pass_deadlines(now_ms, outcome)
@@ -318,7 +327,7 @@ class Topic:
         return outcome
 
     def fence(self) -> Outcome:
-        """Stop for good, since the bundle moves away; the outcome has the receipts of what is handed over undelivered."""
+        """Stop permanently because the bundle moves. Return the receipts of entries that are handed over undelivered."""
         outcome = Outcome()
         if not self.is_fenced:
             outcome.receipts, self._held = self._held, []
@@ -327,7 +336,7 @@ class Topic:
         return outcome
 
     def state(self) -> TopicState:
-        """What the next owner needs to know; to be taken after `fence`, and before anybody is removed."""
+        """Return the state for the next owner. Call this after `fence`, before consumers are removed."""
         entries: dict[int, Entry] = {}
         subscriptions = []
         for subscription in self._subscriptions.values():
@@ -350,7 +359,7 @@ class Topic:
         )
 
     def roll(self, now_ms: int) -> None:
-        """Close a window of rates, of the topic and of all that is in it; the service does so every period."""
+        """Close a window of all rates of the topic. The service calls this every period."""
         for meter in (self.published, self.delivered):
             meter.roll(now_ms)
         for producer in self._producers.by_name.values():
@@ -396,7 +405,7 @@ class Topic:
         )
 
     def _granted(self, consumer: Consumer, permits: int) -> Subscription | None:
-        """Add to the permits of a consumer; its subscription."""
+        """Add to a consumer's permits. Return its subscription."""
         consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
         consumer.has_flowed = consumer.has_flowed or permits > 0
         home = self._homes.get(consumer)
@@ -405,7 +414,7 @@ class Topic:
         return home
 
     def _released(self, home: Subscription | None, now_ms: int) -> Outcome:
-        """What comes of a consumer of `home` being readier than before."""
+        """Return the deliveries after a consumer of `home` became more ready."""
         outcome = Outcome()
         if home is not None and self._reconnect_deadline_ms is not None and not self.is_fenced:
             self._pass_deadlines(now_ms, outcome)
@@ -424,7 +433,7 @@ class Topic:
             self._let_go(outcome)
 
     def _release_noted(self, outcome: Outcome) -> None:
-        """Release those that were noted, as many as one step may: a thousand subscriptions may hold ten thousand entries each."""
+        """Release noted subscriptions, bounded per step: 1,000 subscriptions may hold 10,000 entries each."""
         entries = 0
         while self._noted:
             home = next(iter(self._noted))
@@ -440,7 +449,7 @@ class Topic:
         self._settle()
 
     def _pass_deadlines(self, now_ms: int, outcome: Outcome) -> None:
-        """Hold no longer than receipts may wait, and wait no more for who was waited for long enough."""
+        """End holding and waiting whose deadlines have passed."""
         if self._holding and now_ms >= self._receipt_deadline_ms:
             self._let_go(outcome)
         if self._absent_deadline_ms is not None and now_ms >= self._absent_deadline_ms and not self._holding:
@@ -450,7 +459,7 @@ class Topic:
             self._give_up_waiting(outcome)
 
     def _give_up_waiting(self, outcome: Outcome) -> None:
-        """Wait no more for anybody: in steps, of which whoever comes next takes one, since a thousand subscriptions may be waiting."""
+        """Stop waiting for all consumers, in bounded steps: 1,000 subscriptions may be waiting. Each later call takes the next step."""
         entries = 0
         for subscription in [*self._subscriptions.values()]:
             if subscription.arrivals is None:
@@ -465,9 +474,9 @@ class Topic:
         self._settle()
 
     def _let_go(self, outcome: Outcome) -> None:
-        """Hold no more: those who are back get what waited for them, the first of them in this step, and every receipt goes out.
+        """Stop holding: send all held receipts, and the first waiting entries.
 
-        What a Shared subscription holds is for any of its consumers.
+        A Shared subscription stops waiting for absent consumers, because any consumer may get what it holds.
         """
         self._holding = False
         self._settle_for_one((SubscriptionKind.SHARED,), outcome)
@@ -475,7 +484,7 @@ class Topic:
         self._held = []
 
     def _settle_for_one(self, kinds: Collection[SubscriptionKind], outcome: Outcome) -> None:
-        """Subscriptions of these kinds wait no more for those who are missing where anybody is back; all go on as far as they can."""
+        """Make subscriptions of these kinds stop waiting for absent consumers once one is present. Release all subscriptions."""
         for subscription in self._subscriptions.values():
             if subscription.kind in kinds:
                 subscription.settle_for_one()
@@ -483,7 +492,7 @@ class Topic:
         self._release_noted(outcome)
 
     def _settle(self) -> None:
-        """Once no subscription waits any more the topic is like any other."""
+        """Clear the deadlines once no subscription waits."""
         if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
             self._absent_deadline_ms = self._reconnect_deadline_ms = None
             self._slots.clear()

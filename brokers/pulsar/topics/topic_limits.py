@@ -1,7 +1,6 @@
-"""Every bound on what one topic may cost, and how long it waits for clients, with the arithmetic.
+"""Define the bounds of one topic, and how long it waits for clients after a move.
 
-May live here: `TopicLimits`. The bounds of a connection are in `brokers.pulsar.wire.limits`, those of a broker in
-`brokers.pulsar.settings`.
+`brokers.pulsar.wire.limits` holds the bounds of a connection, `brokers.pulsar.settings` those of a broker.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from dataclasses import dataclass
 class TopicLimits:
     """The bounds of one topic, and how long it waits for clients after a move.
 
-    What waits is held once however many subscriptions wait for it, and is bounded for each of them: 10 s of 1,000 entries/s
-    of 800 bytes. Where messages are larger the bytes bind; one entry of the largest size (5 MiB) always fits.
-
-    Of one subscription, 500 consumers: a publish looks at all of them where none is ready (30 us), and one that comes or goes
-    costs 0.2 ms at most (Key_Shared, whose ring has 50,000 points then).
+    * `waiting_entries_max`, `waiting_bytes_max`: the backlog of one subscription; 10 s of 1,000 entries/s of 800 bytes. The topic stores an
+      entry once, however many subscriptions wait for it. With larger messages the bytes bind; one entry of the largest size (5 MiB) always
+      fits.
+    * `subscription_consumers_max`: a publish looks at all 500 consumers if none is ready (30 us). Adding or removing one costs 0.2 ms at
+      most (Key_Shared, whose ring then has 50,000 points).
     """
 
     producers_max: int = 10_000
@@ -26,9 +25,9 @@ class TopicLimits:
     subscription_consumers_max: int = 500
     waiting_entries_max: int = 10_000
     waiting_bytes_max: int = 8 * 1024 * 1024
-    # Of what waits, so much is handed out or given up in one step, or what waits for one subscription; some 10 ms.
+    # One step delivers or drops at most this many waiting entries, or all entries of one subscription. Takes about 10 ms.
     step_entries_max: int = 1_000
     receipt_wait_ms: int = 100
-    # How long those who are back stand still for one who is not, and may never be: he may have been closed as the bundle moved.
+    # How long consumers that are back wait for a missing one, which may have closed during the move and never return.
     absent_wait_ms: int = 1_000
     reconnect_wait_ms: int = 10_000
