@@ -1,1 +1,1 @@
-"""Apache Pulsar's binary protocol for non-persistent topics, served as a `Service` of the core."""
+"""Serve Apache Pulsar's binary protocol for non-persistent topics as a `Service` of the core."""

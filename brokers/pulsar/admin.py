@@ -1,7 +1,7 @@
-"""Topics over HTTP, as Pulsar's REST interface spells it: lists, partitions and stats.
+"""Serve the topic paths of Pulsar's REST interface: lists, partitions, stats and schemas.
 
-May live here: these paths: decode, call, encode. A path about one topic, or one bundle, is answered by the broker that serves
-it; the others send the caller there (307), as Pulsar does. `docs/reference/http.md` tells what Pulsar answers, and we.
+The broker that serves a topic or bundle answers for it; others redirect there (307), as Pulsar does. `docs/reference/http.md` compares the
+answers with Pulsar's.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _PARTITIONS_BODY: Final = TypeAdapter[int | None](Integer | None)
 
 
 class Topics:
-    """The paths about topics of one broker."""
+    """The topic paths of one broker."""
 
     def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
-        """`server` knows what is served here, and asks other brokers; `lookups` tells which one to ask."""
+        """`server` answers for local topics and asks other brokers; `lookups` finds the broker to redirect to."""
         self._worker = worker
         self._lookups = lookups
         self._server = server
         self._hosting = server.service.hosting
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get("/admin/v2/namespaces/{tenant}/{namespace}/topics", self.of_namespace),
             web.get(_NAMESPACE, self.of_domain),
@@ -72,14 +72,14 @@ class Topics:
         )
 
     def is_pulsars(self, topic: TopicName) -> bool:
-        """Whether a topic is one of Pulsar's clients; if not, it is another service's. Raises `NotServed` for one that would be stored."""
+        """Return whether Pulsar's service serves a topic, and not another one. Raise `NotServed` for a persistent topic."""
         if self._worker.service_of(topic.namespace) is not self._server.service:
             return False
         served_topic(topic.full)
         return True
 
     async def all_fetched(self) -> None:
-        """To be waited for before HTTP ends: next owners of bundles ask there for what was left for them."""
+        """Wait until next owners have fetched what they need over HTTP. Call this before HTTP ends."""
         await self._server.service.all_fetched()
 
     # --- lists ---
@@ -163,7 +163,7 @@ class Topics:
         return partitions_in(namespace.policies).get(topic.full, 0)
 
     async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None) -> None:
-        """Raises `Rejected` if they are no longer as many as `before`: of two changes at once one is refused."""
+        """Set the number of partitions. Raise `Rejected` if it is no longer `before`, because of a concurrent change."""
         intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before)
         await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms)
 
@@ -224,13 +224,13 @@ class Topics:
         return json_answer(schema_document(*found))
 
     async def _served(self, request: web.Request) -> TopicName:
-        """The topic that a path names, if this broker serves it; else the caller is sent to who does."""
+        """Return the topic of a path if this broker serves it. Otherwise redirect the caller to its owner."""
         topic = _topic_of(request)
         await self._here(request, topic.namespace, topic_hash(topic.full))
         return topic
 
     async def _here(self, request: web.Request, namespace: str, point: int) -> None:
-        """Go on if this broker serves a point; else the caller is sent to who does. Held as any other lookup."""
+        """Return if this broker serves a point. Otherwise redirect the caller to its owner. Waits as any lookup does."""
         located = await self._lookups.locate(namespace, point, started_ns=time.monotonic_ns())
         if located.broker.broker != self._worker.broker_id:
             address = own_http(located.broker.joined.addresses) or ""
@@ -238,13 +238,13 @@ class Topics:
 
 
 def _topic_of(request: web.Request) -> TopicName:
-    """The topic that a path names; raises `InvalidName`."""
+    """Return the topic of a path. Raise `InvalidName`."""
     named = request.match_info
     return parse_topic(f"{named['domain']}://{named['tenant']}/{named['namespace']}/{named['topic']}")
 
 
 def _partitionable(request: web.Request) -> TopicName:
-    """As `_topic_of`, of a topic that may have partitions; raises `InvalidRequest`."""
+    """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may not."""
     topic = _topic_of(request)
     if topic.domain != NON_PERSISTENT:
         raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; only {NON_PERSISTENT}:// is served")
@@ -258,7 +258,7 @@ def _partitionable(request: web.Request) -> TopicName:
 
 
 async def _count_of(request: web.Request) -> int:
-    """The number that is the body; raises `InvalidRequest`."""
+    """Return the number in the body. Raise `InvalidRequest`."""
     count = await body_of(request, _PARTITIONS_BODY)
     if count is None or not 0 < count <= PARTITIONS_MAX:
         raise InvalidRequest(what="the body", problem=f"it is a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
@@ -266,7 +266,7 @@ async def _count_of(request: web.Request) -> int:
 
 
 def _mode_of(request: web.Request) -> TopicsMode:
-    """The parameter `mode`; raises `InvalidRequest`."""
+    """Return the parameter `mode`. Raise `InvalidRequest`."""
     text = parameter_of(request, "mode") or TopicsMode.ALL.name
     if text not in TopicsMode.__members__:
         raise InvalidRequest(what="the parameter mode", problem=f"{text[:64]!r} is none of {', '.join(TopicsMode.__members__)}")

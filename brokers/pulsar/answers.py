@@ -1,9 +1,7 @@
-"""What one client asks, carried out and answered.
+"""Handle the requests of one client connection and answer them.
 
-May live here: `Answers`, from each request of a connection to the service or the server, and back. What a topic does is the
-topics' business, where a bundle is the worker's; a request that has to wait for either does so in a task of its own, so that
-PINGs and messages behind it are not kept. A task that is cancelled has changed nothing: the steps that change something come
-behind its last wait, all in one.
+A request that must wait runs in a task of its own, so that PINGs and messages behind it are not delayed. All changes of such a task come in
+one step after its last wait, so a cancelled task has changed nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
-# How Pulsar's client for Go says what it is.
+# The version prefix of Pulsar's Go client.
 _GO: Final = "Pulsar-Go"
 
 T = TypeVar("T")
@@ -75,7 +73,7 @@ class Answers:
     __slots__ = ("_connection", "_creations", "_creations_asked", "_server", "_service", "_session", "_tasks", "_topics_asked")
 
     def __init__(self, session: Session, server: Server) -> None:
-        """For one session of a server."""
+        """Start without tasks."""
         self._session = session
         self._connection = session.connection
         self._server = server
@@ -86,11 +84,11 @@ class Answers:
         self._topics_asked = deque[TopicsAsked]()
 
     def answer(self, request: Request) -> None:
-        """Carry out one request, or begin to."""
+        """Handle one request, or start a task for it."""
         self._HANDLERS[type(request)](self, request)
 
     def end(self) -> None:
-        """The connection is over: nobody waits for an answer any more."""
+        """Cancel all tasks, because the connection is over."""
         self._creations_asked.clear()
         for task in tuple(self._tasks):
             task.cancel()
@@ -104,7 +102,7 @@ class Answers:
     def _on_damaged(self, request: Damaged) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"
         self._server.counts.damaged += 1
-        # Clients match answers with the head of their queue, so that this one may not overtake a receipt.
+        # Clients match answers with the head of their queue, so this one must not overtake a receipt.
         if not self._service.release_receipts(request.producer.served, request.producer.producer):
             return
         producer_id = request.producer.producer.producer_id
@@ -155,14 +153,14 @@ class Answers:
         self._connection.succeed(request.request_id)
 
     def _on_sought(self, request: Sought) -> None:
-        """Go's clients take nothing after a SEEK until they are told to connect anew, as Pulsar tells those of a stored topic."""
+        """Make Go clients reconnect. They take nothing after a SEEK until then, because Pulsar disconnects consumers of stored topics."""
         assert isinstance(request.consumer, Consuming), "what was attached here"
         if not self._session.client_version.startswith(_GO):
             return
         consumer, served = request.consumer.consumer, request.consumer.served
         self._session.part_consumer(consumer, None)
         tell_active(served.topic.remove_consumer(consumer))
-        # Its topic is kept for it: in a new one the entries would be counted from 1, and it takes nothing that it has passed already.
+        # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it has passed.
         kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
         asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
 
@@ -226,7 +224,7 @@ class Answers:
             self._begin(self._answer_topics)
 
     async def _answer_topics(self) -> None:
-        """One question at a time: an answer may be megabytes, and the next one is not made before it is on its way."""
+        """Answer one question at a time: an answer may be megabytes, and must be on its way before the next one is built."""
         while self._topics_asked:
             request = self._topics_asked[0]
             try:
@@ -240,7 +238,7 @@ class Answers:
             await asyncio.sleep(0)
 
     def _ask(self, question: Callable[[], Awaitable[T]], tell: Callable[[T], object], refuse: Callable[[ServerError, str], object]) -> None:
-        """Pass the answer to a question on, or what kept it from being answered."""
+        """Await the answer to a question, and send it or the error that prevented it."""
 
         async def ask() -> None:
             try:
@@ -285,7 +283,7 @@ class Answers:
                 version = version_of(request.schema)
                 elsewhere = Elsewhere(url=error.url)
                 connection.producer_opened(request.producer_id, request.request_id, name, elsewhere, schema_version=version)
-            else:  # Success would promise that no other producer is there.
+            else:  # Success would wrongly confirm exclusive access.
                 connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
             return
         except EquipoiseError as error:
@@ -329,7 +327,7 @@ class Answers:
                 raise NotServed(error=ServerError.NOT_ALLOWED, problem="only a stored topic can be read compacted, and none is stored here")
             served, (consumer, subscribed) = await self._let_in(request.topic, enter)
         except (ServedElsewhere, DeadlineExceeded) as error:
-            # Success, and then a move: clients differ in what they do after an error (docs/adr/0014-wrong-broker.md).
+            # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
             connection.consumer_opened(request.consumer_id, request.request_id, Elsewhere(url=url))
             return
@@ -344,20 +342,20 @@ class Answers:
             session.drop_consumer(consumer, served)
 
     def _told_schema(self, topic: str, schema: Schema | None, *, is_newest: bool) -> bytes:
-        """Know the schema that somebody brought who was let in; its version, empty if there was none."""
+        """Register the schema of an accepted producer or consumer. Return its version, or b"" for no schema."""
         if schema is not None:
             self._service.schemas.add(partitioned_name(served_topic(topic).full), schema, is_newest=is_newest)
         return version_of(schema)
 
     async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
-        """The topic, and what `enter` gives there. If another holds the place, and is dead, `enter` is called again.
+        """Return the topic and the result of `enter` on it. If a dead client holds the place, remove it and call `enter` again.
 
-        Raises `NotServed` with the refusal, `ServedElsewhere`, and what keeps the topic from being served at all.
+        Raises `NotServed` with the refusal, `ServedElsewhere`, and any error of serving the topic.
         """
         served = await self._served(topic)
         answer = enter(served.topic)
         if isinstance(answer, Refusal) and await self._declared_dead(answer.holder):
-            # Asked for anew: it may have moved meanwhile, or have ended with the one that held the place.
+            # Get the topic again: it may have moved, or been dropped with the dead client.
             served = await self._served(topic)
             answer = enter(served.topic)
         if isinstance(answer, Refusal):
@@ -366,7 +364,7 @@ class Answers:
         return served, answer
 
     async def _served(self, topic: str) -> Served:
-        """The topic, once it is served here; waits for as long as that is being decided."""
+        """Return the topic once this broker serves it. Wait while its owner is undecided."""
         name = served_topic(topic)
         served = self._service.served_now(name) or await self._service.serve(name)
         if isinstance(served, Peer):
@@ -374,7 +372,7 @@ class Answers:
         return served
 
     async def _declared_dead(self, holder: object) -> bool:
-        """Whether what held a place was of a dead connection, and is gone now."""
+        """Return whether the holder's connection was dead and is now removed."""
         if not isinstance(holder, Producer | Consumer):
             return False
         session = cast("Session", holder.link)
@@ -386,7 +384,7 @@ class Answers:
     # --- tasks ---
 
     def _create(self, key: tuple[Kind, int], operation: Callable[[], Awaitable[None]]) -> None:
-        """Create something, behind the creations that were asked for before, if too many of them are under way."""
+        """Start a creation, or queue it if too many are running."""
         self._creations_asked[key] = operation
         self._begin_creations()
 
@@ -440,7 +438,7 @@ class Answers:
 
 
 def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
-    """What a client is told of an error. Codes after which it would close a connection that others use are avoided."""
+    """Return the code and message of an error for the client. Avoid codes that make it close a shared connection."""
     if isinstance(error, NotServed):
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):
@@ -451,5 +449,5 @@ def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
 
 
 def _printed_now() -> str:
-    """The time of day as Pulsar prints it."""
+    """Return the current time in Pulsar's format."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

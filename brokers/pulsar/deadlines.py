@@ -1,7 +1,4 @@
-"""When which topic must be looked at again, because it waits for clients that may not come back.
-
-May live here: one timer for all topics, and the table of those that wait.
-"""
+"""Run one timer for all topics that wait for clients after a move."""
 
 from __future__ import annotations
 
@@ -16,46 +13,46 @@ from equipoise.brokers.pulsar.hosting import Served
 
 _logger: Final = logging.getLogger(__name__)
 
-# What may not be done at this moment, because the lease has run out, is tried again so much later: it may be renewed, or lost for good.
+# Retry interval while the lease has expired: it may be renewed, or lost for good.
 _AGAIN_MS: Final = 100
 
-# All topics of a bundle are due in the same millisecond. So long, and one topic's step more, are they looked at in one turn of the
-# loop; then others have theirs, and the rest is looked at in the next.
+# All topics of a bundle are due in the same millisecond. One turn of the loop handles them for this long, plus one topic's step; the rest
+# follow in the next turn.
 _TURN_MS: Final = 20
 
 
 class Deadlines:
-    """The topics that wait; each is looked at when its time has come, which may come nearer meanwhile."""
+    """The waiting topics and their due times. A due time may move closer."""
 
     def __init__(self, look: Callable[[Served], None], *, now_ms: Callable[[], int]) -> None:
-        """`look` lets a topic do what time has come for, and has it watched on, or put off; `now_ms` is the clock of topics."""
+        """`look` handles a due topic and then watches it again or puts it off. `now_ms` is the clock of topics."""
         self._look = look
         self._now_ms = now_ms
         self._waiting: dict[Served, int] = {}
-        # By time, and then as they came. An entry whose time is not (any more) that in the table is out of date.
+        # By time, then in order of insertion. An entry whose time differs from the table is outdated.
         self._queue: list[tuple[int, int, Served]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
 
     def waiting(self) -> Sequence[Served]:
-        """Those that wait. One that has ceased to is told from its state, since nobody says so."""
+        """Return the topics that still wait. Topics that stopped waiting are found by their state."""
         return [served for served in self._waiting if _waits(served)]
 
     def watch(self, served: Served) -> None:
-        """Look at a topic when it says so; no-op if it does not wait."""
+        """Handle a topic at its `wake_at_ms`. No-op if it does not wait."""
         wake_at_ms = served.topic.wake_at_ms
         if wake_at_ms is not None:
-            # Behind those that are due already, so that one that has much to do takes turns with them.
+            # Queue it behind those already due, so that a topic with much work takes turns with them.
             self._look_at(served, max(wake_at_ms, self._now_ms()))
 
     def put_off(self, served: Served) -> None:
-        """Look at a topic in a moment: at this one nothing may be done for it. No-op if it does not wait."""
+        """Handle a topic after `_AGAIN_MS`, because nothing may be done for it now. No-op if it does not wait."""
         if served.topic.wake_at_ms is not None:
             self._look_at(served, self._now_ms() + _AGAIN_MS)
 
     def _look_at(self, served: Served, due_ms: int) -> None:
-        # Too early does no harm, and the next look finds out when another is due.
+        # An early call is harmless: it finds out the next due time.
         known_ms = self._waiting.get(served)
         if known_ms is not None and known_ms <= due_ms:
             return
@@ -89,7 +86,7 @@ class Deadlines:
         try:
             self._look(served)
         except Exception:
-            # What one topic fails by must not keep the others waiting for ever.
+            # A failing topic must not block the others.
             _logger.exception("a topic failed as its time had come", extra={"topic": served.name})
 
 

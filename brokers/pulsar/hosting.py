@@ -1,7 +1,6 @@
-"""The topics of the bundles that are open here: which there are, under which ownership, and where each is filed.
+"""Keep the tables of open bundles and their topics in step when bundles open, close, split and merge.
 
-May live here: the tables of the service, and what keeps them in step when bundles open, close, split and merge. Nothing is
-written from here, and nobody waits here.
+Nothing here writes to clients or waits.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from equipoise.channel.core.ranges import topic_hash
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Served:
-    """One topic that is served here, and the ownership under which it is: a split or a merge exchanges that one.
+    """One topic that is served here, and its current ownership. A split or merge replaces the ownership.
 
-    `works` are the publishes whose receipt is still held, by entry id; each passes its second check when the receipt goes out.
+    `works` holds the publishes with held receipts, by entry id. Each passes its second check when the receipt is sent.
     """
 
     topic: Topic
@@ -33,18 +32,18 @@ class Served:
 
     @property
     def name(self) -> str:
-        """The full name of the topic, the key under which it is hashed."""
+        """The full name of the topic, which is also its hash key."""
         return self.topic.name
 
     def forget_works(self, entry_ids: Iterable[int]) -> None:
-        """These entries get no receipt any more."""
+        """Forget the works of entries that get no receipt."""
         for entry_id in entry_ids:
             self.works.pop(entry_id, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publishing:
-    """What is attached to the id of a producer on its connection."""
+    """The value attached to a producer id of a connection."""
 
     producer: Producer
     served: Served
@@ -52,7 +51,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consuming:
-    """What is attached to the id of a consumer on its connection."""
+    """The value attached to a consumer id of a connection."""
 
     consumer: Consumer
     served: Served
@@ -60,17 +59,17 @@ class Consuming:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Hosted:
-    """One bundle that is open here, and its topics by full name."""
+    """One open bundle, and its topics by full name."""
 
     ownership: Ownership
     topics: dict[str, Served] = field(default_factory=dict)
 
 
 class Hosting:
-    """All bundles and topics of one broker."""
+    """All open bundles and topics of one broker."""
 
     def __init__(self, *, limits: TopicLimits, topics_max: int) -> None:
-        """At most `topics_max` topics are served at a time, over all bundles."""
+        """Start empty. At most `topics_max` topics are served at a time, over all bundles."""
         self._limits = limits
         self._topics_max = topics_max
         self._bundles: dict[str, Hosted] = {}
@@ -78,20 +77,20 @@ class Hosting:
 
     @property
     def bundles(self) -> Mapping[str, Hosted]:
-        """What is open, by name of bundle."""
+        """The open bundles by name."""
         return self._bundles
 
     @property
     def topics(self) -> Mapping[str, Served]:
-        """Every topic, by full name."""
+        """All topics by full name."""
         return self._topics
 
     def find(self, topic: str) -> Served | None:
-        """The topic of this full name, if it is here."""
+        """Return the topic with this full name, or None."""
         return self._topics.get(topic)
 
     def topic(self, bundle: str, topic: str, *, now_ms: int) -> Served | None:
-        """The topic of this full name, made if need be; None if its bundle is not open here (any more). Raises `Overloaded`."""
+        """Return the topic with this full name, created if necessary, or None if its bundle is not open. Raise `Overloaded`."""
         served = self._topics.get(topic)
         if served is not None:
             return served
@@ -103,9 +102,9 @@ class Hosting:
         return self._add(hosted, topic, None, now_ms)
 
     def open(self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int) -> Sequence[Served]:
-        """A bundle is open here, with the topics that its former owner told of; those are returned.
+        """Open a bundle and return the topics that the former owner handed over.
 
-        They are not refused for being too many: their clients are on the way already.
+        They may exceed `topics_max`, because their clients are already on the way.
         """
         hosted = self._bundles[ownership.bundle.name] = Hosted(ownership=ownership)
         return tuple(
@@ -113,7 +112,7 @@ class Hosting:
         )
 
     def close(self, bundle: str) -> Sequence[Served]:
-        """A bundle is not served here any more: its topics, which are forgotten."""
+        """Remove a bundle with its topics. Return the topics."""
         hosted = self._bundles.pop(bundle, None)
         if hosted is None:
             return ()
@@ -122,7 +121,7 @@ class Hosting:
         return tuple(hosted.topics.values())
 
     def reshape(self, gone: Sequence[Bundle], children: Sequence[Ownership]) -> None:
-        """A split or a merge: the topics of `gone` go to the child that holds their point; no session notices."""
+        """Assign the topics of `gone` to the children that contain their points (split or merge). Sessions are not affected."""
         served = [each for bundle in gone if bundle.name in self._bundles for each in self._bundles.pop(bundle.name).topics.values()]
         for child in children:
             self._bundles[child.bundle.name] = Hosted(ownership=child)
@@ -132,13 +131,13 @@ class Hosting:
             self._bundles[child.bundle.name].topics[each.name] = each
 
     def forget_if_idle(self, served: Served) -> None:
-        """A topic without anybody is not kept."""
+        """Drop a topic that has no clients and expects none."""
         if served.topic.is_idle and self._topics.get(served.name) is served:
             del self._topics[served.name]
             del self._bundles[served.ownership.bundle.name].topics[served.name]
 
     def of_namespace(self, namespace: str) -> Iterator[str]:
-        """The full names of all topics of a namespace, sorted."""
+        """Return the sorted full names of a namespace's topics."""
         for name in sorted(self._bundles):
             hosted = self._bundles[name]
             if hosted.ownership.bundle.namespace == namespace:

@@ -1,6 +1,6 @@
-"""What the connections of one broker keep in its memory, counted together.
+"""Count the bytes that all connections of one broker keep in memory.
 
-May live here: the count of one kind of bytes, and who has most to do with it. What is done beyond a bound is the server's business.
+The server decides what happens above a bound.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ H = TypeVar("H", bound=Hashable)
 
 
 class Pool(Generic[H]):
-    """Bytes of one kind, by holder. It only counts: who holds more than there is room for must be made to let go."""
+    """Bytes of one kind, by holder. It only counts; the caller enforces the bound."""
 
     __slots__ = ("_held", "bytes", "bytes_max")
 
     def __init__(self, *, bytes_max: int) -> None:
-        """Nobody holds anything; there is room for `bytes_max`."""
+        """Start empty, with a bound of `bytes_max`."""
         self._held: dict[H, int] = {}
         self.bytes = 0
         self.bytes_max = bytes_max
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether more is held than there is room for."""
+        """Whether the holders together exceed the bound."""
         return self.bytes > self.bytes_max
 
     @property
     def share_bytes(self) -> int:
-        """What each of those who hold something could have, if all had the same."""
+        """An equal share of the bound for each current holder."""
         return self.bytes_max // max(len(self._held), 1)
 
     @property
     def oldest_above_share(self) -> H | None:
-        """Who has held something for longest of those who hold more than their share; there is one where too much is held."""
+        """The longest holder of those above their share, or None. If the bound is exceeded there is always one."""
         share_bytes = self.share_bytes
         return next((holder for holder, bytes_ in self._held.items() if bytes_ > share_bytes), None)
 
     def would_exceed(self, bytes_: int) -> bool:
-        """Whether so much more is more than there is room for."""
+        """Return whether `bytes_` more would exceed the bound."""
         return self.bytes + bytes_ > self.bytes_max
 
     def held_by(self, holder: H) -> int:
-        """What one of them holds."""
+        """Return the bytes of one holder."""
         return self._held.get(holder, 0)
 
     def hold(self, holder: H, bytes_: int) -> None:
-        """From now on this one holds so much."""
+        """Set the bytes of one holder."""
         self.bytes += bytes_ - self._held.get(holder, 0)
         if bytes_:
             self._held[holder] = bytes_

@@ -1,7 +1,7 @@
-"""What the Pulsar service and its server tell Prometheus.
+"""Export the metrics of the Pulsar service and its server to Prometheus.
 
-May live here: the names and texts of the metrics. They are read from plain counters when somebody asks, so that a message
-costs none of prometheus-client's locks. `docs/reference/metrics.md` says what each one means to an operator.
+They are read from plain counters at each scrape, so that a message costs none of prometheus-client's locks. `docs/reference/metrics.md`
+explains each one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class PulsarMetrics(Collector):
-    """The metrics of one server, and of the service behind it. To be collected on the worker's loop."""
+    """The metrics of one server and its service. Collect them on the worker's loop."""
 
     def __init__(self, server: Server, *, broker: str) -> None:
-        """`broker` is the broker's id, which every metric bears as a label."""
+        """Label every metric with `broker`, the broker's id."""
         self._server = server
         self._broker = broker
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, as they stand."""
+        """Yield all metrics with their current values."""
         yield from self._gauges()
         yield from self._counters()
         counts = self._server.counts
         text = "Clients disconnected for what they did, or did not do."
         broken_off = CounterMetricFamily("equipoise_pulsar_disconnections", text, labels=("broker", "reason"))
-        for violation in Violation:  # All from the start: a series that appears with its first event has no rate.
+        for violation in Violation:  # Export all from the start: a series that appears with its first event has no rate.
             broken_off.add_metric((self._broker, violation.value), counts.violations[violation])
         yield broken_off
         turned_away = CounterMetricFamily(

@@ -1,7 +1,6 @@
-"""What bundles that were closed here left behind: for their next owners to fetch, and for this broker, if it is the next owner.
+"""Keep the states of bundles that were closed here until their next owner, possibly this broker, fetches them.
 
-May live here: their table, bounded in bytes and in time. It holds the states of topics as they were, so that what waits in them is
-not copied before somebody asks for it.
+The table is bounded in bytes and time. It keeps states uncopied until they are fetched.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle
 
-# What a bundle counts for beside what it left, which may be nothing.
+# The cost of a bundle on top of its states.
 _ROW_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Left:
-    """What a bundle, held here under `token`, left as it was closed: the handover, if it had one to give, and all that it is about.
+    """What a bundle that was owned here under `token` left when it closed: its handover, if any, and its topic states.
 
-    `is_awaited`: the next owner cannot do without the states, because the handover does not say all.
+    `is_awaited`: the handover is incomplete, so the next owner must fetch the states.
     """
 
     bundle: Bundle
@@ -34,7 +33,7 @@ class Left:
 
     @property
     def messages(self) -> int:
-        """How many messages are in it that were not delivered."""
+        """The number of undelivered messages in it."""
         return sum(entry.messages for state in self.states.values() for entry in state.entries)
 
 
@@ -50,15 +49,12 @@ class _Row:
 
 
 class Parted:
-    """What bundles left, by name of bundle. Each is kept for a while; of too many bytes go first those that were fetched, the oldest first.
-
-    What goes although nobody has fetched it is told.
-    """
+    """What closed bundles left, by bundle name. When bytes run out, fetched states are dropped first, the oldest first."""
 
     def __init__(self, *, bytes_max: int, kept_ms: int, on_lost: Callable[[Left], None]) -> None:
-        """All together take at most `bytes_max`; each is forgotten `kept_ms` after its bundle was closed.
+        """Keep at most `bytes_max` in total, each state for at most `kept_ms`.
 
-        `on_lost` is told of each that was awaited, and is forgotten before it was fetched.
+        `on_lost` is called for each awaited state that is dropped before it was fetched.
         """
         self._bytes_max = bytes_max
         self._kept_ms = kept_ms
@@ -69,11 +65,11 @@ class Parted:
 
     @property
     def awaited(self) -> int:
-        """How many bundles have left something that its next owner cannot do without, and has not fetched."""
+        """The number of bundles whose next owner still must fetch their states."""
         return sum(row.is_awaited for row in self._rows.values())
 
     def keep(self, left: Left) -> None:
-        """Keep what the next owner of a bundle will ask for, in place of what an earlier ownership might have left."""
+        """Keep what a bundle left, in place of what an earlier ownership left."""
         self._pop(left.bundle.name)
         row = self._rows[left.bundle.name] = _Row(left, _ROW_BYTES + len(left.handover or b"") + size_of(left.states))
         self._bytes += row.size_bytes
@@ -82,19 +78,19 @@ class Parted:
         asyncio.get_running_loop().call_later(self._kept_ms / 1_000, self._expire, row)
 
     def get(self, bundle: str) -> Left | None:
-        """What is to be fetched of a bundle, if anything is, and if it is still kept."""
+        """Return what the next owner of a bundle must fetch, or None."""
         row = self._rows.get(bundle)
         return None if row is None or not row.left.is_awaited else row.left
 
     def fetched(self, left: Left) -> None:
-        """The next owner has been given this; it is kept all the same, as long as there is room, since that may have been in vain."""
+        """Note that the next owner has fetched this. Keep it while there is room, because the owner may fail and fetch again."""
         row = self._rows.get(left.bundle.name)
         if row is not None and row.left is left:
             row.is_fetched = True
             self._fetches.set()
 
     async def next_fetch(self, *, timeout_ms: int) -> bool:
-        """Wait until something more has been fetched; whether that was in time."""
+        """Wait for the next fetch. Return False on timeout."""
         self._fetches.clear()
         try:
             await asyncio.wait_for(self._fetches.wait(), timeout_ms / 1_000)
@@ -103,25 +99,25 @@ class Parted:
         return True
 
     def belonging_to(self, bundle: str, handover: bytes) -> Mapping[str, TopicState] | None:
-        """The states of a bundle, if they were left together with this handover; another owner's has nothing to do with them."""
+        """Return the states of a bundle if they were left with exactly this handover, or None."""
         row = self._rows.get(bundle)
         return None if row is None or row.left.handover != handover else row.left.states
 
     def of_ownership(self, bundle: Bundle, token: int) -> Sequence[Left]:
-        """What bundles left that make up `bundle` now; nothing if another broker may have held it since.
+        """Return what the bundles that now make up `bundle` left, or nothing if another broker may have owned it since.
 
-        A merge goes on under the greater of two tokens. So where one of them is that of `bundle`, both were held here until now.
+        A merge continues with the greater of two tokens. If one of them is that of `bundle`, both were owned here until now.
         """
         left = self._over(bundle)
         return left if any(each.token == token for each in left) else ()
 
     def forget(self, bundle: Bundle) -> None:
-        """Nobody will ask any more for what was left of these points."""
+        """Drop what was left of these points."""
         for left in self._over(bundle):
             self._pop(left.bundle.name)
 
     def _over(self, bundle: Bundle) -> Sequence[Left]:
-        """What was left by bundles that share points with this one."""
+        """Return what bundles left that overlap this one."""
         return [
             left
             for left in (row.left for row in self._rows.values())

@@ -1,7 +1,6 @@
-"""What the other brokers of the cluster say of their topics, asked over HTTP.
+"""Ask the other brokers of the cluster about their topics over HTTP.
 
-May live here: the questions, who is asked, and whether the answers tell of all bundles. The paths that answer stand in
-`brokers.pulsar.admin`.
+`brokers.pulsar.admin` serves the answering paths.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
 from equipoise.channel.system.deadline import Deadline
 
-# Bundles that move are nowhere for some milliseconds.
+# A moving bundle has no owner for some milliseconds.
 _AGAIN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What one broker has of a namespace at one moment: the bundles that are open there, by name, and all their topics, by full name."""
+    """One broker's part of a namespace at one moment: the names of its open bundles, and the full names of their topics."""
 
     bundles: Sequence[str]
     topics: Sequence[str]
 
     @classmethod
     def read(cls, answer: object) -> Self:
-        """From the JSON that `document` is; raises `NotServed`."""
+        """Read a listing from the JSON of `document`. Raise `NotServed`."""
         try:
             bundles, topics = (tuple(map(str, answer[name])) for name in ("bundles", "topics"))  # type: ignore[index]
             for name in bundles:
@@ -51,12 +50,12 @@ class Listing:
         return cls(bundles=bundles, topics=topics)
 
     def document(self) -> dict[str, list[str]]:
-        """As JSON can say it."""
+        """Return the listing as JSON values."""
         return {"bundles": list(self.bundles), "topics": list(self.topics)}
 
 
 def are_whole(listings: Iterable[Listing]) -> bool:
-    """Whether together they tell of every bundle of their namespace, whichever way it is cut."""
+    """Return whether the listings together cover every point of the namespace, however it is split."""
     reached = 0
     for bundle in sorted((parse_bundle(name) for listing in listings for name in listing.bundles), key=lambda bundle: bundle.low):
         if bundle.low > reached:
@@ -66,12 +65,13 @@ def are_whole(listings: Iterable[Listing]) -> bool:
 
 
 class Peers:
-    """The brokers beside this one that serve some bundle of a namespace. To be used within `asking`."""
+    """The other brokers that serve bundles of a namespace. Use it within `asking`."""
 
     def __init__(self, worker: Worker, hosting: Hosting, *, timeout_ms: int, moving_ms: int) -> None:
-        """`worker` knows who they are; each answers within `timeout_ms`, or is taken for one that does not.
+        """`worker` knows the other brokers, `hosting` the local topics.
 
-        `hosting` knows what is here. Bundles that move are waited for, `moving_ms` at most.
+        A broker that does not answer within `timeout_ms` counts as failed. Questions are repeated for at most `moving_ms` while a bundle
+        moves.
         """
         self._worker = worker
         self._hosting = hosting
@@ -83,37 +83,37 @@ class Peers:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        """Keeps connections to them."""
+        """Keep HTTP connections to the other brokers open."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_ms / 1_000)) as self._http:
             yield
 
     async def topics_of(self, namespace: str) -> Sequence[str]:
-        """The full names of the namespace's topics, here and at them, sorted.
+        """Return the sorted full names of a namespace's topics on all brokers.
 
-        Raises `NotServed` if one of them does not say, or if some bundle was on its way all the time.
+        Raises `NotServed` if a broker does not answer, or if a bundle kept moving.
         """
         return await self._shared(namespace, lambda: self._list_all(namespace))
 
     def here(self, namespace: str) -> Listing:
-        """What this broker has of a namespace. A bundle that another service of it has tells of no topics."""
+        """Return this broker's listing of a namespace. Bundles of other services have no topics in it."""
         hosted = self._hosting.bundles
         names = [name for name in self._worker.open_bundles if namespace_in(name) == namespace]
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
         return Listing(bundles=bundles, topics=tuple(self._hosting.of_namespace(namespace)))
 
     async def ask_all(self, namespace: str, path: str) -> Sequence[object]:
-        """What each of them answers, as JSON, to a GET of a path that is already encoded, with `local=true`. Raises `NotServed`."""
+        """Return the JSON answer of each other broker to a GET of an encoded path with `local=true`. Raise `NotServed`."""
         return await self._ask_all(namespace, path)
 
     def is_served_here(self, topic: TopicName) -> bool:
-        """Whether this broker serves a topic, or nobody does."""
+        """Return whether this broker serves a topic, or no broker does."""
         owner = self._owner(topic)
         return owner is None or owner.broker == self._worker.broker_id
 
     async def first_told(self, topic: TopicName, path: str) -> object | None:
-        """What the broker that serves a topic answers to a GET of a path, as `ask_all`; if it has nothing to say, then what another does.
+        """Return the answer of a topic's owner to a GET of a path, else the first answer of another broker, else None.
 
-        None if nobody has; raises `NotServed` if, on top of that, one of them does not answer.
+        Raises `NotServed` if there is no answer and a broker failed. For the path see `ask_all`.
         """
         owner, me = self._owner(topic), self._worker.broker_id
         asked = {me} if owner is None else {me, owner.broker}
@@ -144,9 +144,9 @@ class Peers:
         return None if bundle is None or bundle.server is None else view.live.get(bundle.server)
 
     async def _list_all(self, namespace: str) -> Sequence[str]:
-        """Ask until all answers together tell of every bundle.
+        """Ask all brokers until their answers cover every bundle.
 
-        One that moves meanwhile may be missing in them, and its topics with it: it was asked for where it was not yet, or no more.
+        A bundle that moves between two answers may be missing in both, and its topics with it.
         """
         deadline = Deadline.after(timeout_ms=self._moving_ms)
         while True:
@@ -161,9 +161,9 @@ class Peers:
             await asyncio.sleep(_AGAIN_S)
 
     async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]) -> Sequence[str]:
-        """One answer for all who ask while another question is under way: clients that follow a pattern do so, and all at once.
+        """Share one question among all callers that arrive while an earlier one runs. Clients that subscribe to a pattern ask all at once.
 
-        That other answer is not for them: it may be of a time before they asked, and lack a topic that they have just made.
+        They do not get the earlier answer: it may predate their call and lack a topic that they have just created.
         """
         running = self._running.get(what)
         if running is None:
@@ -189,7 +189,7 @@ class Peers:
         if self._running.get(what) is task:
             del self._running[what]
         if not task.cancelled():
-            task.exception()  # Whoever still waits gets it; nobody has to.
+            task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
     async def _ask_all(self, namespace: str, path: str) -> Sequence[object]:
         view = self._worker.view
@@ -201,7 +201,7 @@ class Peers:
         return await asyncio.gather(*(self._ask(others[broker], path) for broker in sorted(others)))
 
     async def _ask(self, broker: BrokerEntry, path: str) -> object:
-        """What a broker answers, None if it has nothing to say; raises `NotServed`."""
+        """Return a broker's answer, or None if it has none. Raise `NotServed`."""
         assert self._http is not None, "asked while serving only"
         url = own_http(broker.joined.addresses)
         problem = "it advertises no HTTP address"

@@ -1,7 +1,4 @@
-"""Schemas as Pulsar's REST interface spells them.
-
-May live here: versions and schemas to and from what JSON and paths can say. No IO.
-"""
+"""Convert schemas and their versions to and from the JSON and paths of Pulsar's REST interface."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final
 from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES
 from equipoise.brokers.pulsar.wire.requests import Schema
 
-# Pulsar's names of its types, by their numbers.
+# Pulsar's type names, indexed by type number.
 _KINDS: Final = (
     *("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME"),
     *("TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
@@ -22,12 +19,12 @@ _LENGTH_BYTES: Final = 4
 
 
 def version_in(text: str | None) -> bytes | None:
-    """The version that a path names with a number, or that a broker could have given; None for none."""
+    """Return the version that the number in a path names, or None without one."""
     return None if text is None else (int(text) % (1 << 8 * VERSION_BYTES)).to_bytes(VERSION_BYTES, "big")
 
 
 def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
-    """What Pulsar answers; there is no time at which it was stored."""
+    """Return a schema as Pulsar's JSON. The timestamp is 0, because schemas are not stored."""
     return {
         "version": int.from_bytes(version, "big"),
         "type": _KINDS[schema.kind] if 0 <= schema.kind < len(_KINDS) else "NONE",
@@ -38,7 +35,7 @@ def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
 
 
 def _data_of(schema: Schema) -> str:
-    """The definition as a text. Of a pair it is two behind one another, each with its length before it, and becomes one JSON object."""
+    """Return the definition as text. Convert a key/value definition (two parts, each after its length) to one JSON object."""
     if schema.kind != _KEY_VALUE:
         return schema.definition.decode("utf-8", "replace")
     halves = {}
@@ -50,7 +47,7 @@ def _data_of(schema: Schema) -> str:
 
 
 def _json_of(definition: bytes) -> object:
-    """Itself if it is JSON, as the definitions of structures are; else as a text, such as the empty one of a string."""
+    """Return a definition parsed as JSON (structures), or else as text (such as the empty one of a string)."""
     try:
         return json.loads(definition)
     except ValueError:

@@ -1,7 +1,6 @@
-"""Where a schema is that a client asks for: known here, at the broker that serves its topic, or at another one.
+"""Find a schema here, at the broker that serves its topic, or at another broker.
 
-May live here: who is asked, and how brokers spell a schema to each other. Clients ask any broker, while those who bring a schema
-bring it to the owner of their topic.
+Clients ask any broker, but register a schema only at the owner of their topic.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import TopicName
 
-# Different schemas that other brokers are asked for at a time: each question goes to all of them, and is answered within 5 s.
+# Different schemas being searched at a time: each question goes to all other brokers and is answered within 5 s.
 _ASKED_MAX: Final = 256
 
 Found = tuple[bytes, Schema]
@@ -29,26 +28,26 @@ class SchemaSearch:
     """The schemas of the cluster, as one broker finds them."""
 
     def __init__(self, schemas: Schemas, peers: Peers) -> None:
-        """`schemas` are known here; `peers` are the others."""
+        """Search `schemas` here, and `peers` for the rest."""
         self._schemas = schemas
         self._peers = peers
         self._asked: dict[tuple[str, bytes | None], asyncio.Task[Found | None]] = {}
 
     def known(self, topic: TopicName, version: bytes | None) -> Found | None:
-        """The schema of a topic as it is known here; without a version the newest."""
+        """Return the schema of a topic that is known here. `version` None means the newest."""
         return self._schemas.find(partitioned_name(topic.full), version)
 
     async def find(self, topic: TopicName, version: bytes | None) -> Found | None:
-        """The same, wherever it is known; which is the newest says the broker that serves the topic.
+        """Return the schema of a topic from any broker, or None. The topic's owner decides which is the newest.
 
-        Raises `NotServed` if nobody has it, and one of the others does not answer; and `Overloaded`.
+        Raises `Overloaded`, and `NotServed` if the schema is not found and another broker does not answer.
         """
         known = self.known(topic, version)
         if known is not None and (version is not None or self._peers.is_served_here(topic)):
             return known
         if version is not None and len(version) != VERSION_BYTES:
             return None
-        # A client that asks the same at the same time shares the answer.
+        # Concurrent equal questions share one answer.
         asked = self._asked.get((topic.full, version))
         if asked is None:
             if len(self._asked) >= _ASKED_MAX:
@@ -65,7 +64,7 @@ class SchemaSearch:
     def _told(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
         del self._asked[topic.full, version]
         if not task.cancelled():
-            task.exception()  # Whoever still waits gets it; nobody has to.
+            task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
     async def _ask(self, topic: TopicName, version: bytes | None) -> Found | None:
         path = f"/admin/v2/schemas/{topic.namespace}/{quote(topic.local, safe='')}/schema"
@@ -78,13 +77,13 @@ class SchemaSearch:
 
 
 def document(schema: Schema) -> dict[str, object]:
-    """A schema as brokers tell it each other in JSON; its version follows from it."""
+    """Return a schema as JSON values for another broker. The version follows from the schema."""
     definition = b64encode(schema.definition).decode("ascii")
     return {"name": schema.name, "kind": schema.kind, "definition": definition, "properties": [list(pair) for pair in schema.properties]}
 
 
 def read(told: object) -> Schema:
-    """The schema of a `document`; raises `NotServed`."""
+    """Read a schema from a `document`. Raise `NotServed`."""
     try:
         name, kind, definition, pairs = (told[key] for key in ("name", "kind", "definition", "properties"))  # type: ignore[index]
         properties = tuple((str(key), str(value)) for key, value in pairs)

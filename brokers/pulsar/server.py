@@ -1,8 +1,4 @@
-"""The port that Pulsar's clients connect to.
-
-May live here: who is let in, when connections are looked at, and what a client may learn of the cluster: where a topic is,
-which topics there are, how many partitions one has.
-"""
+"""Accept Pulsar clients, check their connections, and answer questions about the cluster's topics."""
 
 from __future__ import annotations
 
@@ -44,13 +40,13 @@ from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 _logger: Final = logging.getLogger(__name__)
 
-# Connections that wait to be accepted: a stampede of clients after a death of their broker.
+# Connections waiting to be accepted: enough for all clients of a broker that died.
 _BACKLOG: Final = 1_024
 
-# At its end the server waits so long for its clients to take their last words; sessions cut off those that do not before that.
+# Time for clients to read the last answers at shutdown. Sessions cut off slower clients earlier.
 _CLOSE_S: Final = 2.0
 
-# What is told of clients in one tick; of more only the number, since clients must not be able to fill a disk.
+# Log lines about clients per tick; further ones are only counted, so that clients cannot fill a disk.
 _LINES_PER_TICK_MAX: Final = 20
 
 T = TypeVar("T")
@@ -58,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Counts:
-    """What the server counts since its start; `brokers.pulsar.metrics` tells it."""
+    """The server's counters since its start. `brokers.pulsar.metrics` exports them."""
 
     accepted: int = 0
     refused: int = 0
@@ -69,10 +65,10 @@ class Counts:
 
 
 class Server:
-    """All connections of one broker."""
+    """All client connections of one broker."""
 
     def __init__(self, service: PulsarService, worker: Worker, lookups: Lookups) -> None:
-        """`worker` runs `service`, and `lookups` answers for it."""
+        """Serve `service`, which `worker` runs. `lookups` answers its lookups."""
         self.service = service
         self.settings = service.settings
         self.broker_id = worker.broker_id
@@ -99,12 +95,12 @@ class Server:
 
     @asynccontextmanager
     async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
-        """Serve on a bound socket; at the end clients are disconnected, after what was written to them."""
+        """Serve on a bound socket. On exit write pending answers and disconnect all clients."""
         loop = asyncio.get_running_loop()
         metrics = PulsarMetrics(self, broker=self.broker_id)
         self._worker.metrics.register(metrics)
         server = await loop.create_server(lambda: Session(self), sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(_BACKLOG)  # asyncio takes one number for both: how many may wait, and how many it accepts at once.
+        listening.listen(_BACKLOG)  # asyncio uses one number for the backlog and for accepts at once.
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar's clients")
         try:
             async with self.peers.asking():
@@ -125,18 +121,18 @@ class Server:
             await asyncio.wait([self._emptied], timeout=_CLOSE_S)
 
     def now_ms(self) -> int:
-        """The clock of connections."""
+        """Return the clock of connections."""
         return now_ms()
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return len(self._sessions)
 
     # --- connections ---
 
     def admit(self, session: Session) -> bool:
-        """Whether one more client, or one more from its address, may stay."""
+        """Count a new client. Return False if there are too many, in total or from its address."""
         host = _host_of(session)
         if len(self._sessions) >= self._connections_max or self._addresses[host] >= self._connections_per_address_max:
             self.counts.refused += 1
@@ -151,7 +147,7 @@ class Server:
         return True
 
     def left(self, session: Session) -> None:
-        """A client is gone; one that was not admitted was never counted."""
+        """Remove a client. Clients that were not admitted were never counted."""
         self.behind.hold(session, 0)
         self.unfinished.hold(session, 0)
         if session not in self._sessions:
@@ -166,15 +162,15 @@ class Server:
             self._emptied.set_result(None)
 
     def keeps_unfinished(self, session: Session, bytes_: int, *, came_bytes: int) -> None:
-        """So much is kept of what a client said, after `came_bytes` more came.
+        """Note that `bytes_` of an unfinished frame are buffered for a client, after `came_bytes` arrived.
 
-        If that is too much for all, somebody has to go: of those who have more than their share, who began longest ago.
+        If all clients together exceed the bound, disconnect those above their share, the longest unfinished first.
         """
         held_bytes = self.unfinished.held_by(session)
         if not bytes_ and not held_bytes:
             return
         if bytes_ != held_bytes + came_bytes:
-            self.unfinished.hold(session, 0)  # It finished a frame: what is kept now, it began just now.
+            self.unfinished.hold(session, 0)  # The client finished a frame, so its current one began just now.
         self.unfinished.hold(session, bytes_)
         while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest_above_share) is not None:
             problem = f"it is slow to finish a frame of which {self.unfinished.held_by(oldest)} bytes are here, and others need the room"
@@ -183,7 +179,7 @@ class Server:
             oldest.abort()
 
     def is_behind(self, session: Session, bytes_: int) -> Violation | None:
-        """So much waits for a client; why that is too much, if it is."""
+        """Note that `bytes_` wait for a client. Return the violation if that is too much, or None."""
         self.behind.hold(session, bytes_)
         if bytes_ > self.settings.behind_bytes_max:
             return Violation.NEVER_READS
@@ -191,7 +187,7 @@ class Server:
         return Violation.NO_ROOM if is_full and bytes_ > self.behind.share_bytes else None
 
     def broke_off(self, session: Session, violation: Violation, problem: str) -> None:
-        """A client is disconnected for what it did, or did not do."""
+        """Count and log that a client is disconnected for a violation."""
         self.counts.violations[violation] += 1
         self._tell("a Pulsar client is disconnected", session, reason=violation.value, problem=problem)
 
@@ -214,13 +210,13 @@ class Server:
                 if now_ms() - rolled_ms >= self._stats_ms:
                     rolled_ms = now_ms()
                     await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
-            except Exception:  # Keep-alive goes on whatever one topic has come to.
+            except Exception:  # One failing topic must not stop keep-alive.
                 _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self.broker_id})
 
     async def _relieve(self) -> None:
-        """Where more waits after moves than there is room for: the topics in which most does wait no longer for who was there."""
+        """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest topics."""
         waiting = self.service.topics_that_wait()
-        # At the most: what several subscriptions of a topic wait for is there once. That is reckoned only if it matters.
+        # An upper bound: entries that several subscriptions wait for are stored once. The exact size is computed only if needed.
         if sum(arrivals.bytes for served in waiting for arrivals in _arrivals_of(served)) <= self.settings.all_waiting_bytes_max:
             return
         sizes: dict[Served, int] = {}
@@ -236,14 +232,14 @@ class Server:
                 await self._wait_no_longer(served)
 
     async def _wait_no_longer(self, served: Served) -> None:
-        """Give up waiting in one topic, a step in each turn of the loop."""
+        """Stop waiting in one topic, one step per turn of the loop."""
         topic, limits = served.topic, self.settings.topics
         while topic.wake_at_ms is not None and not topic.is_fenced and served.ownership.is_good:
             self.service.carry_out(served, topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms))
             await asyncio.sleep(0)
 
     def _tick(self, session: Session) -> None:
-        """Time has passed for one client, which is given up if that fails: the others are not to wait behind it for ever."""
+        """Check one client. Abort it if that fails, so that the others are still checked."""
         try:
             session.tick(now_ms())
         except Exception:
@@ -251,26 +247,26 @@ class Server:
             session.abort()
 
     async def _for_each(self, things: Sequence[T], do: Callable[[T], None]) -> None:
-        """Do something for each of many, letting others have the loop in between."""
+        """Call `do` for each thing, and yield to the loop after each batch."""
         for start in range(0, len(things), self.settings.tick_batch):
             for thing in things[start : start + self.settings.tick_batch]:
                 do(thing)
             await asyncio.sleep(0)
 
     def new_producer_name(self) -> str:
-        """A name that no other producer of the cluster has, in this life of the broker or another."""
+        """Return a name that is unique in the cluster, across restarts of this broker."""
         return f"{self._worker.config.cluster}-{self.broker_id}-{self._life}-{next(self._names)}"
 
     def new_consumer_name(self) -> str:
-        """As `new_producer_name`."""
+        """Return a name that is unique in the cluster; see `new_producer_name`."""
         return f"consumer-{self._life}-{next(self._names)}"
 
     # --- what a client may learn ---
 
     async def locate(self, topic: TopicName) -> str:
-        """Where clients find the broker that serves a topic; held while that is being decided.
+        """Return the Pulsar address of the broker that serves a topic. Wait while the owner is undecided.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no clients of Pulsar.
+        Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no Pulsar clients.
         """
         located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns())
         url = located.broker.joined.addresses.get(PULSAR)
@@ -280,14 +276,14 @@ class Server:
         return url
 
     def check_namespace(self, namespace: str) -> None:
-        """Raise `NotServed` for a namespace that is another service's."""
+        """Raise `NotServed` if another service serves the namespace."""
         if self._worker.service_of(namespace) is not self.service:
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {namespace} is not served to clients of Pulsar")
 
     async def partitions_of(self, topic: TopicName) -> int:
-        """How many partitions a topic has; 0 if it is not partitioned, or is a partition itself.
+        """Return a topic's number of partitions, or 0 if it is not partitioned or is a partition itself.
 
-        Raises `UnknownNamespace`, and `NotServed` for a namespace that is another service's.
+        Raises `UnknownNamespace`, and `NotServed` if another service serves the namespace.
         """
         namespace = await self._namespace(topic.namespace)
         self.check_namespace(topic.namespace)
@@ -296,10 +292,10 @@ class Server:
         return partitions_in(namespace.policies).get(topic.full, 0)
 
     async def topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
-        """The full names of a namespace's topics, at whichever broker.
+        """Return the full names of a namespace's topics on all brokers.
 
-        Raises `UnknownNamespace`, and `NotServed` if a broker does not answer, or if a bundle moves for too long: a list without
-        its topics would make clients that follow a pattern drop them.
+        Raises `UnknownNamespace`, and `NotServed` if a broker does not answer or a bundle moves for too long. An incomplete list would make
+        clients that subscribe to a pattern drop the missing topics.
         """
         await self._namespace(namespace)
         if mode is TopicsMode.PERSISTENT:
@@ -307,11 +303,11 @@ class Server:
         return await self.peers.topics_of(namespace)
 
     async def topics_told(self, namespace: str, mode: TopicsMode) -> bytes:
-        """The same as a client is told it. Raises as `topics_of`, and `NotServed` if it is more than a client takes."""
+        """Return the encoded list of `topics_of`. Raises as `topics_of`, and `NotServed` if the list is too long for a client."""
         names = await self.topics_of(namespace, mode)
         if self._told is None or self._told[0] is not names:
             self._told = names, replies.topics_told(names)
-            # It is for those who share this list, all of whom go on in this very turn.
+            # Share the bytes only with the callers that get the same list, which all continue in this turn.
             asyncio.get_running_loop().call_soon(self._forget_told)
         told = self._told[1]
         if len(told) > self.limits.message_bytes_max:
@@ -326,7 +322,7 @@ class Server:
         self._told = None
 
     async def _namespace(self, name: str) -> NamespaceEntry:
-        """Return a namespace. Raises `UnknownNamespace`, and `DeadlineExceeded` if this broker may not deny it for so long."""
+        """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's view stays too old to deny it."""
         worker = self._worker
 
         def look(view: View) -> NamespaceEntry | None:
@@ -346,7 +342,7 @@ def _arrivals_of(served: Served) -> Iterator[Arrivals]:
 
 
 def _waiting_bytes(served: Served) -> int:
-    """What waits in a topic: what several of its subscriptions wait for counts once."""
+    """Return the bytes that wait in a topic. Entries that several subscriptions wait for count once."""
     return sum({entry.entry_id: len(entry.block) for arrivals in _arrivals_of(served) for entry in arrivals.entries}.values())
 
 

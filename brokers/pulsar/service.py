@@ -1,17 +1,14 @@
-"""Pulsar's non-persistent topics as a `Service`: what is balanced when Pulsar's clients are what is served.
+"""Serve Pulsar's non-persistent topics as a balanced `Service`: open, close, split and merge bundles, and route each message.
 
-May live here: the way of bundles to and from this broker, and the way of each message through its topic. Connections are the
-business of `brokers.pulsar.session`, topics decide for themselves.
+Theory of operation: a bundle moves away like this.
 
-How a bundle moves away
-1. Its topics are fenced: from now on messages are ignored without a receipt, so that their producers send them again.
-2. Producers are told where to go. The destination holds those who come before it owns the bundle.
-3. The handover says which subscriptions there were, and whom to wait for. With it the bundle is gone.
-4. Meanwhile each client answers a PING behind all that it was sent: it has taken what was receipted here. Then its consumers
-   are told where to go, because a client throws away what its program has not yet taken out when a consumer connects anew.
+1. The service fences its topics. They now ignore messages without a receipt, so producers send them again.
+2. The service redirects the producers. The destination holds those that arrive before it owns the bundle.
+3. The handover lists the subscriptions and the consumers to wait for. After it the bundle is gone here.
+4. Meanwhile each client answers a PING behind all messages sent to it, which shows that it has received them. The service then redirects
+   its consumers: a client discards messages that its program has not yet read when a consumer reconnects.
 
-How it comes: the destination makes the topics anew, and holds receipts and messages until those who were there are back
-(`brokers.pulsar.topics.topic`).
+The destination creates the topics again, and holds receipts and messages until the former clients are back (`brokers.pulsar.topics.topic`).
 """
 
 from __future__ import annotations
@@ -52,13 +49,13 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
-# How Pulsar's client for Java says what it is.
+# The version prefix of Pulsar's Java client.
 _JAVA: Final = "Pulsar-Java"
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the service counts since its start; `brokers.pulsar.metrics` tells it."""
+    """The service's counters since its start. `brokers.pulsar.metrics` exports them."""
 
     published: int = 0
     published_bytes: int = 0
@@ -71,13 +68,13 @@ class Counts:
 
 
 class PulsarService(Service):
-    """One instance serves all bundles of its broker; `brokers.pulsar.server` brings it the clients."""
+    """The service of all bundles of one broker. `brokers.pulsar.server` connects clients to it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
-        """With the default settings unless others are given."""
+        """Use the default settings unless others are given."""
         self.settings = settings or Settings()
-        # How long a client's program has at least, after its library took a message, to take it out before its consumer connects
-        # anew: an operator's setting, which the server brings.
+        # The least time that a client's program has to read a message from its library before its consumer reconnects. The server sets it
+        # from an operator's setting.
         self.settle_ms = 0
         self.hosting = Hosting(limits=self.settings.topics, topics_max=self.settings.topics_max)
         self.schemas = Schemas()
@@ -91,25 +88,25 @@ class PulsarService(Service):
 
     @property
     def topics_waiting(self) -> int:
-        """How many topics wait for clients that were there before a move."""
+        """The number of topics that wait for clients from before a move."""
         return len(self._deadlines.waiting())
 
     def topics_that_wait(self) -> Sequence[Served]:
-        """Those topics."""
+        """The topics that wait for clients from before a move."""
         return self._deadlines.waiting()
 
     # --- what the worker calls ---
 
     async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: ARG002 - it is the bundle that clients come for
-        """From now on clients who come for this bundle are held: the source sends them as soon as it lets go."""
+        """Hold clients that ask for this bundle from now on. The source redirects them here when it releases the bundle."""
         self._warming.setdefault(bundle.name, (bundle, asyncio.get_running_loop().create_future()))
 
     async def discard(self, bundle: Bundle) -> None:
-        """The bundle does not come: those who are held go back to who serves it."""
+        """Stop expecting the bundle, and send held clients back to its owner."""
         self._come(bundle.name)
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Make the topics that the former owner told of."""
+        """Create the topics that the former owner handed over."""
         try:
             states = await self._states(ownership, handover)
             self._parted.forget(ownership.bundle)
@@ -123,7 +120,7 @@ class PulsarService(Service):
             self._come(ownership.bundle.name)
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - waits for nobody
-        """As the head of this module tells it; consumers are told where to go after this has returned."""
+        """Close a bundle as the module docstring describes. Consumers are redirected after this returns."""
         url = None if moved_to is None else moved_to.addresses.get(PULSAR)
         hosted = self.hosting.bundles.get(bundle.name)
         parted = self.hosting.close(bundle.name)
@@ -140,7 +137,7 @@ class PulsarService(Service):
         return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
-        """What did not fit into the handover, and the messages that were not delivered."""
+        """Return what did not fit into the handover, with all undelivered messages, or None if nothing is kept."""
         left = self._parted.get(bundle.name)
         if left is None:
             return None
@@ -149,9 +146,9 @@ class PulsarService(Service):
         return fetchable
 
     def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
-        """The handover of a bundle that is closed here. What is to be fetched is kept, and all if the bundle is not on its way.
+        """Return the handover of a bundle that closes here. Keep what must be fetched, or everything if the bundle has no destination.
 
-        It may be this broker that opens these points next: a merge that finds one of the two just being opened closes both.
+        Without a destination this broker may reopen these points: a merge that finds one of its two bundles still opening closes both.
         """
         left = Left(bundle=ownership.bundle, token=ownership.token)
         if any(state.subscriptions for state in states.values()):
@@ -165,7 +162,7 @@ class PulsarService(Service):
         return left.handover
 
     def _lost(self, left: Left) -> None:
-        """Nobody has fetched what a bundle left, and it is kept no longer."""
+        """Count and log the messages of a state that expired before it was fetched."""
         self.counts.dropped += left.messages
         about = {"broker": self.host.broker_id, "bundle": left.bundle.name, "token": left.token}
         _logger.warning(
@@ -173,25 +170,25 @@ class PulsarService(Service):
         )
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
-        """The topics of `parent` are filed under the children; nobody notices."""
+        """Assign the topics of `parent` to its children. Clients are not affected."""
         self.hosting.reshape([parent], children)
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        """Where to cut a bundle, by the topics in it. What an operator names is cut, even with too few topics to divide."""
+        """Return where to split a bundle, by its topics. A split that an operator requests is made even with too few topics."""
         hosted = self.hosting.bundles.get(bundle.name)
         topics = () if hosted is None else topic_loads(hosted.topics.values())
         return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, topics=topics, positions=positions, force=True))
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
-        """The topics of both are filed under their union; nobody notices."""
+        """Assign the topics of both bundles to their union. Clients are not affected."""
         self.hosting.reshape([left, right], [union])
         for served in self.hosting.bundles[union.bundle.name].topics.values():
-            # Their receipts are still to come, and one of the two tokens ends here.
+            # Renew works whose receipts are still held, because one of the two tokens ends here.
             with suppress(OwnershipLost):
                 served.works = {entry_id: union.begin(served.name) for entry_id in served.works}
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """What each bundle carried per second since this was asked last, and who is connected."""
+        """Return each bundle's load per second since the last call, and its connected clients."""
         now = time.monotonic()
         seconds, self._counted_since = max(now - self._counted_since, 0.001), now
         before, self._counted = self._counted, {name: totals_of(served.topic) for name, served in self.hosting.topics.items()}
@@ -200,12 +197,12 @@ class PulsarService(Service):
     # --- what sessions call ---
 
     def served_now(self, topic: TopicName) -> Served | None:
-        """The topic, if it is here and may be used at this moment; without a wait."""
+        """Return a topic that is usable here at this moment, or None. Does not wait."""
         served = self.hosting.find(topic.full)
         return served if served is not None and not served.topic.is_fenced and served.ownership.is_good else None
 
     async def serve(self, topic: TopicName) -> Served | Peer:
-        """The topic, made if need be, or who serves it; waits while nobody does, or while its bundle is on its way here.
+        """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle has no owner or is moving here.
 
         Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
@@ -223,7 +220,7 @@ class PulsarService(Service):
                 raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {topic.namespace} is not served to clients of Pulsar")
 
     def publish(self, served: Served, producer: Producer, request: Published) -> None:
-        """Take one entry of a producer, if it may be taken: otherwise there is no receipt, and the client sends it again."""
+        """Publish one entry. Without a valid ownership it gets no receipt, and the client sends it again."""
         topic = served.topic
         if topic.is_fenced:
             return
@@ -246,7 +243,7 @@ class PulsarService(Service):
         self.carry_out(served, outcome)
 
     def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
-        """A consumer takes so many messages more. Without the right to the bundle that is noted, and nothing is delivered."""
+        """Add to a consumer's permits and deliver. Without a valid ownership only note the permits."""
         if served.ownership.is_good:
             self.carry_out(served, served.topic.flow(consumer, permits, now_ms()))
         else:
@@ -254,7 +251,7 @@ class PulsarService(Service):
             self._deadlines.put_off(served)
 
     def resume(self, served: Served, consumer: Consumer) -> None:
-        """A consumer's client takes again what is written to it; as `flow`."""
+        """Note that a consumer's connection is writable again, and deliver; see `flow`."""
         if served.ownership.is_good:
             self.carry_out(served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
         else:
@@ -262,9 +259,10 @@ class PulsarService(Service):
             self._deadlines.put_off(served)
 
     def carry_out(self, served: Served, outcome: Outcome) -> None:
-        """Write what a step of a topic came to: messages first, then the receipts that promise them.
+        """Write the outcome of a topic's step: messages first, then their receipts.
 
-        Second checks come before all of it. What does not pass is delivered to nobody, and writing may lead back to this topic.
+        All second checks run before anything is written, because writing may call this topic again. Entries that fail the check are not
+        delivered.
         """
         topic, counts = served.topic, self.counts
         deliveries: Sequence[Delivery] = outcome.deliveries
@@ -288,9 +286,9 @@ class PulsarService(Service):
             self._deadlines.watch(served)
 
     def release_receipts(self, served: Served, producer: Producer) -> bool:
-        """Give the receipts that are held ahead of their time, for the sake of an answer to `producer` that must come behind them.
+        """Send held receipts early, so that an answer to `producer` can follow them.
 
-        False: the right to give them is lost, and the producer has to connect anew, without that answer.
+        Return False if the ownership is lost: the producer must reconnect and gets no answer.
         """
         try:
             served.ownership.begin(served.name)
@@ -301,13 +299,13 @@ class PulsarService(Service):
         return True
 
     def forget_producers(self, served: Served, producers: Collection[Producer]) -> None:
-        """Producers are gone, and their entries without a receipt with them; their topic is not kept for nobody."""
+        """Remove producers and their entries without a receipt. Drop the topic if it is then idle."""
         served.forget_works(served.topic.remove_producers(producers))
         self.hosting.forget_if_idle(served)
 
     @staticmethod
     def _refused(served: Served, receipts: Sequence[Receipt]) -> Mapping[Receipt, bool]:
-        """Let the works of receipts pass their second check. Which do not, and whether their bundle is closed here already."""
+        """Run the second check of each receipt's work. Return the receipts that fail, and whether their bundle is already closed here."""
         refused: dict[Receipt, bool] = {}
         for receipt in receipts:
             work = served.works.pop(receipt.entry_id, None)
@@ -321,9 +319,9 @@ class PulsarService(Service):
         return refused
 
     def _without(self, served: Served, outcome: Outcome, refused: Mapping[Receipt, bool]) -> tuple[Sequence[Delivery], Sequence[Receipt]]:
-        """What may still be written of an outcome, some of whose receipts were refused: all but the entries that are sent again.
+        """Return the deliveries and receipts of an outcome without the refused ones, whose producers send them again.
 
-        What has no receipt in it got one before, here or from the former owner, and must not be lost with those.
+        Deliveries whose entry has no receipt in this outcome stay: they got one before, here or from the former owner.
         """
         topic = served.topic
         again = {receipt.entry_id for receipt in refused}
@@ -338,9 +336,9 @@ class PulsarService(Service):
         return deliveries, [receipt for receipt in outcome.receipts if receipt not in refused]
 
     def _withhold(self, served: Served, producer: Producer, *, is_closed: bool) -> None:
-        """A message gets no receipt. Nor may a later one of its producer, who has to connect anew and send it again.
+        """Withhold a receipt, and make its producer reconnect so that it sends this and later messages again.
 
-        If the bundle is closed here already, its `close` sends the producer to where it goes.
+        If the bundle is already closed here, its `close` redirects the producer.
         """
         self.counts.receipts_withheld += 1
         if not is_closed:
@@ -348,7 +346,7 @@ class PulsarService(Service):
             self.forget_producers(served, (producer,))
 
     async def all_fetched(self) -> None:
-        """Wait until next owners have fetched what was left for them: for as long as one does so now and then, and bounded."""
+        """Wait until next owners have fetched what they need. Stop at a deadline, or when no fetch happens for `next_fetch_ms`."""
         deadline = Deadline.after(timeout_ms=self.settings.all_fetched_ms)
         is_fetching = True
         while is_fetching and self._parted.awaited and deadline.remaining_ms():
@@ -358,18 +356,18 @@ class PulsarService(Service):
             _logger.warning("what %d bundles left here was not fetched, and ends with this broker", self._parted.awaited, extra=about)
 
     async def all_parted(self) -> None:
-        """Wait until all consumers of bundles that were closed here have been told where to go; that is bounded."""
+        """Wait until all consumers of closed bundles are redirected. The wait is bounded."""
         if self._parting:
             await asyncio.wait(self._parting)
 
     # --- coming and going ---
 
     async def _states(self, ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
-        """What the former owner told of the topics. What cannot be had or read costs messages, never the bundle."""
+        """Return the topic states that the former owner handed over. Damaged or missing states cost messages, never the bundle."""
         if handover is None:
             return self._states_left_here(ownership)
         try:
-            if ownership.fetch is None:  # It comes back to this broker, perhaps, because its destination died.
+            if ownership.fetch is None:  # The bundle may be back here because its destination died.
                 states = self._parted.belonging_to(ownership.bundle.name, handover)
                 if states is not None:
                     return states
@@ -386,9 +384,9 @@ class PulsarService(Service):
             return {}
 
     async def _fetched(self, ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
-        """What the handover does not say. If that fails soon it is tried once more, for it may cost 32 MiB of receipted messages.
+        """Fetch what the handover lacks. Try twice if the first try fails early: up to 32 MiB of receipted messages depend on it.
 
-        Raises `HandoverDamaged`, and whatever keeps the former owner from being asked.
+        Raises `HandoverDamaged`, and any error of the fetch.
         """
         again_by = Deadline.after(timeout_ms=self.settings.fetch_again_ms)
         try:
@@ -408,23 +406,23 @@ class PulsarService(Service):
         return await asyncio.to_thread(handovers.decode, handover, fetched)
 
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
-        """What this broker knows itself of topics that nobody told of: it closed them a moment ago, and nobody had them since."""
+        """Return the states that this broker kept when it closed these topics, if no other broker has owned them since."""
         states: dict[str, TopicState] = {}
         for left in self._parted.of_ownership(ownership.bundle, ownership.token):
             states |= left.states
         return states
 
     async def _part_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
-        """Wait until a client has taken what it was sent, and a moment longer for its program to take it out; then send it on.
+        """Wait until a client has received its messages and its program has had time to read them, then redirect its consumers.
 
-        A client that was slow to answer is short of CPU, and its program will be as slow: so it gets as long again.
+        A client that answers slowly lacks CPU, so its program gets as much time again.
         """
         began_ms, settle_ms = now_ms(), self.settle_ms
         taken = session.taken()
         if taken is not None:
             await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
         if session.client_version.startswith(_JAVA) and (taken is not None or session.taken_at_ms is not None):
-            # It may have been asked a moment ago, for another bundle, and its program is still at what it took then.
+            # The client may have answered a moment ago for another bundle; its program may still be reading those messages.
             passed_ms = 0 if taken is not None or session.taken_at_ms is None else began_ms - session.taken_at_ms
             settle_ms = max(settle_ms, self.settings.settle_java_ms - passed_ms)
         await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
@@ -437,7 +435,7 @@ class PulsarService(Service):
         task.add_done_callback(self._parting.discard)
 
     async def _warmed(self, namespace: str, point: int, deadline: Deadline) -> None:
-        """Wait while the bundle at `point` is on its way here, so that nobody is sent back to who is just letting go of it."""
+        """Wait while the bundle at `point` is moving here, so that clients are not sent back to a source that is releasing it."""
         for bundle, come in list(self._warming.values()):
             if bundle.namespace == namespace and bundle.contains(point):
                 timeout_s = min(self.settings.warming_hold_ms, deadline.remaining_ms()) / 1_000
@@ -456,13 +454,13 @@ class PulsarService(Service):
         self.hosting.forget_if_idle(served)
 
     def _forget_idle(self, opened: Sequence[Served]) -> None:
-        """Of the topics that came with a bundle: those that nobody came back to, once nobody is waited for."""
+        """Drop the topics of an opened bundle whose clients did not return. Call this when waiting is over."""
         for served in opened:
             self.hosting.forget_if_idle(served)
 
 
 def tell_active(changes: Sequence[ActiveChange]) -> None:
-    """Tell consumers of Failover subscriptions, whichever session they are of, that they are active, or are no more."""
+    """Send consumers of Failover subscriptions, in any session, whether they are active."""
     for consumer, is_active in changes:
         session = session_of(consumer)
         session.connection.active(consumer.consumer_id, is_active=is_active)
@@ -470,19 +468,19 @@ def tell_active(changes: Sequence[ActiveChange]) -> None:
 
 
 def session_of(thing: Producer | Consumer) -> Session:
-    """Topics do not know what a link is; here it is always a session."""
+    """Return the session of a producer or consumer. Topics treat it as an opaque link."""
     return cast("Session", thing.link)
 
 
 def now_ms() -> int:
-    """The clock of topics and connections: milliseconds that never go back."""
+    """Return the monotonic clock of topics and connections in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 def _fenced(served: Served) -> TopicState:
-    """The state of a topic that takes nothing more.
+    """Fence a topic and return its state.
 
-    The ownership is void, so that what has no receipt yet gets none: its producer sends it again, and it is not handed on.
+    The ownership is void, so entries without a receipt are removed: they get none, and their producers send them again.
     """
     served.topic.forget({receipt.entry_id for receipt in served.topic.fence().receipts})
     served.works.clear()

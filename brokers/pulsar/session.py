@@ -1,7 +1,6 @@
-"""One client's connection on the loop: what comes in, what goes out, and what it has here.
+"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, producers and consumers.
 
-May live here: `Session`, the asyncio side of one `Connection`: writing and its bounds, signs of life, the producers and
-consumers that hang on the connection. What the client asks is answered in `brokers.pulsar.answers`.
+`brokers.pulsar.answers` handles the client's requests.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ _logger: Final = logging.getLogger(__name__)
 
 A = TypeVar("A", Producer, Consumer)
 
-# A client that is parted with has this long to take the last words; it may be one that takes nothing at all.
+# Time for a closed client to read the last answers; it may read nothing at all.
 _LAST_WORDS_S: Final = 1.0
 
-# So much of what a turn of the loop delivers, the system takes of whoever is not behind. More counts as soon as it is delivered: the
-# turn may deliver to thousands, and nobody can take anything before it is over.
+# Deliveries up to this size count when the turn is written: the system buffers them for a client that keeps up. More counts at once. One
+# turn may deliver to thousands of clients, and none can read before it ends.
 _WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 
 
 class Session(asyncio.Protocol):
-    """One connection. Everything is called on the loop."""
+    """One connection. All methods run on the loop."""
 
     __slots__ = (
         "_answers",
@@ -59,7 +58,7 @@ class Session(asyncio.Protocol):
     )
 
     def __init__(self, server: Server) -> None:
-        """Made by the server for each connection that it accepts."""
+        """Create the session of a connection that the server accepts."""
         self._server = server
         self._service = server.service
         self._transport: asyncio.Transport | None = None
@@ -80,8 +79,8 @@ class Session(asyncio.Protocol):
     # --- what the transport says ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client connected; one too many is turned away at once."""
-        # Not by `isinstance`: uvloop's transports do not descend from asyncio's.
+        """Accept the connection, or refuse it if there are too many."""
+        # Not `isinstance`: uvloop's transports do not inherit from asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
@@ -90,7 +89,7 @@ class Session(asyncio.Protocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: take the whole frames in them, in order; of very many only some, so that others get their turn."""
+        """Handle the complete frames, in order. Leave the rest of a large batch to the next turn."""
         self._take(self.connection.receive(data, self._server.now_ms()))
         if self._probes:
             self._answer_probes()
@@ -101,14 +100,14 @@ class Session(asyncio.Protocol):
             self._set_busy(is_busy=True)
 
     def _go_on(self) -> None:
-        """The next turn: take some more of what was read."""
+        """Handle more of the bytes read, in the next turn."""
         self._is_busy = False
         self.data_received(b"")
         if not self._is_busy:
             self._set_busy(is_busy=False)
 
     def _set_busy(self, *, is_busy: bool) -> None:
-        """Nothing more is read while what was read is not yet taken, so that no more than one chunk of the transport piles up."""
+        """Pause reading while read bytes are unhandled, so that at most one chunk of the transport accumulates."""
         self._is_busy = is_busy
         if is_busy:
             asyncio.get_running_loop().call_soon(self._go_on)
@@ -116,45 +115,45 @@ class Session(asyncio.Protocol):
             (self._transport.pause_reading if is_busy else self._transport.resume_reading)()
 
     def pause_writing(self) -> None:
-        """The client takes nothing more for now: what is published meanwhile is dropped for its consumers, and counted."""
-        # Only noted: this is called in the midst of writing.
+        """Note that the client reads too slowly. Messages for its consumers are now dropped and counted."""
+        # Only set the flag: the transport calls this during a write.
         self.is_writable = False
         for consumer, served in self.consumers.items():
             served.topic.writable(consumer, is_writable=False, now_ms=self._server.now_ms())
 
     def resume_writing(self) -> None:
-        """The client takes again."""
+        """Note that the client reads again."""
         self._count_behind()
         self.is_writable = True
         for consumer, served in list(self.consumers.items()):
             self._service.resume(served, consumer)
 
     def eof_received(self) -> None:
-        """The client says no more. It may take no more either, which must not keep its socket open for ever."""
+        """Close the connection after the client's end of stream. It may read nothing either, so its socket must not stay open."""
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how a client went away changes nothing
-        """The client is gone, and with it all that it had here."""
+        """Remove the client and all its producers and consumers."""
         self._leave()
         self._server.left(self)
 
     # --- what the server and the service do with it ---
 
     def soil(self) -> None:
-        """Something waits to be written: do so at the end of this turn of the loop, with all that comes until then."""
+        """Schedule a write at the end of this turn of the loop, with everything added until then."""
         if not self._is_soiled:
             self._is_soiled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def write_soon(self) -> None:
-        """What was answered goes out at the end of this turn; or at once, if it is much: many answers could make too much of it."""
+        """Write answers at the end of this turn, or at once if they are large, since many could accumulate."""
         if self.connection.outgoing_bytes > self._server.settings.write_buffer_bytes:
             self.flush()
         elif self.connection.outgoing_bytes:
             self.soil()
 
     def flush(self) -> None:
-        """Write what waits. A client that only ever asks, and takes none of the answers, is given up."""
+        """Write pending bytes. Disconnect a client that keeps asking and never reads."""
         self._is_soiled = False
         transport = self._transport
         outgoing = self.connection.take_outgoing()
@@ -168,13 +167,13 @@ class Session(asyncio.Protocol):
             self.abort()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed: keep the connection alive, or give it up."""
+        """Send a keep-alive, or abort a silent connection."""
         self._take(self.connection.tick(now_ms))
         self.write_soon()
         self._count_behind()
 
     def close(self) -> None:
-        """Write what waits, and end the connection; one that takes nothing is cut off soon."""
+        """Write pending bytes and close. A client that does not read is soon cut off."""
         self.flush()
         self._leave()
         if self._transport is not None and not self._transport.is_closing():
@@ -182,15 +181,15 @@ class Session(asyncio.Protocol):
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._transport.abort)
 
     def abort(self) -> None:
-        """End the connection at once: its client is dead, or takes nothing."""
+        """Close the connection at once, because the client is dead or does not read."""
         self._leave()
         if self._transport is not None:
             self._transport.abort()
 
     def deliver(self, consumer: Consumer, entry_id: int, partition: int, block: bytes) -> bool:
-        """Write one message to a consumer; False if too much waits for its client already."""
+        """Write a message to a consumer. Return False if too much already waits for its client."""
         connection, settings, behind = self.connection, self._server.settings, self._server.behind
-        # Reckoned with the message: what it would be too much with is dropped, and nobody is cut off for having been sent it.
+        # Count this message too: drop it rather than disconnect the client for receiving it.
         block_bytes = len(block)
         if not self.is_writable and self.behind_bytes + block_bytes > settings.messages_behind_bytes_max:
             return False
@@ -199,7 +198,7 @@ class Session(asyncio.Protocol):
         self._has_delivered = True
         connection.message(consumer.consumer_id, entry_id, partition, block)
         if connection.outgoing_bytes > settings.write_buffer_bytes:
-            # Not at the end of the turn: many subscriptions of one client could make too much of it in one.
+            # Do not wait for the end of the turn: many subscriptions of one client could accumulate too much in it.
             self.flush()
             return True
         if connection.outgoing_bytes > _WRITTEN_AT_ONCE_BYTES:
@@ -208,52 +207,53 @@ class Session(asyncio.Protocol):
         return True
 
     def confirm(self, receipt: Receipt) -> None:
-        """Write one receipt to a producer."""
+        """Write a receipt to a producer."""
         producer = receipt.producer
         self.connection.receipt(producer.producer_id, receipt.sequence_id, receipt.highest_sequence_id, 0, receipt.entry_id)
         self.soil()
 
     def part_producer(self, producer: Producer, url: str | None) -> None:
-        """Send a producer to `url`, or to ask where its topic is: it is not here any more."""
+        """Redirect a producer to `url`, or make it look its topic up again if that is None."""
         if self.producers.pop(producer, None) is not None:
             self.connection.close_producer(producer.producer_id, url)
             self.soil()
 
     def part_consumer(self, consumer: Consumer, url: str | None) -> None:
-        """As `part_producer`, of a consumer."""
+        """Redirect a consumer; see `part_producer`."""
         if self.consumers.pop(consumer, None) is not None:
             self.connection.close_consumer(consumer.consumer_id, url)
             self.soil()
 
     def drop_producer(self, producer: Producer, served: Served) -> None:
-        """A producer is gone from its topic, which is not kept for nobody."""
+        """Remove a producer from its topic, and the topic if it is then idle."""
         self.producers.pop(producer, None)
         self._service.forget_producers(served, (producer,))
 
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
-        """As `drop_producer`, of a consumer; others may come in for it."""
+        """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may become active."""
         self.consumers.pop(consumer, None)
         tell_active(served.topic.remove_consumer(consumer))
         self._service.hosting.forget_if_idle(served)
 
     async def is_alive(self) -> bool:
-        """Whether the client answers a PING soon."""
-        # One that was asked already is not asked again: whoever wants its place could make it say PONG for ever.
+        """Return whether the client answers a PING in time."""
+        # Reuse a pending PING: otherwise a client that wants its place could make it answer forever.
         probe = self._probes[-1][1] if self._probes else self._probe()
         done, _ = await asyncio.wait([probe], timeout=self._server.settings.probe_ms / 1_000)
         return any(not probe.cancelled() for probe in done)
 
     def taken(self) -> asyncio.Future[None] | None:
-        """Done, or cancelled with the connection, once the client has taken all messages written so far; None if it has.
+        """Return a future that is done once the client has received everything written, or None if it already has.
 
-        `taken_at_ms` is then when that was last found out, if it ever was: its program may have some of them still before it.
+        The future is cancelled with the connection. `taken_at_ms` is when receipt was last confirmed, or None; the client's program may not
+        have read those messages yet.
         """
         if self._has_delivered:
             return self._probe()
         return self._probes[-1][1] if self._probes else None
 
     def _probe(self) -> asyncio.Future[None]:
-        """A PING behind all that was written; done once its PONG is here."""
+        """Send a PING behind everything written. Return a future that is done when its PONG arrives."""
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._has_left:
             answered.cancel()
@@ -272,7 +272,7 @@ class Session(asyncio.Protocol):
 
     @property
     def behind_bytes(self) -> int:
-        """What waits for the client in this process."""
+        """The bytes that wait for the client in this process."""
         return self.connection.outgoing_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _count_behind(self) -> None:
@@ -288,7 +288,7 @@ class Session(asyncio.Protocol):
                     self._answers.answer(request)
                     self.write_soon()
             except Exception:
-                # One client's request must neither end the broker nor leave its connection in the midst of something.
+                # A failing request must neither end the broker nor leave its connection in an inconsistent state.
                 about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
                 _logger.exception("a request of a Pulsar client failed", extra=about)
                 self.abort()
@@ -303,7 +303,7 @@ class Session(asyncio.Protocol):
             self.close()
 
     def _leave(self) -> None:
-        """Nothing comes of this connection any more, whether or not its socket is still open."""
+        """Clean up. The socket may still be open."""
         self.connection.end()
         if self._has_left:
             return
@@ -311,7 +311,7 @@ class Session(asyncio.Protocol):
         self._answers.end()
         for _, probe in self._probes:
             probe.cancel()
-        # Topic by topic: hundreds of one topic leave it in one step, and one that is active after it is told once.
+        # Leave topic by topic: hundreds of consumers of one topic leave in one step, and its new active consumer is notified once.
         for served, producers in _by_topic(self.producers).items():
             self._service.forget_producers(served, producers)
         self.producers.clear()
@@ -323,7 +323,7 @@ class Session(asyncio.Protocol):
 
 
 def _by_topic(attached: Mapping[A, Served]) -> Mapping[Served, list[A]]:
-    """What a client has here, of each topic."""
+    """Group a client's producers or consumers by topic."""
     found: defaultdict[Served, list[A]] = defaultdict(list)
     for thing, served in attached.items():
         found[served].append(thing)

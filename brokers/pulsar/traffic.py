@@ -1,7 +1,4 @@
-"""What topics carried between two looks at their counters, as the load of the bundle that they lie in.
-
-May live here: arithmetic over counters. When to look is the service's business.
-"""
+"""Compute the load of a bundle from the counters of its topics."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 
 class Totals(NamedTuple):
-    """What a topic has counted since it was made here."""
+    """The counters of a topic since it was created here."""
 
     messages_in: int
     bytes_in: int
@@ -27,14 +24,14 @@ _NOTHING: Final = Totals(0, 0, 0, 0)
 
 
 def totals_of(topic: Topic) -> Totals:
-    """The counters of a topic as they stand."""
+    """Return the current counters of a topic."""
     return Totals(topic.published.messages, topic.published.bytes, topic.delivered.messages, topic.delivered.bytes)
 
 
 def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping[str, Totals], seconds: float) -> BundleLoad:
-    """The load of a bundle with these topics, over the last `seconds`: what they have counted since `before`, by full name.
+    """Return the load of a bundle with these topics over the last `seconds`, from the difference of `now` and `before` (by full name).
 
-    A message counts once as it comes in, and once for each subscription that it goes out to.
+    A message counts once when it comes in, and once for each subscription that it is delivered to.
     """
     rates = [0.0, 0.0, 0.0, 0.0]
     producers = consumers = count = 0
@@ -44,7 +41,7 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
         consumers += served.topic.consumer_count
         earlier = before.get(served.name, _NOTHING)
         for place, total in enumerate(now[served.name]):
-            # Less than before: it was here, went away, and came again.
+            # A lower count means that the topic left and came back.
             rates[place] += max(total - earlier[place], 0) / seconds
     messages_in, bytes_in, messages_out, bytes_out = rates
     return BundleLoad(
@@ -64,7 +61,7 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
 
 
 def topic_loads(topics: Iterable[Served]) -> tuple[TopicLoad, ...]:
-    """Where topics lie in the hash space, and what each carried both ways over the last window of its rates."""
+    """Return each topic's point in the hash space and its load, both ways, over the last window of its rates."""
     return tuple(
         TopicLoad(
             point=served.point,
