@@ -1,1 +1,1 @@
-"""Pulsar's binary protocol: frames, commands, replies and connections. Pure."""
+"""The pure core of Pulsar's binary protocol: frames, commands, replies and connections."""

@@ -1,6 +1,6 @@
-"""What a connection has of producers, or of consumers: asked for, live, or closed by this side a moment ago.
+"""Track the producer or consumer ids of a connection: asked for, live, or recently closed by the broker.
 
-May live here: the table of one kind of id. Ids are chosen by the client, and mean nothing on any other connection.
+Clients choose the ids. They mean nothing on other connections.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.wire.waiting import Asked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What the service attached to an id: its `thing`, the `place` (a topic, or a topic and subscription) and the `name` it has."""
+    """What the service attached to an id: its `thing`, `place` (a topic, or a topic and subscription) and `name`."""
 
     thing: object
     place: tuple[str, ...]
@@ -25,9 +25,9 @@ class Attached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Attach this in place of a `thing` that another broker serves: the connection sends the client to `url` at the first SEND or FLOW.
+    """Attach this instead of a `thing` that another broker serves. The first SEND or FLOW then redirects the client to `url`.
 
-    Not sooner: some clients ignore a CLOSE that comes before they have taken in the success (docs/adr/0014-wrong-broker.md).
+    An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the success (docs/adr/0014-wrong-broker.md).
     Without a `url` the client looks the topic up again.
     """
 
@@ -36,7 +36,7 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Creation:
-    """A creation that the service has not answered: the request that wants the answer, and the place."""
+    """A creation that the service has not answered."""
 
     request_id: int
     place: tuple[str, ...]
@@ -44,29 +44,32 @@ class Creation:
 
 
 class Kept:
-    """What is kept of the texts with which a connection has asked for producers and consumers, of both together."""
+    """A count of the bytes of names and properties kept for all producers and consumers of a connection."""
 
     __slots__ = ("_bytes_max", "bytes")
 
     def __init__(self, *, bytes_max: int) -> None:
-        """Nothing is kept yet; `bytes_max` may be."""
+        """Start with 0 of `bytes_max`."""
         self._bytes_max = bytes_max
         self.bytes = 0
 
     def check(self, bytes_: int) -> None:
-        """Raises `NotServed` if there is no room for so much more."""
+        """Raise `NotServed` if there is no room for `bytes_` more."""
         if self.bytes + bytes_ > self._bytes_max:
             problem = f"the names and properties of what this connection has take {self.bytes} of {self._bytes_max} bytes; use another one"
             raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
 
 
 class Attachments:
-    """The ids of one kind on one connection; each is in at most one of the three states."""
+    """The ids of one kind on one connection. Each id is in at most one of the three states."""
 
     __slots__ = ("_closed_at_ms", "_closed_for_ms", "_closed_ids_max", "_count_max", "_kept", "asked", "creations", "kind", "live")
 
     def __init__(self, *, kind: Kind, asked: Asked, limits: Limits, count_max: int, kept: Kept) -> None:
-        """Of one `kind`, created by requests `asked` for; at most `count_max` are live or asked for at once. `kept` is the connection's."""
+        """Start empty. At most `count_max` ids are live or asked for at once.
+
+        `asked` is the class of the creating requests; producers and consumers of a connection share `kept`.
+        """
         self.kind = kind
         self._kept = kept
         self.asked = asked
@@ -78,7 +81,7 @@ class Attachments:
         self.live: dict[int, Attached] = {}
 
     def check_creation(self, id_: int, place: tuple[str, ...], kept_bytes: int) -> Attached | None:
-        """What is live under this id at this very place, so that there is nothing to create; raises `NotServed` if it cannot be."""
+        """Return what is already live under this id at this place, or None. Raise `NotServed` if it cannot be created."""
         live = self.live.get(id_)
         if live is not None and live.place == place:
             return live
@@ -94,13 +97,13 @@ class Attachments:
         return None
 
     def ask(self, id_: int, creation: Creation) -> None:
-        """A creation begins."""
+        """Start a creation."""
         self._closed_at_ms.pop(id_, None)
         self.creations[id_] = creation
         self._kept.bytes += creation.kept_bytes
 
     def settle(self, id_: int, request_id: int) -> Creation | None:
-        """The service answers a creation; None if that one was cancelled, or answered already."""
+        """End a creation that the service answers, and return it. Return None if it was cancelled or already answered."""
         creation = self.creations.get(id_)
         if creation is None or creation.request_id != request_id:
             return None
@@ -108,12 +111,12 @@ class Attachments:
         return self.creations.pop(id_)
 
     def attach(self, id_: int, thing: object, creation: Creation, *, name: str = "") -> None:
-        """What was asked for with `creation`, which is settled, is live."""
+        """Make the result of a settled creation live."""
         self.live[id_] = Attached(thing=thing, place=creation.place, name=name, kept_bytes=creation.kept_bytes)
         self._kept.bytes += creation.kept_bytes
 
     def detach(self, id_: int) -> bool:
-        """What was live is not; False if it is not live anyway."""
+        """Remove a live id. Return False if it is not live."""
         attached = self.live.pop(id_, None)
         if attached is None:
             return False
@@ -121,22 +124,22 @@ class Attachments:
         return True
 
     def close(self, id_: int, now_ms: int) -> bool:
-        """This side closes a live one; False if it is not live."""
+        """Close a live id on the broker's side. Return False if it is not live."""
         if not self.detach(id_):
             return False
         self._closed_at_ms[id_] = now_ms
         if len(self._closed_at_ms) > self._closed_ids_max:
-            # A dict keeps the order of insertion, and `ask` takes an id out: the first is the one closed longest ago.
+            # A dict keeps insertion order and `ask` removes ids, so the first id was closed longest ago.
             del self._closed_at_ms[next(iter(self._closed_at_ms))]
         return True
 
     def was_closed(self, id_: int, now_ms: int) -> bool:
-        """Whether this side closed it so short a while ago that the client may not have known when it last wrote."""
+        """Return whether the broker closed the id so recently that the client may not have known when it last wrote."""
         closed_at_ms = self._closed_at_ms.get(id_)
         return closed_at_ms is not None and now_ms - closed_at_ms < self._closed_for_ms
 
     def clear(self) -> None:
-        """The connection is over."""
+        """Clear all ids at the end of the connection."""
         self._closed_at_ms.clear()
         self.creations.clear()
         self.live.clear()

@@ -1,7 +1,6 @@
-"""What clients say: bytes of a command to protobuf's messages, and those to the requests of `brokers.pulsar.wire.requests`.
+"""Parse the commands of clients into the requests of `brokers.pulsar.wire.requests`, within bounds.
 
-May live here: reading, and the bounds on what is read. Both raise typed errors only: `MalformedCommand` and the like for what
-no client sends, `NotServed` for what one may well send and gets refused.
+Raises `MalformedCommand` and the like for what no client sends, and `NotServed` for valid requests that are refused.
 """
 
 from __future__ import annotations
@@ -45,24 +44,25 @@ from equipoise.brokers.pulsar.wire.waiting import Asked
 Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered
 T = TypeVar("T", BaseCommand, MessageMetadata)
 
-# What we speak. Clients know from it that they may send checksums, and close a connection that says more than they speak.
+# The protocol version of this broker. Clients infer from it that they may send checksums; they close a connection whose version is higher
+# than their own.
 _VERSION: Final = 20
-# From here on clients send checksums (6), and understand that a broker closes a producer or consumer (5).
+# The oldest version served. Clients send checksums from 6 on, and accept CLOSE_PRODUCER and CLOSE_CONSUMER from 5 on.
 _VERSION_MIN: Final = 6
 
-# The command, and so the sub-message, of each type: Pulsar gives both the same number.
+# The sub-message of each command type: Pulsar gives both the same number.
 _BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
 
-# Types of Pulsar that say no more than that there is no schema: bytes, and "whatever the topic has".
+# Schema types that mean no schema: bytes, and "use the topic's schema".
 _NO_SCHEMA: Final = 0
 _AUTO_CONSUME: Final = 21
 
-# The smallest message of a batch: the size of its metadata, and metadata that says that its payload has 0 bytes.
+# The smallest message of a batch: the size of its metadata, and metadata for an empty payload.
 _MESSAGE_BYTES_MIN: Final = 6
-# What compression makes of it at best: ZSTD's blocks of 128 KiB that are one byte repeated, in four bytes each.
+# The best compression: a ZSTD block of 128 KiB of one repeated byte takes four bytes.
 _COMPRESSED_BY_MAX: Final = 32_768
 
-# Requests that this broker refuses one and all: transactions, and lists of topics that are watched.
+# Requests that this broker always refuses: transactions and topic list watchers.
 NOT_SERVED: Final = (
     BaseCommand.NEW_TXN,
     BaseCommand.ADD_PARTITION_TO_TXN,
@@ -77,31 +77,31 @@ NOT_SERVED: Final = (
 
 
 def parse(command: bytes) -> BaseCommand:
-    """A command, with all that it must have; raises `MalformedCommand`, or `UnknownCommand` for a type of tomorrow."""
+    """Parse a complete command. Raise `MalformedCommand`, or `UnknownCommand` for an unknown type."""
     parsed = _parse(BaseCommand, command)
     if not parsed.HasField("type"):
         raise UnknownCommand(problem=f"a command of {len(command)} bytes with a type that is not known here")
-    # Where its sub-message is missing, each of its fields would read as 0.
+    # Without its sub-message all fields would read as 0.
     if not parsed.HasField(_BODY_OF_TYPE[parsed.type]):
         raise MalformedCommand(problem=f"a command {name_of(parsed)} without its body")
     return parsed
 
 
 def name_of(command: BaseCommand) -> str:
-    """The name of a command's type, as Pulsar has it."""
+    """Return Pulsar's name of a command's type."""
     return BaseCommand.Type.Name(command.type)
 
 
 def request_id_of(command: BaseCommand) -> int:
-    """The id of a request; only asked of commands that have one."""
+    """Return the id of a request. The command must have one."""
     return int(getattr(command, _BODY_OF_TYPE[command.type]).request_id)
 
 
 def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
-    """How many messages an entry holds, at least 1: what its client says, as far as there is room for them in it.
+    """Return the number of messages in an entry, at least 1: the client's number, limited to what fits into the entry.
 
-    Raises `MalformedFrame` or `MalformedCommand` if its metadata cannot be read by each consumer: a block is passed on unchanged,
-    and some clients close their connection at one that they cannot read.
+    Raises `MalformedFrame` or `MalformedCommand` if consumers could not read the metadata. Blocks are forwarded unchanged, and some clients
+    close their connection when they cannot read one.
     """
     spelled = metadata_of(block)
     metadata = _parse(MessageMetadata, spelled)
@@ -114,7 +114,7 @@ def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
 
 
 def kept_bytes(asked: ProducerAsked | SubscribeAsked) -> int:
-    """What of a request is kept for as long as that which it creates, as `Limits.kept_bytes_max` counts it."""
+    """Return how many bytes of a request are kept with what it creates, as `Limits.kept_bytes_max` counts them."""
     names = [asked.topic, asked.name or ""]
     ranges: Sequence[tuple[int, int]] = ()
     if isinstance(asked, SubscribeAsked):
@@ -134,14 +134,14 @@ def _parse(kind: type[T], data: bytes) -> T:
 
 
 def _text(value: str) -> str:
-    """A text that was read. What is not UTF-8, protobuf's Python hands out as bytes, whatever its types say."""
+    """Return a text field as str. Protobuf returns bytes for invalid UTF-8, contrary to its types."""
     if not isinstance(value, str):
         raise MalformedCommand(problem="a text that is not UTF-8")
     return value
 
 
 def _name(what: str, value: str, limits: Limits) -> str:
-    """A name of a length that is kept for as long as the thing that it names; raises `NotServed`."""
+    """Check the length of a name that is kept. Raise `NotServed`."""
     text = _text(value)
     if len(text) > limits.name_characters_max:
         raise NotServed(
@@ -168,7 +168,7 @@ def _properties_bytes(properties: Sequence[tuple[str, str]]) -> int:
 
 
 def agreed_version(command: CommandConnect) -> int:
-    """Return the protocol version to speak with a client; raises `UnsupportedVersion` if the client is too old."""
+    """Return the protocol version to use with a client. Raise `UnsupportedVersion` if the client is too old."""
     version = min(_VERSION, command.protocol_version)
     if version < _VERSION_MIN:
         raise UnsupportedVersion(problem=f"a client of protocol version {version}; at least {_VERSION_MIN} is needed")
@@ -176,7 +176,7 @@ def agreed_version(command: CommandConnect) -> int:
 
 
 def client_version(command: CommandConnect, limits: Limits) -> str:
-    """What a client says that it is, cut to a length that can be kept."""
+    """Return the version text of a client, truncated."""
     return _text(command.client_version)[: limits.name_characters_max]
 
 
@@ -198,7 +198,7 @@ def _topics_asked(command: BaseCommand, limits: Limits) -> TopicsAsked:
 
 def _schema_asked(command: BaseCommand, limits: Limits) -> SchemaAsked:
     asked = command.get_schema
-    # Some clients send an empty version for the newest.
+    # Some clients send an empty version for the newest schema.
     topic = _name("topic name", asked.topic, limits)
     return SchemaAsked(request_id=asked.request_id, topic=topic, version=asked.schema_version or None)
 
@@ -219,13 +219,13 @@ def _schema(schema: WireSchema, limits: Limits) -> Schema:
 
 
 def _own_schema(command: CommandProducer | CommandSubscribe, limits: Limits) -> Schema | None:
-    """The schema that a producer or consumer has itself, if it has one."""
+    """Return the schema that a producer or consumer brings, or None."""
     if not command.HasField("schema") or command.schema.type in (_NO_SCHEMA, _AUTO_CONSUME):
         return None
     return _schema(command.schema, limits)
 
 
-# The questions that are nothing more to the connection, by type of command.
+# Questions that leave no state in the connection, by command type.
 _QUESTIONS: Final[dict[int, tuple[Asked, Callable[[BaseCommand, Limits], Question]]]] = {
     BaseCommand.PARTITIONED_METADATA: (Asked.PARTITIONS, _partitions_asked),
     BaseCommand.LOOKUP: (Asked.LOOKUP, _lookup_asked),
@@ -236,13 +236,13 @@ _QUESTIONS: Final[dict[int, tuple[Asked, Callable[[BaseCommand, Limits], Questio
 
 
 def question(command: BaseCommand, limits: Limits) -> tuple[Asked, Question]:
-    """The request of a command that asks something without creating anything, and its class; raises `NotServed` for long names."""
+    """Return the class and request of a command that creates nothing. Raise `NotServed` for long names."""
     kind, read = _QUESTIONS[command.type]
     return kind, read(command, limits)
 
 
 def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
-    """The request of PRODUCER; raises `NotServed` for a mode of access that is not known."""
+    """Return the request of PRODUCER. Raise `NotServed` for an unknown access mode."""
     try:
         access_mode = AccessMode(command.producer_access_mode)
     except ValueError:
@@ -262,9 +262,9 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
 
 
 def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked:
-    """The request of SUBSCRIBE; raises `NotServed` for a subscription without a name, and too many ranges of hashes."""
+    """Return the request of SUBSCRIBE. Raise `NotServed` for an empty subscription name or too many hash ranges."""
     if not command.subscription:
-        # The code is Pulsar's, odd as it is.
+        # Pulsar uses this code.
         raise NotServed(error=ServerError.PRODUCER_BUSY, problem="Empty subscription name")
     kind = SubscriptionKind(command.subType)
     return SubscribeAsked(
@@ -284,7 +284,7 @@ def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked
 
 
 def _key_shared(meta: KeySharedMeta) -> KeyShared:
-    """What a consumer says of its keys; of ranges nothing is kept unless it is STICKY. Without the field it reads as AUTO_SPLIT."""
+    """Return a consumer's key settings. The mode defaults to AUTO_SPLIT; only STICKY keeps the ranges."""
     if meta.keySharedMode != KeySharedMeta.STICKY:
         return KeyShared(is_sticky=False, ranges=())
     if len(meta.hashRanges) > RANGES_PER_CONSUMER_MAX:

@@ -1,11 +1,13 @@
-"""One connection of a Pulsar client, as a state machine without IO: bytes in, requests and bytes out.
+"""Run the protocol of one client connection as a state machine without IO: bytes in, requests and bytes out.
 
-May live here: what a connection decides by itself, and what it must remember for that. It knows ids, not topics: the service
-answers its requests, and attaches an object to each id, which later requests carry in the id's place.
+Theory of operation:
 
-1. The edge gives every chunk that it reads to `receive`, and calls `tick` a few times per keep-alive interval.
-2. The service handles the requests that come back, in order, and answers each that wants it, at once or later.
-3. The edge writes what `take_outgoing` gives. After `Ended`, or at the end of the stream and `end`, nothing more comes of it.
+1. The edge passes each chunk that it reads to `receive`, and calls `tick` a few times per keep-alive interval.
+2. The service handles the returned requests in order. It answers each that needs an answer, at once or later.
+3. The edge writes what `take_outgoing` returns.
+4. After `Ended`, or after the end of the stream and `end`, the connection is over.
+
+The connection knows ids, not topics. The service attaches an object to each id, and later requests carry that object.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from equipoise.brokers.pulsar.wire.waiting import Asked, Waiting
 
-# From here on they understand that another consumer became the active one.
+# Clients know ACTIVE_CONSUMER_CHANGE from this version on.
 _ACTIVE_CHANGE_VERSION: Final = 12
 
 
 class Connection:
-    """The state of one connection. Times are milliseconds of any clock that does not go back.
+    """The state of one connection. Times are milliseconds of a monotonic clock.
 
-    Answers to requests raise `NothingAsked` if there is no such request; after the end they do nothing.
+    Answers raise `NothingAsked` if there is no such request. After the end they do nothing.
     """
 
     __slots__ = (
@@ -70,9 +72,9 @@ class Connection:
     )
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
-        """A connection that was just accepted."""
+        """Start with a connection that was just accepted."""
         self._limits = limits
-        # Who has not even said CONNECT has nothing to say that is as large as an entry.
+        # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
         self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
@@ -89,23 +91,23 @@ class Connection:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing will come of this connection any more."""
+        """Whether the connection is over."""
         return self._is_ended
 
     @property
     def pongs(self) -> int:
-        """How many PINGs have been answered; see `probe`."""
+        """The number of answered PINGs; see `probe`."""
         return self._keep_alive.pongs
 
     @property
     def outgoing_bytes(self) -> int:
-        """How much `take_outgoing` would give."""
+        """The number of bytes that `take_outgoing` would return."""
         return self._outgoing.waiting_bytes
 
     def receive(self, data: bytes, now_ms: int) -> list[Request]:
-        """What the client asks with these bytes, in its order. Raises nothing: what breaks the protocol is answered by `Ended`.
+        """Return the client's requests in these bytes, in order. Never raises: a protocol violation returns `Ended`.
 
-        Of very much it is only the beginning: while `reader.has_more`, this is to be called again, with or without more bytes.
+        If there is much work it returns only the first part. Call it again while `reader.has_more`, with or without more bytes.
         """
         if self._is_ended:
             return []
@@ -113,7 +115,7 @@ class Connection:
         self._keep_alive.heard(now_ms)
         try:
             if not self._is_connected:
-                # Only the first frame, because it decides how large the next may be.
+                # Take only the first frame: it decides how large the next may be.
                 for frame in self.reader.feed(data, cost_max=1):
                     self._take(frame)
                 data = b""
@@ -127,7 +129,7 @@ class Connection:
         return self._take_requests()
 
     def tick(self, now_ms: int) -> list[Request]:
-        """What the passing of time brings: a PING that goes out, or the end of a silent connection."""
+        """Send a PING if it is due, or end a silent connection."""
         if self._is_ended:
             return []
         self._now_ms = now_ms
@@ -141,12 +143,12 @@ class Connection:
         return self._take_requests()
 
     def probe(self) -> int:
-        """Say PING, behind all that was said. Once `pongs` is what this returns, the client lives and has taken all of that."""
+        """Send a PING behind everything written. Once `pongs` reaches the returned number, the client has received all of that."""
         self._outgoing.say(replies.PING)
         return self._keep_alive.asked()
 
     def end(self) -> None:
-        """The stream is over, or the edge closes it: late answers go nowhere, and nothing is attached any more."""
+        """End the connection, because the stream is over or the edge closes it. Late answers are dropped and all ids detached."""
         self._is_ended = True
         self.reader.clear()
         self._outgoing.close()
@@ -156,67 +158,67 @@ class Connection:
         self._unsubscribing.clear()
 
     def take_outgoing(self) -> bytes:
-        """What is to be written now, whole frames: signs of life before all that may be long."""
+        """Return the frames to write now. PINGs and PONGs come first, because the rest may be long."""
         return self._outgoing.take()
 
     def partitions(self, request_id: int, count: int) -> None:
-        """`PartitionsAsked`: how many partitions there are, 0 if the topic has none."""
+        """Answer `PartitionsAsked` with the number of partitions, 0 if the topic has none."""
         self._answer(Asked.PARTITIONS, request_id, replies.partitions(request_id, count))
 
     def partitions_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """`PartitionsAsked`: refused."""
+        """Refuse `PartitionsAsked`."""
         self._answer(Asked.PARTITIONS, request_id, replies.partitions_failed(request_id, error, message))
 
     def located(self, request_id: int, url: str) -> None:
-        """`LookupAsked`: the owner's address, `pulsar://host:port`, in the one spelling that the owner advertises everywhere."""
+        """Answer `LookupAsked` with the owner's address, `pulsar://host:port`, exactly as the owner advertises it everywhere."""
         self._answer(Asked.LOOKUP, request_id, replies.located(request_id, url))
 
     def lookup_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """`LookupAsked`: refused. `SERVICE_NOT_READY` would make clients close the whole connection; say `METADATA_ERROR` for "not now"."""
+        """Refuse `LookupAsked`. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
         self._answer(Asked.LOOKUP, request_id, replies.lookup_failed(request_id, error, message))
 
     def topics(self, request_id: int, told: bytes) -> None:
-        """`TopicsAsked`: the full names of the topics, as `replies.topics_told` spells them."""
+        """Answer `TopicsAsked` with full topic names, encoded by `replies.topics_told`."""
         self._answer(Asked.TOPICS, request_id, replies.topics(request_id, told))
 
     def topics_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """`TopicsAsked`: refused."""
+        """Refuse `TopicsAsked`."""
         self._answer(Asked.TOPICS, request_id, replies.error(request_id, error, message))
 
     def schema_found(self, request_id: int, schema: Schema, version: bytes) -> None:
-        """`SchemaAsked`: the schema, and its version as the client is to send it."""
+        """Answer `SchemaAsked` with the schema and its version."""
         self._answer(Asked.SCHEMA, request_id, replies.schema_found(request_id, schema, version))
 
     def schema_missing(self, request_id: int, error: ServerError, message: str) -> None:
-        """`SchemaAsked`: refused; `TOPIC_NOT_FOUND` if there is no schema."""
+        """Refuse `SchemaAsked`, with `TOPIC_NOT_FOUND` if there is no schema."""
         self._answer(Asked.SCHEMA, request_id, replies.schema_missing(request_id, error, message))
 
     def schema_accepted(self, request_id: int, version: bytes) -> None:
-        """`SchemaOffered`: the version under which it is known."""
+        """Answer `SchemaOffered` with the schema's version."""
         self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_accepted(request_id, version))
 
     def schema_refused(self, request_id: int, error: ServerError, message: str) -> None:
-        """`SchemaOffered`: refused."""
+        """Refuse `SchemaOffered`."""
         self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_refused(request_id, error, message))
 
     def consumer_stats(self, request_id: int, stats: replies.ConsumerStats) -> None:
-        """`ConsumerStatsAsked`: how the consumer fares."""
+        """Answer `ConsumerStatsAsked`."""
         self._answer(Asked.STATS, request_id, replies.consumer_stats(request_id, stats))
 
     def succeed(self, request_id: int) -> None:
-        """`ProducerClosed`, `ConsumerClosed`, `Unsubscribed`: done."""
+        """Answer `ProducerClosed`, `ConsumerClosed` or `Unsubscribed` with success."""
         self._answer(Asked.CHANGE, request_id, replies.success(request_id))
         consumer_id = self._unsubscribing.pop(request_id, None)
         if consumer_id is not None:
             self._consumers.detach(consumer_id)
 
     def fail(self, request_id: int, error: ServerError, message: str) -> None:
-        """`Unsubscribed`: refused."""
+        """Refuse `Unsubscribed`."""
         self._answer(Asked.CHANGE, request_id, replies.error(request_id, error, message))
         self._unsubscribing.pop(request_id, None)
 
     def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
-        """`ProducerAsked`: attach `producer`, which may be `Elsewhere`. Return False if nobody waits for it any more; then undo it."""
+        """Answer `ProducerAsked` and attach `producer`, which may be `Elsewhere`. Return False if it was cancelled; then undo it."""
         creation = self._settle(self._producers, producer_id, request_id)
         if creation is None:
             return False
@@ -225,12 +227,12 @@ class Connection:
         return True
 
     def producer_refused(self, producer_id: int, request_id: int, error: ServerError, message: str) -> None:
-        """`ProducerAsked`: refused."""
+        """Refuse `ProducerAsked`."""
         if self._settle(self._producers, producer_id, request_id) is not None:
             self._outgoing.say(replies.error(request_id, error, message))
 
     def consumer_opened(self, consumer_id: int, request_id: int, consumer: object) -> bool:
-        """`SubscribeAsked`: as `producer_opened`."""
+        """Answer `SubscribeAsked` and attach `consumer`; see `producer_opened`."""
         creation = self._settle(self._consumers, consumer_id, request_id)
         if creation is None:
             return False
@@ -239,39 +241,39 @@ class Connection:
         return True
 
     def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str) -> None:
-        """`SubscribeAsked`: refused. If another broker serves the consumer, attach `Elsewhere` instead."""
+        """Refuse `SubscribeAsked`. If another broker serves the topic, attach `Elsewhere` instead."""
         if self._settle(self._consumers, consumer_id, request_id) is not None:
             self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
-        """`Published`: taken, with the entry's id; (-1, -1) says that it was dropped. Also sent for a producer closed meanwhile."""
+        """Answer `Published` with the entry's id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
         self._outgoing.say(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
 
     def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
-        """`Damaged`: refused. With any other code than `CHECKSUM_ERROR` some clients connect anew and send it again, for ever."""
+        """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and send the entry again, forever."""
         self._outgoing.say(replies.send_error(producer_id, sequence_id, error, message))
 
     def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
-        """An entry for a consumer; `partition` is -1 for a topic without any, `block` what `Published` brought."""
+        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes from `Published`."""
         self._outgoing.say(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
 
     def close_producer(self, producer_id: int, url: str | None = None) -> None:
-        """Send a producer elsewhere, or, without a `url`, to ask anew; what it has under way is ignored. No-op if it is not live."""
+        """Redirect a producer to `url`, or to a new lookup, and ignore its late messages. No-op if it is not live."""
         if self._producers.close(producer_id, self._now_ms):
             self._outgoing.say(replies.close_producer(producer_id, url))
 
     def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
-        """As `close_producer`, of a consumer."""
+        """Redirect a consumer; see `close_producer`."""
         if self._consumers.close(consumer_id, self._now_ms):
             self._outgoing.say(replies.close_consumer(consumer_id, url))
 
     def active(self, consumer_id: int, *, is_active: bool) -> None:
-        """Tell a consumer of a Failover subscription whether messages go to it; may come before `consumer_opened`."""
+        """Send a Failover consumer whether it is active. May come before `consumer_opened`."""
         if self._protocol_version >= _ACTIVE_CHANGE_VERSION:
             self._outgoing.say(replies.active_consumer_change(consumer_id, is_active=is_active))
 
     def _take(self, frame: Frame) -> None:
-        """Act on one frame; raises `PulsarProtocolError`."""
+        """Handle one frame. Raise `PulsarProtocolError`."""
         command = commands.parse(frame.command)
         handler = self._HANDLERS.get(command.type)
         if handler is None:
@@ -286,7 +288,7 @@ class Connection:
             self._refuse(command, refusal)
 
     def _on_connect(self, command: BaseCommand, _frame: Frame) -> None:
-        """The handshake. Whatever a client says of who it is, is accepted: nothing here asks for it yet."""
+        """Answer the handshake. Any identity is accepted: there is no authentication yet."""
         try:
             version = commands.agreed_version(command.connect)
         except errors.UnsupportedVersion as refusal:
@@ -296,7 +298,7 @@ class Connection:
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
         self._protocol_version = version
-        # Before all else: clients take nothing but this for an answer to CONNECT, not even a PONG.
+        # CONNECTED must come first: as the answer to CONNECT clients accept nothing else, not even a PONG.
         self._outgoing.say_first(replies.connected(version, self._limits.message_bytes_max))
         self._requests.append(Connected(client_version=client_version))
 
@@ -307,7 +309,7 @@ class Connection:
         self._keep_alive.answered()
 
     def _on_nothing_to_do(self, _command: BaseCommand, _frame: Frame) -> None:
-        """Nothing is redelivered, and nobody asked for a proof of identity."""
+        """Ignore a command: nothing is redelivered, and no authentication was requested."""
 
     def _on_send(self, command: BaseCommand, frame: Frame) -> None:
         send = command.send
@@ -336,7 +338,7 @@ class Connection:
         )
 
     def _check_stray(self, producer_id: int) -> None:
-        """A message for no live producer: of one that this side closed, it was under way; of one not yet open, it is too early."""
+        """Check a message for no live producer. It is late if this broker closed the producer, and too early if it is not yet open."""
         if producer_id not in self._producers.creations and not self._producers.was_closed(producer_id, self._now_ms):
             raise errors.UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
 
@@ -344,7 +346,7 @@ class Connection:
         consumer_id = command.flow.consumer_id
         consumer = self._consumers.live.get(consumer_id)
         if consumer is None:
-            return  # It may have crossed a CLOSE_CONSUMER of ours.
+            return  # It may have crossed a CLOSE_CONSUMER.
         if isinstance(consumer.thing, Elsewhere):
             self.close_consumer(consumer_id, consumer.thing.url)
         else:
@@ -359,7 +361,7 @@ class Connection:
             self._outgoing.say(replies.ack_response(ack.consumer_id, ack.request_id))
 
     def _on_question(self, command: BaseCommand, frame: Frame) -> None:
-        """What only the service knows, and the connection need not remember."""
+        """Pass on a request that only the service can answer and that leaves no state in the connection."""
         kind, request = commands.question(command, self._limits)
         self._ask(kind, request, frame)
 
@@ -409,7 +411,7 @@ class Connection:
         self._ask(Asked.STATS, ConsumerStatsAsked(consumer=thing, request_id=asked.request_id), frame)
 
     def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
-        """There is nothing to go back to, and a consumer is where it wants to be: at the messages to come."""
+        """Answer success: nothing is stored, and a consumer is always at the messages to come."""
         thing = self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
         self._outgoing.say(replies.success(command.seek.request_id))
         self._requests.append(Sought(consumer=thing))
@@ -437,7 +439,7 @@ class Connection:
         return creation
 
     def _check_close(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
-        """Return what is live under an id and is served here. Otherwise answer the client; at most a creation has to be cancelled."""
+        """Return what is live under an id and served here. Otherwise answer the client, and cancel a pending creation."""
         live = table.live.get(id_)
         if live is not None and not isinstance(live.thing, Elsewhere):
             return live
@@ -450,14 +452,14 @@ class Connection:
         return None
 
     def _consumer(self, consumer_id: int, error: ServerError) -> object:
-        """What the service attached to a consumer; raises `NotServed` with `error` if there is no such consumer."""
+        """Return what the service attached to a consumer. Raise `NotServed` with `error` if there is no such consumer."""
         live = self._consumers.live.get(consumer_id)
         if live is None or isinstance(live.thing, Elsewhere):
             raise NotServed(error=error, problem=f"this connection has no consumer {consumer_id}; subscribe again")
         return live.thing
 
     def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
-        """Answer a request that the service never hears of, and let it count that."""
+        """Refuse a request without the service, and report it for counting."""
         self._outgoing.say(replies.refusal(command, commands.request_id_of(command), refusal.error, refusal.problem))
         self._requests.append(TurnedAway(what=commands.name_of(command)))
 
@@ -469,7 +471,7 @@ class Connection:
         requests, self._requests = self._requests, []
         return requests
 
-    # A type that is not here is one that only brokers send.
+    # Types that are missing here come only from brokers.
     _HANDLERS: ClassVar[dict[int, Callable[[Connection, BaseCommand, Frame], None]]] = {
         BaseCommand.CONNECT: _on_connect,
         BaseCommand.PING: _on_ping,

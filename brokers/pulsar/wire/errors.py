@@ -1,7 +1,6 @@
-"""What goes wrong between a Pulsar client and this broker, as errors.
+"""Define the errors between a Pulsar client and this broker, and Pulsar's error codes.
 
-May live here: exception classes of this service, descending from those in `channel.core.errors`, and the codes they carry. No
-`PulsarProtocolError` ever leaves a `Connection`: it ends with `Ended` instead, which names the error's `violation`.
+A `Connection` never raises a `PulsarProtocolError`. It returns `Ended` with the error's `violation`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from equipoise.channel.core.errors import Bug, CallerError, PeerError
 
 
 class Violation(StrEnum):
-    """Why a connection was ended by this side; what the counter of ended connections is labelled with."""
+    """Why this broker closed a connection; the label of the disconnection counter."""
 
     FRAME_TOO_LARGE = "frame_too_large"
     MALFORMED_FRAME = "malformed_frame"
@@ -29,7 +28,7 @@ class Violation(StrEnum):
 
 
 class ServerError(IntEnum):
-    """Why a request is refused, in Pulsar's numbers; those that this broker has a use for."""
+    """Pulsar's codes for refused requests, as far as this broker uses them."""
 
     UNKNOWN_ERROR = 0
     METADATA_ERROR = 1
@@ -50,81 +49,81 @@ class ServerError(IntEnum):
 
 
 class PulsarProtocolError(PeerError):
-    """A client sent what no Pulsar client sends; its connection cannot go on."""
+    """A client violated the protocol. Its connection is closed."""
 
     violation: ClassVar[Violation]
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` says what was sent, or not sent."""
+        """`problem` describes what the client sent or did not send."""
         self.problem = problem
         super().__init__(f"a Pulsar client broke the protocol: {problem}; its connection is closed, and it may connect again")
 
 
 class FrameTooLarge(PulsarProtocolError):
-    """A frame, or the command in it, announces more bytes than are taken."""
+    """A frame or its command announces more bytes than allowed."""
 
     violation = Violation.FRAME_TOO_LARGE
 
     def __init__(self, *, what: str, size: int, size_max: int) -> None:
-        """`what` (`frame` or `command`) announces `size` bytes, and `size_max` are taken."""
+        """`what` (`frame` or `command`) announces `size` bytes; `size_max` are allowed."""
         self.size = size
         self.size_max = size_max
         super().__init__(problem=f"a {what} of {size} bytes, where at most {size_max} are taken")
 
 
 class MalformedFrame(PulsarProtocolError):
-    """Sizes or marks within a frame contradict each other."""
+    """Sizes or magic numbers within a frame are inconsistent."""
 
     violation = Violation.MALFORMED_FRAME
 
 
 class MalformedCommand(PulsarProtocolError):
-    """The bytes of a command are no protobuf of Pulsar's, or lack what they must have."""
+    """The bytes of a command are not a valid Pulsar message, or lack required fields."""
 
     violation = Violation.MALFORMED_COMMAND
 
 
 class UnknownCommand(PulsarProtocolError):
-    """A command of a type that this broker does not know."""
+    """A command has a type that this broker does not know."""
 
     violation = Violation.UNKNOWN_COMMAND
 
 
 class UnexpectedCommand(PulsarProtocolError):
-    """A command that a client never sends, or not at this point."""
+    """A command comes at the wrong time, or never comes from clients."""
 
     violation = Violation.UNEXPECTED_COMMAND
 
 
 class UnsupportedVersion(PulsarProtocolError):
-    """A client so old that it does not know what this broker relies on."""
+    """A client's protocol version is too old for this broker."""
 
     violation = Violation.UNSUPPORTED_VERSION
 
 
 class UnknownProducer(PulsarProtocolError):
-    """A message for a producer that the connection never had."""
+    """A message names a producer that the connection never had."""
 
     violation = Violation.UNKNOWN_PRODUCER
 
 
 class NoHandshake(PulsarProtocolError):
-    """A connection on which no CONNECT came in time."""
+    """No CONNECT came in time."""
 
     violation = Violation.NO_HANDSHAKE
 
 
 class NoAnswer(PulsarProtocolError):
-    """A connection on which nothing came after a PING, for as long as is waited."""
+    """Nothing came in time after a PING."""
 
     violation = Violation.NO_ANSWER
 
 
 class NotServed(CallerError):
-    """A request that is refused, with what its client is told; the connection goes on."""
+    """A request is refused. The connection continues."""
 
     def __init__(self, *, error: ServerError, problem: str) -> None:
-        """`error` is Pulsar's code, and decides how the client goes on; `problem` is for people."""
+        """`error` is Pulsar's code, which decides what the client does; `problem` is a message for people."""
         self.error = error
         self.problem = problem
         super().__init__(problem)
@@ -134,7 +133,7 @@ class ServedElsewhere(NotServed):
     """Another broker serves the topic."""
 
     def __init__(self, *, topic: str, broker: str, url: str | None) -> None:
-        """`url` is where Pulsar's clients find that `broker`; None if it takes none."""
+        """`url` is the Pulsar address of `broker`, or None if it has none."""
         self.topic = topic
         self.broker = broker
         self.url = url
@@ -142,10 +141,10 @@ class ServedElsewhere(NotServed):
 
 
 class NothingAsked(Bug):
-    """The service answered a request that the connection did not ask, or has answered before."""
+    """The service answered a request that does not exist or is already answered."""
 
     def __init__(self, *, kind: str, request_id: int) -> None:
-        """`kind` of request and its `request_id`, as answered."""
+        """`kind` and `request_id` are those of the answer."""
         self.kind = kind
         self.request_id = request_id
         super().__init__(f"the Pulsar service answered {kind} {request_id}, which waits for no answer; please report this message")

@@ -1,7 +1,7 @@
-"""Pulsar's framing: bytes of a stream to frames and back, and the checksum of an entry.
+"""Split a byte stream into frames and back, and check the checksum of an entry.
 
-May live here: what can be told of bytes without reading a command. Sizes are big-endian. A frame is its size, the size of
-its command, the command and, for some commands, a block: `[0x0e01][CRC-32C]` (optional), `[size][metadata][payload]`.
+A frame is its size, the size of its command, the command and, for some commands, a block: `[0x0e01][CRC-32C]` (optional),
+`[size][metadata][payload]`. Sizes are big-endian. Commands are parsed elsewhere.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
 _SIZE_BYTES: Final = 4
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
-# The magic and the checksum itself, which cover all that comes after them.
+# The magic and the checksum, which covers everything behind it.
 _CHECKSUM_BYTES: Final = 6
 
-# What it costs to act on a frame: an entry takes some 40 us, a command up to 500 us, if it makes a producer or asks a question.
+# Cost of a frame: an entry takes about 40 us, a command up to 500 us (a new producer or a question).
 _ENTRY_COST: Final = 1
 _COMMAND_COST: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame: the bytes of its command, and the `block` of all that came after it, unchanged; None if nothing did."""
+    """The bytes of a command, and the unchanged `block` behind it, or None."""
 
     command: bytes
     block: bytes | None
 
 
 class FrameReader:
-    """Cuts a stream into frames; keeps at most one that is unfinished, and what it was told to leave for later.
+    """Splits a stream into frames. It keeps at most one unfinished frame, and what `cost_max` left for later.
 
-    The same stream gives the same frames, however it is cut.
+    The same stream gives the same frames, however it is chunked.
     """
 
     __slots__ = ("_command_bytes_max", "_needed_bytes", "_unfinished", "frame_bytes_max", "has_more", "problem")
 
     def __init__(self, *, frame_bytes_max: int, command_bytes_max: int) -> None:
-        """`frame_bytes_max` counts a frame without its first size, `command_bytes_max` the command within it."""
+        """`frame_bytes_max` bounds a frame without its first size, `command_bytes_max` its command."""
         self.frame_bytes_max = frame_bytes_max
         self._command_bytes_max = command_bytes_max
         self._unfinished = bytearray()
         self._needed_bytes = 0
         self.has_more = False
-        """Whether `feed` left something for later, so that it is to be called again, with or without more bytes."""
+        """Whether `feed` left complete frames for later. Call it again, with or without more bytes."""
         self.problem: PulsarProtocolError | None = None
-        """What damaged the stream behind the frames given so far. From then on no frame is given, since none can be found."""
+        """The damage behind the frames returned so far. No more frames follow, because their start is unknown."""
 
     @property
     def pending_bytes(self) -> int:
-        """How much is kept: of an unfinished frame, or for later."""
+        """The number of bytes kept: an unfinished frame, or frames left for later."""
         return len(self._unfinished)
 
     def clear(self) -> None:
-        """Nothing of the stream is wanted any more."""
+        """Drop all bytes kept."""
         self._unfinished.clear()
         self._needed_bytes = 0
         self.has_more = False
 
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:
-        """The frames that `data` completes, in order; with `cost_max` only so many that to act on them costs about that much.
+        """Return the frames that `data` completes, in order. Stop once handling them costs `cost_max`.
 
-        Raises nothing: damage is kept as `problem`.
+        Never raises: damage is kept as `problem`.
         """
         if self.problem is not None:
             return []
@@ -87,7 +87,7 @@ class FrameReader:
                 frames.append(Frame(command=data[at + 2 * _SIZE_BYTES : command_end], block=block))
                 cost += _COMMAND_COST if block is None else _ENTRY_COST
                 at = end
-                # Before the next one is looked at: what it may be can depend on those that were given.
+                # Stop before the next frame is checked: the frames returned may change its bounds.
                 self.has_more = cost_max is not None and cost >= cost_max and at < len(data)
         except PulsarProtocolError as problem:
             self.problem = problem
@@ -97,11 +97,11 @@ class FrameReader:
         return frames
 
     def _end_of_frame(self, data: bytes, at: int) -> int:
-        """Where the frame that starts at `at` ends, or, for want of its sizes, the next of them. Raises on impossible sizes."""
+        """Return where the frame at `at` ends, or where its next size ends if that is missing. Raise on impossible sizes."""
         if len(data) - at < _SIZE_BYTES:
             return at + _SIZE_BYTES
         if len(data) - at < 2 * _SIZE_BYTES:
-            # Refused as soon as it is announced: what comes after so large a size would never be looked at.
+            # Check the size as soon as it is announced; the content of a frame that is too large is never needed.
             self._check_frame(_SIZE.unpack_from(data, at)[0])
             return at + 2 * _SIZE_BYTES
         frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
@@ -120,17 +120,17 @@ class FrameReader:
 
 
 def frame(command: bytes, block: bytes = b"") -> bytes:
-    """A frame of a command and, if there is one, the block behind it."""
+    """Return a frame of a command and an optional block."""
     return frame_head(command, len(block)) + block
 
 
 def frame_head(command: bytes, block_bytes: int) -> bytes:
-    """All of a frame that stands before its block, so that a large block need not be copied to send it."""
+    """Return the part of a frame before its block, so that a large block is not copied."""
     return _SIZES.pack(_SIZE_BYTES + len(command) + block_bytes, len(command)) + command
 
 
 def checksum_is_good(block: bytes) -> bool:
-    """Whether the checksum of a block fits what it covers; a block without one is good."""
+    """Return whether the checksum of a block is correct or absent."""
     if not block.startswith(_CHECKSUM_MAGIC):
         return True
     if len(block) < _CHECKSUM_BYTES:
@@ -140,7 +140,7 @@ def checksum_is_good(block: bytes) -> bool:
 
 
 def metadata_of(block: bytes) -> bytes:
-    """The bytes of the metadata in a block; raises `MalformedFrame` if it is too short to hold them."""
+    """Return the metadata bytes of a block. Raise `MalformedFrame` if it is too short."""
     at = _CHECKSUM_BYTES if block.startswith(_CHECKSUM_MAGIC) else 0
     start = at + _SIZE_BYTES
     if len(block) < start:

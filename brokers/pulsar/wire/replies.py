@@ -1,8 +1,7 @@
-"""What clients are told: each reply as the bytes of its frame.
+"""Encode each reply to a client as a frame.
 
-May live here: writing. Every field that some client reads without asking whether it is there is set, and none by whose mere
-presence a client tells success from failure. The two replies that go out for each message are made by hand, byte by byte, and
-so is the one that many are told alike.
+Every field that some client reads unchecked is set. No field is set whose mere presence means failure to a client. The two replies sent for
+each message are encoded by hand, and so is the topic list that many clients share.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError as WireErro
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 SERVER_VERSION: Final = "Equipoise"
-# How an unsigned field of 64 bits spells -1: no request, or no message.
+# -1 in an unsigned field of 64 bits: no request, or no message.
 MINUS_ONE: Final = 2**64 - 1
 
-# Told to a new consumer, these make some clients wait for ever for a retry that they never start, unless a CLOSE_CONSUMER follows.
+# A new consumer that gets one of these waits forever for a retry that it never starts, unless a CLOSE_CONSUMER follows (some clients).
 _RETRIED: Final = frozenset(
     {
         ServerError.UNKNOWN_ERROR,
@@ -61,7 +60,7 @@ _RETRIED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStats:
-    """How a consumer fares: rates in messages and bytes per second; `connected_since` as ISO 8601, `kind` as Pulsar names it."""
+    """The stats of a consumer. Rates are per second, `connected_since` is ISO 8601, `kind` is Pulsar's name."""
 
     name: str
     kind: str
@@ -77,7 +76,7 @@ def _framed(command: BaseCommand) -> bytes:
 
 
 def _wire(error: ServerError) -> WireError:
-    """The same number, for which protobuf's types have a name of their own."""
+    """Return the same code as protobuf's type."""
     return cast("WireError", int(error))
 
 
@@ -86,7 +85,7 @@ PONG: Final = _framed(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
 
 
 def connected(protocol_version: int, message_bytes_max: int) -> bytes:
-    """CONNECTED. No feature flag is set, because none of those features is served."""
+    """CONNECTED. It sets no feature flag, because none of those features is served."""
     body = CommandConnected(server_version=SERVER_VERSION, protocol_version=protocol_version, max_message_size=message_bytes_max)
     return _framed(BaseCommand(type=BaseCommand.CONNECTED, connected=body))
 
@@ -119,7 +118,7 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
 
 
 def located(request_id: int, url: str) -> bytes:
-    """LOOKUP_RESPONSE: connect there. It is final: every broker reads the owner from the same log."""
+    """LOOKUP_RESPONSE: connect to this address. The answer is final, since all brokers read the owner from the same log."""
     body = CommandLookupTopicResponse(
         request_id=request_id,
         brokerServiceUrl=url,
@@ -137,7 +136,7 @@ def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
 
 
 def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes:
-    """PRODUCER_SUCCESS. Nothing is stored, so the last sequence is -1; the version of no schema is empty, but there."""
+    """PRODUCER_SUCCESS. The last sequence is -1, since nothing is stored. The version is set even if empty (no schema)."""
     body = CommandProducerSuccess(
         request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=schema_version, producer_ready=True
     )
@@ -151,19 +150,19 @@ def send_error(producer_id: int, sequence_id: int, code: ServerError, message: s
 
 
 def close_producer(producer_id: int, url: str | None) -> bytes:
-    """CLOSE_PRODUCER from this side, to which no reply comes; with the address to go to, if that is known."""
+    """CLOSE_PRODUCER from the broker, with the new address if known. Clients do not reply."""
     body = CommandCloseProducer(producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
     return _framed(BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer=body))
 
 
 def close_consumer(consumer_id: int, url: str | None) -> bytes:
-    """CLOSE_CONSUMER from this side, as `close_producer`."""
+    """CLOSE_CONSUMER from the broker; see `close_producer`."""
     body = CommandCloseConsumer(consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
     return _framed(BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=body))
 
 
 def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
-    """ERROR to a SUBSCRIBE; where the client is to try again, with the CLOSE_CONSUMER that makes it do so."""
+    """ERROR to a SUBSCRIBE. If the client should retry, a CLOSE_CONSUMER follows to make it do so."""
     refusal = error(request_id, code, message)
     return refusal + close_consumer(consumer_id, None) if code in _RETRIED else refusal
 
@@ -175,7 +174,7 @@ def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
 
 
 def ack_response(consumer_id: int, request_id: int) -> bytes:
-    """ACK_RESPONSE: done; an error field would mean failure by its presence."""
+    """ACK_RESPONSE with success. An error field would mean failure by its presence."""
     body = CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
     return _framed(BaseCommand(type=BaseCommand.ACK_RESPONSE, ack_response=body))
 
@@ -188,7 +187,7 @@ def no_last_message(request_id: int) -> bytes:
 
 
 def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
-    """CONSUMER_STATS_RESPONSE. What there is no point in counting, or never is any, of a topic that stores nothing, is 0."""
+    """CONSUMER_STATS_RESPONSE. Counts that do not apply to a non-persistent topic are 0."""
     body = CommandConsumerStatsResponse(
         request_id=request_id,
         msgRateOut=stats.message_rate,
@@ -233,7 +232,7 @@ def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
 
 
 def schema_accepted(request_id: int, version: bytes) -> bytes:
-    """GET_OR_CREATE_SCHEMA_RESPONSE: the version under which the schema is known."""
+    """GET_OR_CREATE_SCHEMA_RESPONSE: the schema's version."""
     body = CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
     return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
 
@@ -254,13 +253,13 @@ _OWN_REFUSALS: Final[dict[int, Callable[[int, ServerError, str], bytes]]] = {
 
 
 def refusal(command: BaseCommand, request_id: int, code: ServerError, message: str) -> bytes:
-    """The refusal of a request in the form that its client waits for: the response to its type if that can fail, else ERROR."""
+    """Return the refusal of a request in the form its client expects: the response of its type if that can fail, else ERROR."""
     if command.type == BaseCommand.SUBSCRIBE:
         return consumer_refused(command.subscribe.consumer_id, request_id, code, message)
     return _OWN_REFUSALS.get(command.type, error)(request_id, code, message)
 
 
-# A varint has seven bits of a number in each byte, the lowest first; the highest bit says that more follow.
+# A varint has seven bits of a number per byte, lowest first. The highest bit means that more follow.
 _SEVEN_BITS: Final = 0x7F
 _MORE: Final = 0x80
 
@@ -274,7 +273,7 @@ def _spell(number: int) -> bytes:
     return bytes(spelled)
 
 
-# Those of two bytes: the ids, sizes and partitions of nearly all messages.
+# Numbers of up to two bytes: the ids, sizes and partitions of nearly all messages.
 _SHORT: Final = tuple(_spell(number) for number in range(1 << 14))
 
 
@@ -283,18 +282,18 @@ def _varint(number: int) -> bytes:
 
 
 def topics_told(names: Sequence[str]) -> bytes:
-    """What all who ask for the same topics are told: full names, which clients filter by themselves."""
+    """Encode full topic names once for all clients that ask for them. Clients filter them."""
     return CommandGetTopicsOfNamespaceResponse(topics=names, filtered=False, changed=True).SerializePartialToString()
 
 
 def topics(request_id: int, told: bytes) -> bytes:
-    """GET_TOPICS_OF_NAMESPACE_RESPONSE, with what `topics_told` gave: that may be megabytes, and is encoded once for many."""
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE with the result of `topics_told`, which may be megabytes and is shared by many clients."""
     body = b"".join((b"\x08", _varint(request_id), told))
     return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
 
 
 def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
-    """SEND_RECEIPT. The id (-1, -1), by which clients know a dropped message, is passed as those numbers."""
+    """SEND_RECEIPT. For a dropped message pass the id (-1, -1), by which clients recognise it."""
     message_id = b"\x08" + _varint(ledger_id & MINUS_ONE) + b"\x10" + _varint(entry_id & MINUS_ONE)
     body = b"".join(
         (
@@ -313,7 +312,7 @@ def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger
 
 
 def message_head(consumer_id: int, entry_id: int, partition: int, block_bytes: int) -> bytes:
-    """MESSAGE, but for the block of `block_bytes` that must follow. The ledger is 0; `partition` is -1 for a topic without any."""
+    """MESSAGE without its block of `block_bytes`, which must follow. The ledger is 0; `partition` is -1 if unpartitioned."""
     message_id = b"\x08\x00\x10" + _varint(entry_id)
     if partition >= 0:
         message_id += b"\x18" + _varint(partition)

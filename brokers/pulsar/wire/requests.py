@@ -1,7 +1,7 @@
-"""What a connection asks of its broker, as values; the answers are methods of `Connection`.
+"""Define the requests of a connection to its broker. The answers are methods of `Connection`.
 
-May live here: frozen dataclasses and the enums in them. A request with a `request_id` wants exactly one answer, which its
-docstring names. An id is unique only among requests of one class, so never key a table by it alone.
+A request with a `request_id` needs exactly one answer, which its docstring names. Ids are unique only among requests of one class, so never
+use an id alone as a key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SubscriptionKind(IntEnum):
 
 
 class TopicsMode(IntEnum):
-    """Which topics of a namespace are asked for."""
+    """Which topics of a namespace a client asks for."""
 
     PERSISTENT = 0
     NON_PERSISTENT = 1
@@ -30,7 +30,7 @@ class TopicsMode(IntEnum):
 
 
 class AccessMode(IntEnum):
-    """Whether a producer wants its topic for itself."""
+    """Whether a producer needs exclusive access to its topic."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -39,7 +39,7 @@ class AccessMode(IntEnum):
 
 
 class Kind(Enum):
-    """What can be created on a connection."""
+    """The kinds of things that a connection can create."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -47,7 +47,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyShared:
-    """How a consumer of a Key_Shared subscription gets its keys: a share, or, if sticky, the hash ranges (both ends in) it names."""
+    """The key settings of a Key_Shared consumer: an automatic share, or, if sticky, the hash ranges it names (both ends inclusive)."""
 
     is_sticky: bool
     ranges: tuple[tuple[int, int], ...]
@@ -55,7 +55,7 @@ class KeyShared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """A schema as its client describes it; `kind` is Pulsar's number for its type."""
+    """A schema as its client describes it. `kind` is Pulsar's type number."""
 
     name: str
     kind: int
@@ -65,14 +65,14 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """The handshake is done, and has been answered."""
+    """The handshake is done and answered."""
 
     client_version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAsked:
-    """How many partitions a topic has. Answer: `partitions` or `partitions_failed`."""
+    """Asks for a topic's number of partitions. Answer: `partitions` or `partitions_failed`."""
 
     request_id: int
     topic: str
@@ -80,7 +80,7 @@ class PartitionsAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupAsked:
-    """Who serves a topic. Answer: `located` or `lookup_failed`."""
+    """Asks for the owner of a topic. Answer: `located` or `lookup_failed`."""
 
     request_id: int
     topic: str
@@ -88,9 +88,10 @@ class LookupAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAsked:
-    """A new producer. Answer: `producer_opened` or `producer_refused`. `name` is None if the broker is to choose one.
+    """Asks for a new producer. Answer: `producer_opened` or `producer_refused`.
 
-    `schema` is that of its messages, if it has any.
+    * `name`: None if the broker chooses it.
+    * `schema`: the schema of its messages, or None.
     """
 
     producer_id: int
@@ -105,9 +106,10 @@ class ProducerAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeAsked:
-    """A new consumer. Answer: `consumer_opened` or `consumer_refused`. `name` may be empty.
+    """Asks for a new consumer. Answer: `consumer_opened` or `consumer_refused`.
 
-    `schema` is what it reads messages by; None also if it takes whatever schema the topic has.
+    * `name`: may be empty.
+    * `schema`: the schema that it reads by; None also if it accepts the topic's schema.
     """
 
     consumer_id: int
@@ -126,11 +128,13 @@ class SubscribeAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One entry of a producer: `messages` in a batch, or 1. `block` (checksum, metadata, payload) was checked; pass it on as it is.
+    """One entry of a producer, of `messages` messages. Answer: `receipt`, in the order of publishing; none if its topic is moving.
 
-    `producer` is what `producer_opened` attached. Answer: `receipt`, in the order of publishing; none if its topic is being moved.
-    What came with one chunk of bytes is one list: behind the entry at which the service closes a producer there may stand more
-    of it. That is to be ignored as well, since the client will send it again.
+    * `producer`: the object that `producer_opened` attached.
+    * `block`: checksum, metadata and payload, already checked. Forward it unchanged.
+
+    All entries of one chunk of bytes come in one list. If the service closes the producer at one entry, it must ignore the later ones; the
+    client sends them again.
     """
 
     producer: object
@@ -142,9 +146,9 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """An entry whose checksum does not fit. Answer: `send_error` with `CHECKSUM_ERROR`, in the order of the receipts.
+    """An entry with a wrong checksum. Answer: `send_error` with `CHECKSUM_ERROR`, in the order of the receipts.
 
-    Clients match receipts and errors against the head of their queue, so an error may not overtake the receipts before it.
+    Clients match receipts and errors against the head of their queue, so an error must not overtake earlier receipts.
     """
 
     producer: object
@@ -153,7 +157,7 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flowed:
-    """A consumer takes this many messages more. No answer."""
+    """A consumer grants permits for more messages. No answer."""
 
     consumer: object
     permits: int
@@ -161,7 +165,7 @@ class Flowed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerClosed:
-    """The client closed a producer, which is no longer attached. Answer: `succeed`."""
+    """The client closed a producer, which is now detached. Answer: `succeed`."""
 
     producer: object
     request_id: int
@@ -169,7 +173,7 @@ class ProducerClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerClosed:
-    """The client closed a consumer, which is no longer attached. Answer: `succeed`."""
+    """The client closed a consumer, which is now detached. Answer: `succeed`."""
 
     consumer: object
     request_id: int
@@ -177,9 +181,9 @@ class ConsumerClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribed:
-    """A consumer wants its subscription to end. Answer: `succeed`, which ends the consumer too, or `fail`.
+    """A consumer asks to delete its subscription. Answer: `succeed`, which also ends the consumer, or `fail`.
 
-    Others that are connected to it are a reason to fail; if `is_forced`, they are disconnected.
+    If other consumers are connected, fail, or disconnect them if `is_forced`.
     """
 
     consumer: object
@@ -189,21 +193,21 @@ class Unsubscribed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """A consumer was told that it is where it wanted to be: at the messages to come. No further answer."""
+    """A consumer sent SEEK, and is answered that it is at the messages to come. No further answer."""
 
     consumer: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acked:
-    """A consumer acknowledged something. Counted only."""
+    """A consumer acknowledged messages. Counted only."""
 
     consumer: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatsAsked:
-    """How a consumer fares. Answer: `consumer_stats`."""
+    """Asks for a consumer's stats. Answer: `consumer_stats`."""
 
     consumer: object
     request_id: int
@@ -211,7 +215,7 @@ class ConsumerStatsAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsAsked:
-    """Which topics a namespace has. Answer: `topics` or `topics_failed`."""
+    """Asks for the topics of a namespace. Answer: `topics` or `topics_failed`."""
 
     request_id: int
     namespace: str
@@ -220,7 +224,7 @@ class TopicsAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaAsked:
-    """The schema of a topic, of one version or, with None, the newest. Answer: `schema_found` or `schema_missing`."""
+    """Asks for a version of a topic's schema, or the newest (None). Answer: `schema_found` or `schema_missing`."""
 
     request_id: int
     topic: str
@@ -229,7 +233,7 @@ class SchemaAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffered:
-    """A schema that a topic is to know. Answer: `schema_accepted` or `schema_refused`."""
+    """Registers a schema of a topic. Answer: `schema_accepted` or `schema_refused`."""
 
     request_id: int
     topic: str
@@ -238,7 +242,7 @@ class SchemaOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationCancelled:
-    """The client closed what the service has not yet opened, and was answered. An answer of the service to it is not sent any more."""
+    """The client closed a creation that the service has not answered. The client has its answer; a later one is not sent."""
 
     kind: Kind
     id: int
@@ -247,14 +251,14 @@ class CreationCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedAway:
-    """A command, `what`, that the connection refused by itself. Counted only."""
+    """The connection refused a command itself. Counted only."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last request of a connection: write what is outgoing, then close. Whatever is attached is attached no more."""
+    """The last request of a connection: write what is outgoing, then close. All ids are detached."""
 
     problem: str
     counted_as: Violation
@@ -283,7 +287,7 @@ Request = (
     | Ended
 )
 
-# Those that wait for an answer to their `request_id`.
+# Requests that need an answer to their `request_id`.
 AnyAsked = (
     PartitionsAsked
     | LookupAsked

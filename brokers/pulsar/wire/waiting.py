@@ -1,7 +1,4 @@
-"""The requests of one connection that still wait for their answers.
-
-May live here: their table and its bounds.
-"""
+"""Track the unanswered requests of one connection, within bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 
 
 class Asked(Enum):
-    """The classes of requests within which an id is unique for as long as it waits: clients count some classes together, others not."""
+    """The classes of requests within which a waiting id is unique. Clients number some of them together, others separately."""
 
     PARTITIONS = "PARTITIONED_METADATA"
     LOOKUP = "LOOKUP"
@@ -26,30 +23,31 @@ class Asked(Enum):
     CHANGE = "CLOSE or UNSUBSCRIBE"
 
 
-# They are answered before anything else is read, so that they cannot pile up. A CLOSE that were refused would leave its client
-# convinced that the thing is gone, while it goes on getting messages.
+# These are answered before anything else is read, so they cannot accumulate. A refused CLOSE would leave the client sure that the thing is
+# gone while it still gets messages.
 _ANSWERED_AT_ONCE: Final = frozenset({Asked.SCHEMA, Asked.NEW_SCHEMA, Asked.STATS, Asked.CHANGE})
 
 
 class Waiting:
-    """Which requests wait, and how large they are together, since the service keeps them for as long."""
+    """The waiting requests and their total size, since the service keeps them until it answers."""
 
     __slots__ = ("_bytes", "_bytes_max", "_requests", "_requests_max")
 
     def __init__(self, *, limits: Limits) -> None:
-        """Nothing waits yet."""
+        """Start empty."""
         self._requests: dict[tuple[Asked, int], int] = {}
         self._requests_max = limits.requests_pending_max
         self._bytes = 0
         self._bytes_max = limits.pending_bytes_max
 
     def ask(self, kind: Asked, request_id: int, request_bytes: int) -> None:
-        """A request begins to wait; raises `NotServed` if too much does, `UnexpectedCommand` if its id already does."""
+        """Add a request. Raise `NotServed` if there are too many, `UnexpectedCommand` if its id already waits."""
         if (kind, request_id) in self._requests:
             raise UnexpectedCommand(problem=f"a second {kind.value} {request_id} before the first was answered")
         is_full = len(self._requests) >= self._requests_max or self._bytes + request_bytes > self._bytes_max
         if is_full and kind not in _ANSWERED_AT_ONCE:
-            # A new producer or consumer then tries again, where a lookup would end it for good; so do the clients' own reconnections.
+            # On SERVICE_NOT_READY clients retry a producer or consumer, also when they reconnect. On a lookup that code would end it for
+            # good.
             is_creation = kind in {Asked.PRODUCER, Asked.CONSUMER}
             raise NotServed(
                 error=ServerError.SERVICE_NOT_READY if is_creation else ServerError.TOO_MANY_REQUESTS,
@@ -59,13 +57,13 @@ class Waiting:
         self._bytes += request_bytes
 
     def answer(self, kind: Asked, request_id: int) -> None:
-        """A request is answered, or cancelled; raises `NothingAsked` if there is no such request."""
+        """Remove a request that is answered or cancelled. Raise `NothingAsked` if there is no such request."""
         request_bytes = self._requests.pop((kind, request_id), None)
         if request_bytes is None:
             raise NothingAsked(kind=kind.value, request_id=request_id)
         self._bytes -= request_bytes
 
     def clear(self) -> None:
-        """The connection is over."""
+        """Remove all requests at the end of the connection."""
         self._requests.clear()
         self._bytes = 0
