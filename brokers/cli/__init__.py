@@ -1,1 +1,1 @@
-"""The command line `equipoise`: commands decode, call and print; what they decide is decided elsewhere."""
+"""The command line `equipoise`. Commands only decode options, call other packages and print."""

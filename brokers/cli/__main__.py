@@ -1,6 +1,6 @@
-"""Where the process of a command begins and ends: the console script `equipoise`, and `python -m equipoise.brokers.cli`.
+"""Run a command as a process: the console script `equipoise`, and `python -m equipoise.brokers.cli`.
 
-May live here: what must be settled before anything else is imported, which is what Ctrl-C does at that time.
+Import nothing else before Ctrl-C is set up here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from types import FrameType
 
 
 def main() -> None:
-    """Run the command that the command line names.
+    """Run the command of the command line.
 
-    While modules are still imported, and again when all is done, Ctrl-C ends the process at once and in silence; in between
-    it does what each command says.
+    While modules are imported, and again at the end, Ctrl-C ends the process at once and silently. In between each command decides.
     """
     _on_ctrl_c(signal.SIG_DFL)
     try:
@@ -30,8 +29,7 @@ def main() -> None:
 
 
 def _on_ctrl_c(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    # A shell ignores it for what runs in the background of a script. What runs until it is stopped hears it
-    # (`channel.system.stop_signals`).
+    # A shell ignores SIGINT for background jobs of a script. Commands that run until stopped handle it (`channel.system.stop_signals`).
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 

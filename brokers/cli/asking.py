@@ -1,7 +1,4 @@
-"""What commands ask of brokers over HTTP, past any proxy: that is little, because most of it stands on the log.
-
-May live here: one question or order and its answer, to whom it may be put, and for how long.
-"""
+"""Ask brokers over HTTP, without a proxy, for what is not on the log."""
 
 from __future__ import annotations
 
@@ -27,14 +24,16 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""How much of an answer is read: the stats of a topic with as many producers and consumers as it may have."""
+"""The largest answer read: the stats of a topic with as many producers and consumers as it may have."""
 
 _REDIRECTS_MAX: Final = 5
-"""A broker sends the caller to the one that serves the topic, which may just have moved again."""
+"""A broker redirects to the owner of the topic, which may just have moved again."""
 
 _SHARES_MAX: Final = 4
-"""Into how many parts the time that is left is cut for the brokers that are left. Of many brokers a silent one then costs a
-quarter of it, and the others are still given long enough for an answer that takes its time."""
+"""The remaining time is split into at most this many shares among the remaining brokers.
+
+A silent broker then costs a quarter of it, and the others still have time for a slow answer.
+"""
 
 _HTTP_PORT: Final = 80
 
@@ -43,7 +42,7 @@ _SHOWN_CHARACTERS_MAX: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a broker said."""
+    """A broker's answer."""
 
     status: int
     text: str
@@ -53,10 +52,10 @@ class Answer:
 
 
 def ask_any(access: Access, path: str) -> object:
-    """Put one question to whichever broker answers, the leader first; what it says, as JSON, None if that is nothing.
+    """Ask one question of the first broker that answers, the leader first. Return its JSON, or None if it is empty.
 
-    Raises `NobodyToAsk` if no broker is alive, `BrokerUnreachable` if none answers, `BrokerRefuses` with what one says against
-    it, and `DeadlineExceeded` if there was no time to ask anybody.
+    Raises `NobodyToAsk` if no broker is alive, `BrokerUnreachable` if none answers, `BrokerRefuses` with a broker's objection, and
+    `DeadlineExceeded` if there was no time to ask.
     """
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
@@ -68,15 +67,15 @@ def ask_any(access: Access, path: str) -> object:
 
 
 def tell_any(access: Access, method: str, path: str, *, subject: str, body: object = None) -> object:
-    """Give one order about `subject` to whichever broker takes it, the leader first; what it says, as in `ask_any`.
+    """Give one order about `subject` to the first broker that takes it, the leader first. Return its answer as `ask_any` does.
 
-    The next one is told only where the one before cannot have begun: it was never connected to, or answers 503. Raises what
-    `ask_any` raises, and `OutcomeUnknown` if one was told and did not say what came of it: it is the caller's to look.
+    The next broker is tried only if the one before cannot have started: no connection, or status 503. Raises what `ask_any` raises, and
+    `OutcomeUnknown` if a broker got the order and did not answer; the caller must check the result.
     """
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
         try:
-            # Whoever has been told is waited for to the end: nobody else may be told any more.
+            # Wait for this broker to the end: no other broker may get the order now.
             return _said(broker, ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share))
         except BrokerUnreachable as error:
             if error.in_doubt:
@@ -87,7 +86,7 @@ def tell_any(access: Access, method: str, path: str, *, subject: str, body: obje
 
 
 def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
-    """The live brokers, each with its share of the time that is left, until there is none. Raises `NobodyToAsk`."""
+    """Yield the live brokers, each with its share of the remaining time. Raise `NobodyToAsk`."""
     brokers = sorted(access.view.live_brokers(), key=lambda broker: broker.incarnation)
     if not brokers:
         raise NobodyToAsk(log=access.log.name)
@@ -100,7 +99,7 @@ def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
 
 
 def _said(broker: BrokerEntry, answer: Answer) -> object:
-    """The document in an answer. Raises `BrokerRefuses`, and `BrokerUnreachable`, not in doubt where nothing was begun."""
+    """Return the document of an answer. Raise `BrokerRefuses`, or `BrokerUnreachable` (not in doubt if nothing was started)."""
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         raise BrokerRefuses(broker=broker.broker, problem=_told(answer))
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
@@ -115,10 +114,10 @@ def _said(broker: BrokerEntry, answer: Answer) -> object:
 def ask(
     broker: BrokerEntry, method: str, path: str, *, body: object = None, deadline: Deadline, connected_by: Deadline | None = None
 ) -> Answer:
-    """Put one question or order to one broker, at the address that it advertises, and to whomever it sends the caller on to.
+    """Send one question or order to a broker's advertised address, and follow its redirects.
 
-    All of it is over by `deadline`, and a connection is given up at `connected_by`, if that is given and earlier. Raises
-    `BrokerUnreachable` if there is no answer; it is in doubt where something was sent, which may be carried out all the same.
+    Everything ends by `deadline`; a connection attempt also ends by `connected_by`. Raises `BrokerUnreachable` if there is no answer. The
+    error is in doubt if something was sent, because the broker may still carry it out.
     """
     return ask_at(broker.broker, _address(broker), method, path, body=body, deadline=deadline, connected_by=connected_by)
 
@@ -126,7 +125,7 @@ def ask(
 def ask_at(
     broker: str, address: str, method: str, path: str, *, body: object = None, deadline: Deadline, connected_by: Deadline | None = None
 ) -> Answer:
-    """The same of a broker whose `address` is known from elsewhere than the log; `broker` is what errors call it."""
+    """Ask a broker whose `address` is not from the log; see `ask`. Errors name it `broker`."""
     from http.client import HTTPException
 
     url = address + path
@@ -134,7 +133,7 @@ def ask_at(
     is_sent = False
     try:
         for _ in range(_REDIRECTS_MAX):
-            is_sent = False  # Who sends the caller on has done nothing.
+            is_sent = False  # A redirecting broker has done nothing.
             with closing(_connected(url, deadline if connected_by is None else connected_by, deadline)) as connection:
                 is_sent = True
                 answer, location = _exchange(connection, method, url, data)
@@ -149,7 +148,7 @@ def ask_at(
 
 
 class _BoundedSocket(socket.socket):
-    """A socket with one deadline for all that it sends and receives: a timeout alone begins anew with each byte that comes."""
+    """A socket with one deadline for everything. A plain timeout restarts with each byte received."""
 
     deadline: Deadline
 
@@ -163,7 +162,7 @@ class _BoundedSocket(socket.socket):
 
 
 def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConnection:
-    """A connection on which nothing has been sent yet. Raises `OSError`, `HTTPException`, `ValueError`."""
+    """Return a new connection. Raise `OSError`, `HTTPException` or `ValueError`."""
     from http.client import HTTPConnection
 
     parts = urlsplit(url)
@@ -187,7 +186,7 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
 
 
 def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | None) -> tuple[Answer, str | None]:
-    """The answer, and where it sends the caller, if it does. Raises `OSError`, `HTTPException`, `ValueError`."""
+    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException` or `ValueError`."""
     parts = urlsplit(url)
     headers = {} if data is None else {"Content-Type": "application/json"}
     connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data, headers=headers)
@@ -198,7 +197,7 @@ def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | N
 
 
 def _left_s(deadline: Deadline) -> float:
-    """What is left of a deadline, as sockets take it. Raises `TimeoutError` once it has come: of a socket, 0 asks not to wait."""
+    """Return the remaining time in seconds. Raise `TimeoutError` if it is over, because a socket timeout of 0 means non-blocking."""
     remaining_ms = deadline.remaining_ms()
     if not remaining_ms:
         raise TimeoutError
@@ -210,7 +209,7 @@ def _address(broker: BrokerEntry) -> str:
 
 
 def _told(answer: Answer) -> str:
-    """What an error says, without the JSON around it."""
+    """Return the message of an error without its JSON."""
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None
     return str(reason) if reason else f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"

@@ -1,7 +1,4 @@
-"""A `broker.conf` of Pulsar as commands take it: read, put below what is given for itself, and told entry by entry.
-
-May live here: the way from such a file to the settings of a broker, and how it is told what became of its entries.
-"""
+"""Read Pulsar's `broker.conf` into the settings of a broker, and report what happened to each entry."""
 
 from __future__ import annotations
 
@@ -24,37 +21,37 @@ from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.config import FOLLOWING
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""The largest file that is read; the one that Pulsar ships has 100 KiB."""
+"""The largest file read. Pulsar's own has 100 KiB."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConf:
-    """A file, and what became of its entries."""
+    """A file, and the result for each of its entries."""
 
     file: Path
     read: PulsarSettings
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
-    """What became of the entries of a file. Raises `InvalidConfig`, `UnreadableProperties`, OSError."""
+    """Read a file. Raise `InvalidConfig`, `UnreadableProperties` or OSError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(problems=(f"--broker-conf: {path} has more than {FILE_BYTES_MAX} bytes, which is no broker.conf",))
-    return BrokerConf(file=path, read=read_pulsar_settings(data.decode("iso-8859-1")))  # As Java reads such files.
+    return BrokerConf(file=path, read=read_pulsar_settings(data.decode("iso-8859-1")))  # Java's encoding of such files.
 
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The settings `given`, over those of a file as far as none that is given says otherwise."""
+    """Return the settings of a file, overridden by those `given`."""
     said = {name for setting in given for name in FOLLOWING.get(setting, ())}
     taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in said}
     return taken | dict(given)
 
 
 def log_entries(conf: BrokerConf) -> None:
-    """Tell what became of the entries, one line for each; of those that are not about balancing only for who wants to know all."""
+    """Log one line for each entry. Entries that are not about balancing are logged at a lower level."""
     _logger.info("a broker.conf was read", extra={"file": str(conf.file), **_counts(conf.read)})
     for taken in conf.read.taken:
         _logger.info("taken from a broker.conf", extra=_taken_row(taken))
@@ -66,7 +63,7 @@ def log_entries(conf: BrokerConf) -> None:
 
 
 def document_of(conf: BrokerConf) -> Row:
-    """The three lists, for programs."""
+    """Return the three lists as JSON values."""
     return {
         "file": str(conf.file),
         "taken": [_taken_row(entry) for entry in conf.read.taken],
@@ -76,7 +73,7 @@ def document_of(conf: BrokerConf) -> Row:
 
 
 def print_entries(conf: BrokerConf) -> None:
-    """Print the three lists for people, an entry a line; of what is not about balancing only the keys."""
+    """Print the three lists, one entry per line. Entries that are not about balancing are printed without values."""
     read = conf.read
     counts = _counts(read)
     told = f"{counts['taken']} taken, {counts['without_meaning']} without meaning here, {counts['not_understood']} not understood"

@@ -1,7 +1,6 @@
-"""The settings of Kafka's client on the command line: the same options on every command that opens a log.
+"""Add the options of Kafka's client to every command that opens a log.
 
-May live here: those options, how commands get them, and how what was given is shown. They set the environment of this process, so
-that what opens a log finds them there, and so do the processes that it starts.
+The options set this process's environment, so that the log and child processes find them there.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ PrintConfigOption = Annotated[
 ]
 
 _LOGS: Final = frozenset({"log", "to"})
-"""The parameters that name a log; a command that opens one has one of them."""
+"""The parameters that name a log. A command that opens a log has one of them."""
 
 
 def _set_config(given: list[str] | None) -> list[str] | None:
-    """Put what was given before what the environment says."""
+    """Put the given settings before those of the environment."""
     if given:
         settings = parsed(os.environ.get(CONFIG_VARIABLE, ""))
         for text in given:
-            settings |= parsed(f"{text}\n")  # A line, so that a value may hold semicolons.
+            settings |= parsed(f"{text}\n")  # One line, so that a value may contain semicolons.
         os.environ[CONFIG_VARIABLE] = as_text(checked(settings))
     return given
 
 
 def _set_config_file(given: Path | None) -> Path | None:
     if given is not None:
-        os.environ[CONFIG_FILE_VARIABLE] = str(given.absolute())  # A child may have another working folder.
+        os.environ[CONFIG_FILE_VARIABLE] = str(given.absolute())  # A child process may have another working directory.
     return given
 
 
@@ -71,19 +70,19 @@ def _as_on_all_commands(
         ),
     ] = None,
 ) -> None:
-    """Never run: its options are what the other commands get."""
+    """Declare the options that other commands get. Never called."""
 
 
 def hush_kafka() -> None:
-    """Keep what the client's library logs from the standard error of a command, whose one line of error has the reason.
+    """Keep the log of Kafka's library off a command's standard error: the command's one error line has the reason.
 
-    Where a command sets up logging, as a broker does, it is logged there.
+    Commands that set up logging, such as a broker, log it.
     """
     logging.getLogger(LIBRARY_LOGGER).addHandler(logging.NullHandler())
 
 
 def add_kafka_options(command: Command) -> None:
-    """Give the options to a command that opens a log, or to those within a group."""
+    """Add the options to a command that opens a log, or to all such commands of a group."""
     for child in getattr(command, "commands", {}).values():
         add_kafka_options(child)
     at = next((place for place, parameter in enumerate(command.params) if parameter.name in _LOGS), None)
@@ -94,12 +93,12 @@ def add_kafka_options(command: Command) -> None:
 def _options() -> list[Parameter]:
     options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _as_on_all_commands.__annotations__]
     for option in options:
-        option.expose_value = False  # The environment has it; the command itself has nothing to do with it.
+        option.expose_value = False  # The value is in the environment; the command itself does not need it.
     return options
 
 
 def print_config(settings: Row) -> None:
-    """Print settings, and those of Kafka's client. Raises `InvalidKafkaSetting`."""
+    """Print settings and those of Kafka's client. Raise `InvalidKafkaSetting`."""
     from equipoise.channel.log.open_log import kafka_settings
 
     print_json({**settings, "kafka": masked(kafka_settings())})

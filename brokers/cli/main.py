@@ -1,7 +1,6 @@
-"""The command line `equipoise`: all commands, under one name.
+"""Define the command line `equipoise` and its table of command groups.
 
-May live here: the table of groups, and what concerns all commands. A group's module is imported when one of its commands
-runs, so that `--help`, and a command that needs little, do not wait for what the others need.
+A group's module is imported only when one of its commands runs, which keeps `--help` and small commands fast.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ GROUPS: Final = {
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, tell a bundle's story, check everything."),
     "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report what a channel went through."),
 }
-"""Each name, the module whose `app` it is, and what `--help` says of it."""
+"""By name: the module whose `app` implements it, and its text in `--help`."""
 
 _EPILOG: Final = (
     "Exit codes: 0 done; 1 refused, or something was found; 2 wrong command line; 3 not there in time; 4 somebody must act first; "
@@ -42,10 +41,10 @@ _EPILOG: Final = (
 
 
 class Equipoise(Commands):
-    """All commands. A name of the table stands for its module, until a command line names it."""
+    """All commands. A group is imported when the command line names it."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """The command that `args` begin with, imported now."""
+        """Import and return the command that `args` begin with."""
         hush_kafka()
         if args and args[0] in GROUPS:
             self.commands[args[0]] = load(args[0])
@@ -54,7 +53,7 @@ class Equipoise(Commands):
 
 @cache
 def load(name: str) -> Command:
-    """The command, or the group of commands, of this name in the table."""
+    """Return the command or group with this name in the table."""
     command = typer.main.get_command(import_module(GROUPS[name][0]).app)
     command.name = name
     add_kafka_options(command)

@@ -1,7 +1,4 @@
-"""Places in the history of a channel, as people write them: an offset, or a time.
-
-May live here: the grammar of OFFSET|TIME, how times are told, and the class of commands whose arguments may begin with a minus for it.
-"""
+"""Parse and print moments in the history of a channel: an offset or a time."""
 
 from __future__ import annotations
 
@@ -35,9 +32,12 @@ MomentArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A place in a history: after the record at logical `offset`, or before all that was appended at Unix time `time_ms` or later.
+    """A place in a history: after the record at `offset`, or before the first record appended at `time_ms` or later.
 
-    One of the two is None. `text` is how it was written.
+    Exactly one of them is set. `text` is the user's input.
+
+    * `offset`: a logical offset.
+    * `time_ms`: Unix time.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Moment:
 
 
 def moment(text: str, *, now_ms: int) -> Moment:
-    """The place that a text names, seen from Unix time `now_ms`; a time without a zone is local. Raises `typer.BadParameter`."""
+    """Parse a moment relative to Unix time `now_ms`. A time without a zone is local. Raise `typer.BadParameter`."""
     if text.isdecimal() and text.isascii():
         offset = int(text)
         if offset > INTEGER_MAX:
@@ -65,15 +65,15 @@ def moment(text: str, *, now_ms: int) -> Moment:
 
 
 class TimeCommand(TyperCommand):
-    """A command with times among its arguments: `-10m` is one of them, where the parser would look for an option `-1`."""
+    """A command with time arguments. It accepts `-10m`, which the parser would read as an option `-1`."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Spell what would be taken for options in the way in which it cannot be."""
+        """Rewrite `-10m` as `now-10m` before parsing."""
         return super().parse_args(ctx, [f"now{arg}" if _match_relative(arg) else arg for arg in args])
 
 
 def told_time(time_ms: int) -> str:
-    """The local time that a Unix time is, in `TIME_CHARACTERS`; empty for one that no calendar has."""
+    """Return a Unix time as local time, in `TIME_CHARACTERS`, or "" if it is out of the calendar's range."""
     try:
         return datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(" ", "milliseconds")[:TIME_CHARACTERS]
     except (OverflowError, ValueError, OSError):
@@ -81,13 +81,13 @@ def told_time(time_ms: int) -> str:
 
 
 def time_of(folded: Folded) -> str:
-    """The local time that a record bears, in `TIME_CHARACTERS`; empty if it bears none, or one that no calendar has."""
+    """Return a record's timestamp as local time, in `TIME_CHARACTERS`, or "" if it has none or it is out of range."""
     timestamp_ms = 0 if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
     return told_time(timestamp_ms) if timestamp_ms else ""
 
 
 def told_ago(duration_ms: int) -> str:
-    """Return how long ago something was, in the largest unit that it fills. A time in the future names the clock that it is ahead of."""
+    """Return how long ago something was, in the largest whole unit. A time in the future is "ahead of this machine's clock"."""
     for unit, size_ms in reversed(_UNITS_MS.items()):
         if abs(duration_ms) >= size_ms:
             relation = "ago" if duration_ms > 0 else "ahead of this machine's clock"

@@ -1,7 +1,4 @@
-"""The options that many commands share, each spelled and explained once.
-
-May live here: annotated types of parameters, and the channel as they open it.
-"""
+"""Define the options that many commands share, and open the channel for commands."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from equipoise.channel.log.open_log import is_in_memory, open_log
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 
 TIMEOUT_S: Final = 60
-"""How long a command waits by default: the same as a broker's admin calls."""
+"""The default time limit of a command, the same as that of a broker's admin calls."""
 
 _TIMEOUT_S_MAX: Final = 86_400
 
@@ -64,12 +61,12 @@ WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until i
 
 
 def directory(text: str) -> Path:
-    """The directory that an option names. An empty name, which pathlib takes for the working folder, is a usage error."""
+    """Parse the directory of an option. An empty name is a usage error; pathlib would read it as the working directory."""
     return _named(text, unless=Path.is_file, other="a file")
 
 
 def file(text: str) -> Path:
-    """The file that an option names. An empty name, which pathlib takes for the working folder, is a usage error."""
+    """Parse the file of an option. An empty name is a usage error; pathlib would read it as the working directory."""
     return _named(text, unless=Path.is_dir, other="a directory")
 
 
@@ -77,14 +74,14 @@ def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:
     if not text:
         raise typer.BadParameter("the name is empty; '.' is the working folder")
     path = Path(text)
-    with suppress(OSError):  # Whoever uses the path meets the same error, and reports it.
+    with suppress(OSError):  # The user of the path meets and reports the same error.
         if unless(path):
             raise typer.BadParameter(f"{text!r} is {other}")
     return path
 
 
 def publisher(name: str | None) -> str:
-    """The publisher of an admin's records: `admin:` and the name given, or else the user's. Raises `InvalidName`."""
+    """Return the publisher of an admin's records: `admin:` and the given name or the user's. Raise `InvalidName`."""
     name = _user_name() if name is None else name
     if not name.strip() or not name.isprintable() or len(name) > NAME_BYTES_MAX:
         raise InvalidName(what="name for --as", name=name[:NAME_BYTES_MAX], expected=f"1 to {NAME_BYTES_MAX} printable characters")
@@ -94,15 +91,15 @@ def publisher(name: str | None) -> str:
 def _user_name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # A process may run under a number that no name belongs to.
+    except (KeyError, OSError):  # The process's user id may have no name.
         return f"uid-{os.getuid()}"
 
 
 @contextmanager
 def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
-    """The channel for a command that proposes to it, as the admin `name`.
+    """Open the channel to propose changes as the admin `name`.
 
-    Raises `LogNotBegun` where nothing could be accepted, since no broker has begun the log, and as `publisher` and `opened` do.
+    Raises `LogNotBegun` if no broker has begun the log, and what `publisher` and `opened` raise.
     """
     with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name), watched=_restoring) as access:
         if access.view.genesis is None:
@@ -111,18 +108,18 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
 
 def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
-    """The channel for a command that only looks. Raises as `opened` does."""
+    """Open the channel to read its view. Raises as `opened` does."""
     return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring)
 
 
 def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
-    """The channel for a command that looks at its records one by one. Raises as `attached` does."""
+    """Open the channel to read its records one by one. Raises as `attached` does."""
     return attached(shared(log_url), timeout_ms=timeout_s * 1_000, watched=_restoring)
 
 
 @contextmanager
 def handle(log_url: str, *, create: bool = False) -> Iterator[Log]:
-    """The bare log, for a command that reads it in its own way. Raises as `open_log` does."""
+    """Open only the log, to read it in the command's own way. Raises as `open_log` does."""
     log = open_log(shared(log_url), create=create)
     try:
         yield log
@@ -135,7 +132,7 @@ def _restoring() -> AbstractContextManager[Progress]:
 
 
 def shared(log_url: str) -> str:
-    """`log_url`, if it is of a log that this process may share with others. Raises `InvalidLogUrl`."""
+    """Return `log_url` if other processes can share the log. Raise `InvalidLogUrl`."""
     if is_in_memory(log_url):
         raise InvalidLogUrl(url=log_url, problem="a log in memory is known only to the process that made it")
     return log_url

@@ -1,7 +1,6 @@
-"""How a command ends: its exit code, and the one line that it prints when it fails.
+"""Turn errors into a command's exit code and its one line of error.
 
-May live here: the exit codes, which error gives which, and the group of commands that turns errors into both. No command
-catches an `EquipoiseError` to print it.
+Commands do not catch an `EquipoiseError` to print it.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 JSON_FLAG: Final = "--json"
 
 _JSON_WANTED: Final = "equipoise.json"
-"""The key in a context's `meta` under which it is remembered whether an error is to be printed as JSON."""
+"""The key in a context's `meta` that stores whether errors are printed as JSON."""
 
-# What the library raises where a command line is wrong has no public name of its own, but a public child.
+# The library's usage error has no public name, but a public subclass.
 _UsageError: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 _match_negative: Final = re.compile(r"-\d").match
@@ -49,34 +48,34 @@ _match_negative: Final = re.compile(r"-\d").match
 STANDARD_OUTPUT: Final = "the standard output"
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What only a write can meet. Where no file is named it was to the standard output: all that commands write to else is named."""
+"""Errors that only a write can cause. An error without a file name comes from standard output, because all other outputs are named."""
 
-_KILLED_BY: Final = 128  # A shell's exit code for a program that a signal ended is this plus its number.
+_KILLED_BY: Final = 128  # A shell reports a program that a signal ended as this plus the signal's number.
 
 
 class ExitCode(IntEnum):
-    """What the exit code of a command says. 130 (Ctrl-C) and 141 (nobody reads the output) are the shell's own."""
+    """The exit codes of commands. 130 (Ctrl-C) and 141 (closed pipe) are the shell's own."""
 
     OK = 0
     REFUSED = 1
-    """The channel refused it, a move was cancelled, or a check found something."""
+    """The channel refused the request, a move was cancelled, or a check found something."""
     USAGE = 2
-    """The command line is wrong: an option, a name, a file that is not there."""
+    """The command line is wrong: an option, a name, or a missing file."""
     UNAVAILABLE = 3
-    """The log, a broker or the answer was not there in time; trying again later may work."""
+    """The log, a broker or the answer was not available in time. Trying again may help."""
     OPERATOR = 4
-    """Somebody must act first: a damaged log, a full disk, a process that still runs. Also for a bug of ours."""
+    """An operator must act first: damaged log, full disk, process still running. Also used for bugs."""
 
 
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Rejected, ExitCode.REFUSED),
     (Cancelled, ExitCode.REFUSED),
     (NoFreshLoad, ExitCode.REFUSED),
-    # How the cluster is now stands against it, not how the command line is spelled.
+    # The state of the cluster forbids it; the command line is correct.
     (DestinationForbidden, ExitCode.REFUSED),
     (PolicyLeavesNobody, ExitCode.REFUSED),
     (CallerError, ExitCode.USAGE),
-    # Here it is the command line that settings come from.
+    # In commands, settings come from the command line.
     (InvalidConfig, ExitCode.USAGE),
     (InvalidTiming, ExitCode.USAGE),
     (OperatorError, ExitCode.OPERATOR),
@@ -85,21 +84,20 @@ _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
 
 
 def exit_code_of(error: EquipoiseError) -> ExitCode:
-    """The exit code for an error: by who must act, but for a refusal, which is an answer. What remains may pass by itself."""
+    """Return the exit code for an error, by who must act. A refusal has its own code; other errors may be temporary."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNAVAILABLE)
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with what a terminal would obey, or an encoding refuse, spelled out.
+    """Return `text` on one line, with unprintable characters escaped.
 
-    Names, reasons and paths come from records, files and command lines, and may hold anything: line ends, escape sequences
-    that rewrite the screen, lone surrogates.
+    Names, reasons and paths come from records, files and command lines. They may hold line ends, escape sequences and lone surrogates.
     """
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:
-    """Print one line to the standard error; as JSON with the error's typed attributes."""
+    """Print one line to standard error, or a JSON object with the error's attributes."""
     if as_json:
         attributes = vars(error) if isinstance(error, EquipoiseError) else {}
         typer.echo(json.dumps({"error": type(error).__name__, "message": str(error), **attributes}, default=str), err=True)
@@ -109,11 +107,11 @@ def print_error(error: Exception, *, as_json: bool) -> None:
 
 @contextmanager
 def _usage_errors(*, as_json: bool) -> Iterator[None]:
-    """What is wrong with a command line: as JSON one object; otherwise as the library prints it, with the usage above."""
+    """Print a usage error as a JSON object, or as the library does, with the usage line."""
     try:
         yield
     except _UsageError as error:
-        if _match_negative(getattr(error, "option_name", "")):  # The parser takes a number below zero for an option.
+        if _match_negative(getattr(error, "option_name", "")):  # The parser reads a negative number as an option.
             error.message = f"{error.message} (and no number here is negative)"
         if not as_json:
             raise
@@ -124,7 +122,7 @@ def _usage_errors(*, as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def _ended(*, as_json: bool) -> Iterator[None]:
-    """What ends a command on purpose, as a line and an exit code."""
+    """Turn an expected error into a line and an exit code."""
     try:
         with _usage_errors(as_json=as_json):
             yield
@@ -134,7 +132,7 @@ def _ended(*, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
     except BrokenPipeError:
-        # Whatever is still buffered goes nowhere, instead of failing once more when the interpreter ends.
+        # Send buffered output to nowhere, so that it does not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
     except OSError as error:
@@ -144,28 +142,28 @@ def _ended(*, as_json: bool) -> Iterator[None]:
 
 
 def output_failed(output: str, error: OSError) -> OutputFailed:
-    """Our error for one that writing to `output` met."""
+    """Return our error for a failed write to `output`."""
     return OutputFailed(output=output, problem=error.strerror or str(error))
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, seen before it is parsed: an error of the parser is printed so, too."""
+    """Return whether a command line asks for JSON. This runs before parsing, because parse errors are printed as JSON too."""
     return JSON_FLAG in arguments[: arguments.index("--") if "--" in arguments else None]
 
 
 def group(text: str) -> typer.Typer:
-    """A group of commands, or a lone one, whose help begins with `text`.
+    """Create a group of commands, or a single one, whose help begins with `text`.
 
-    Its help is plain text: that fits a narrow terminal, shows brackets as they are, and is there in half the time.
+    Help is plain text: it fits a narrow terminal, shows brackets unchanged, and starts twice as fast.
     """
     return typer.Typer(help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 class Commands(TyperGroup):
-    """All commands; an error that one raises on purpose becomes a line and an exit code, and Ctrl-C or a closed pipe neither."""
+    """All commands. Expected errors become a line and an exit code; Ctrl-C and a closed pipe print none."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: object) -> Context:
-        """Parse what stands before the name of a command."""
+        """Parse what precedes the name of a command."""
         as_json = wants_json(args)
         with _ended(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
@@ -173,12 +171,12 @@ class Commands(TyperGroup):
         return context
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # Typer hands over its own context, and no other.
-        """Run the command that the command line names."""
+        """Run the command of the command line."""
         as_json: bool = ctx.meta[_JSON_WANTED]
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # What an encoding does not have must not end a command.
+                stream.reconfigure(errors="backslashreplace")  # Characters missing from the encoding must not end a command.
         with _ended(as_json=as_json):
             result = super().invoke(ctx)
-            typer.echo(nl=False)  # What is still buffered fails here, or not at all.
+            typer.echo(nl=False)  # Flush, so that an output error is raised here.
         return result

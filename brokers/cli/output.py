@@ -1,6 +1,6 @@
-"""What commands print: rows as a table or as JSON, facts as a sentence or as JSON. The one place where that is decided.
+"""Print rows as a table or JSON, and facts as a sentence or JSON.
 
-May live here: printing. What a row holds is its command's business; errors are printed by `outcome`.
+`outcome` prints errors.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import typer
 from equipoise.brokers.cli.outcome import printable
 
 Row = Mapping[str, object]
-"""Names to values that JSON can express."""
+"""Names and JSON values."""
 
 _PIPE_COLUMNS: Final = 10_000
-"""Where there is no terminal, nothing is wrapped: a row is a line, for grep and awk."""
+"""Without a terminal nothing is wrapped: one row is one line, for grep and awk."""
 
 
 def print_json(document: object) -> None:
-    """Print a document on one line, in ASCII, so that no terminal and no encoding can object."""
+    """Print a document on one line of ASCII, which every terminal and encoding accepts."""
     typer.echo(json.dumps(document))
 
 
 def print_line(text: str, *, color: str | None = None, bold: bool = False) -> None:
-    """Print one line, whatever `text` holds; in color, or bold, on a terminal."""
+    """Print one line with unprintable characters escaped. Color and bold apply on a terminal only."""
     typer.secho(printable(text), fg=color, bold=bold or None)
 
 
 def print_heading(text: str) -> None:
-    """Print an empty line, and below it, bold on a terminal, what the next lines are about."""
+    """Print an empty line and a heading, bold on a terminal."""
     typer.echo()
     print_wrapped(text, bold=True)
 
 
 def print_wrapped(text: str, *, indent: int = 0, bold: bool = False) -> None:
-    """Print a sentence fitted to the terminal, what follows its first line indented; on one line where there is none."""
+    """Print a sentence wrapped to the terminal, with later lines indented; on one line without a terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
     for line in textwrap.wrap(printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False):
         typer.secho(line, bold=bold or None)
 
 
 def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
-    """Print what happened, for people or for programs."""
+    """Print a fact as a sentence, or as JSON."""
     if as_json:
         print_json(document)
     else:
@@ -55,7 +55,7 @@ def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
 
 
 def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, nothing: str) -> None:
-    """Print rows as a JSON list, or the `columns` of them as a table; of no rows at all, `nothing` is what people read."""
+    """Print rows as a JSON list, or their `columns` as a table. Without rows print `nothing` instead of a table."""
     if as_json:
         print_json(rows)
     elif not rows:
@@ -65,7 +65,7 @@ def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, no
 
 
 def print_document(document: Row, *, as_json: bool) -> None:
-    """Print one thing with its fields, one below the other."""
+    """Print the fields of one document, one per line."""
     if as_json:
         print_json(document)
     else:
@@ -73,7 +73,7 @@ def print_document(document: Row, *, as_json: bool) -> None:
 
 
 def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: fitted to the terminal, or each row on one line where there is none."""
+    """Print a table fitted to the terminal, or one row per line without a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -91,7 +91,7 @@ def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> 
 
 
 def cell(value: object) -> str:
-    """A value as people read it in a table."""
+    """Return a value as text for a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -104,5 +104,5 @@ def cell(value: object) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 bundle`, `2 bundles`."""
+    """Return `1 bundle` or `2 bundles`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,7 +1,4 @@
-"""How far something long has come: a bar on the standard error, where that is a terminal; elsewhere nothing.
-
-May live here: `progress` alone. What is counted is its caller's business.
-"""
+"""Show a progress bar on standard error if it is a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from equipoise.channel.core.snapshot_store import Progress, unwatched
 
 @contextmanager
 def progress(what: str, *, unit: str = "records") -> Iterator[Progress]:
-    """A `Progress` that draws a bar for `what` while the block runs, and takes it away at its end."""
+    """Draw a progress bar for `what` while the block runs, then remove it."""
     if not sys.stderr.isatty():
         yield unwatched
         return

@@ -1,7 +1,4 @@
-"""What there is to say of a broker, a namespace, a bundle or a whole view, as rows with the same names in tables and in JSON.
-
-May live here: pure functions from a view to rows.
-"""
+"""Describe brokers, namespaces, bundles and views as rows, with the same names in tables and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
 
 
 def broker_row(view: View, broker: BrokerEntry) -> Row:
-    """A broker: what it promised on joining, and how many bundles name it as owner or source."""
+    """Describe a broker: what it joined with, and how many bundles name it as owner or source."""
     joined = broker.joined
     return {
         "broker": broker.broker,
@@ -46,7 +43,7 @@ def broker_row(view: View, broker: BrokerEntry) -> Row:
 
 
 def namespace_row(view: View, name: str) -> Row:
-    """A namespace: how many bundles it has, and how they are."""
+    """Describe a namespace: the number and state of its bundles."""
     namespace, bundles = view.namespaces[name], view.bundles_of(name)
     phases = Counter(bundle.phase for bundle in bundles)
     return {
@@ -64,7 +61,7 @@ def namespace_row(view: View, name: str) -> Row:
 
 
 def bundle_row(view: View, bundle: BundleEntry) -> Row:
-    """A bundle: its state, the brokers that it names, and who of them serves it (none while it must be waited for)."""
+    """Describe a bundle: its state, its brokers, and the one that serves it now, if any."""
     return {
         "bundle": bundle.name,
         "state": bundle.state,
@@ -79,7 +76,7 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
 
 
 def policy_row(view: View, key: str) -> Row:
-    """An isolation policy or a pin as its document says it; `problem` if it cannot be read, and so lets nobody have what it is about."""
+    """Describe an isolation policy or pin. `problem` is set if its document is invalid; then no broker may have its bundles."""
     entry = view.policies[key]
     document = entry.document
     try:
@@ -102,7 +99,7 @@ def policy_row(view: View, key: str) -> Row:
 
 
 def destination_rows(destinations: Destinations, bundle: BundleEntry) -> list[Row]:
-    """Every broker that the view knows, whether it may have a bundle, and why not: `rather not` is a preference, `no` a rule."""
+    """Return for every known broker whether it may have a bundle, and why not. `rather not` is a preference, `no` a rule."""
     found, bound = destinations.of(bundle), destinations.bound(bundle)
     rows: list[Row] = []
     for broker in sorted(destinations.view.brokers):
@@ -113,7 +110,7 @@ def destination_rows(destinations: Destinations, bundle: BundleEntry) -> list[Ro
 
 
 def view_document(view: View) -> Row:
-    """A whole view; the digest in hexadecimal, since not every reader of JSON has numbers of 61 bits."""
+    """Describe a whole view. The digest is hexadecimal, because some JSON readers cannot represent integers of 61 bits."""
     leader = view.leader()
     return {
         "offset": view.offset,
@@ -129,5 +126,5 @@ def view_document(view: View) -> Row:
 
 
 def broker_id(view: View, incarnation: int | None) -> str | None:
-    """The id of the broker that an incarnation is of. Bundles name live ones only."""
+    """Return the id of the broker with this incarnation, or None. Bundles name only live incarnations."""
     return None if incarnation is None else view.live[incarnation].broker

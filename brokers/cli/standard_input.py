@@ -1,7 +1,4 @@
-"""A process that ends with whoever started it: that one holds the other end of its standard input.
-
-May live here: the hidden option, and the thread that waits for that end.
-"""
+"""End a process together with its parent, which holds the other end of its standard input."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _READ_BYTES: Final = 4_096
 
 
 def end_with_standard_input() -> None:
-    """Send this process SIGTERM once its standard input ends: whoever holds the other end cannot die without closing it."""
+    """Send this process SIGTERM when its standard input ends. The parent cannot die without closing it."""
     threading.Thread(target=_wait_for_eof, name="stop-on-eof", daemon=True).start()
 
 

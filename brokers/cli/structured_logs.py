@@ -1,11 +1,8 @@
-"""Logs as one JSON object a line, for machines; as short plain lines where a person sits at a terminal.
+"""Format logs as JSON lines, or as short plain lines on a terminal, and set up logging in our processes.
 
-May live here: formatters for the standard library's `logging`, and the one call that sets them up in a process of ours. A
-program that hosts a worker has its own logging, which this never touches.
-
-An event is a message with fields: `logger.warning("append failed", extra={"bundle": name, "offset": offset})`. Fields that
-recur are spelled alike everywhere: `broker`, `bundle`, `namespace`, `key`, `offset`, `token`, `source`, `destination`, `reason`,
-`alarm`, `took_ms`. `docs/reference/log-lines.md` lists the events.
+A program that embeds a worker keeps its own logging. An event is a message with fields: `logger.warning("append failed", extra={"bundle":
+name, "offset": offset})`. Use the same names for recurring fields: `broker`, `bundle`, `namespace`, `key`, `offset`, `token`, `source`,
+`destination`, `reason`, `alarm`, `took_ms`. `docs/reference/log-lines.md` lists the events.
 """
 
 from __future__ import annotations
@@ -17,17 +14,17 @@ from typing import Final, TextIO
 
 import orjson
 
-# What every record has by itself; all else was passed as `extra`. `message`, `asctime` and `taskName` come and go.
+# Attributes of every record; all others came as `extra`. `message`, `asctime` and `taskName` are not always present.
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 _JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object: `time` (UTC), `level`, `event`, `logger`, then the event's own fields, then `error` with its traceback."""
+    """Format one JSON object: `time` (UTC), `level`, `event`, `logger`, the event's fields, then `error` with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See the class. Total: a field that JSON cannot express is spelled as text."""
+        """Format a record. Never raises: values that JSON cannot represent become text."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -39,16 +36,16 @@ class JsonLines(logging.Formatter):
             line["error"] = self.formatException(record.exc_info)
         try:
             spelled = orjson.dumps(line, default=_spelled, option=_JSON_OPTIONS)
-        except TypeError:  # A lone surrogate, a number beyond 64 bits, a structure that holds itself.
+        except TypeError:  # For example a lone surrogate, a number beyond 64 bits, or a recursive structure.
             spelled = orjson.dumps({_spelled(name): _spelled(value) for name, value in line.items()})
         return spelled.decode()
 
 
 class PlainLines(logging.Formatter):
-    """`17:15:01.123 WARNING event  field=value ...` in local time, with a traceback below where there is one."""
+    """Format `17:15:01.123 WARNING event  field=value ...` in local time, with any traceback below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See the class. What would move the cursor or break the line is shown escaped."""
+        """Format a record. Control characters and line ends are escaped."""
         time = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = "".join(f" {_visible(name)}={_visible(_spelled(value))}" for name, value in _fields(record))
         line = f"{time} {record.levelname:<7} {_visible(_message(record))}{' ' if fields else ''}{fields}"
@@ -56,21 +53,21 @@ class PlainLines(logging.Formatter):
 
 
 def handler_for(stream: TextIO) -> logging.Handler:
-    """A handler that writes to `stream`: plain lines to a terminal, JSON lines to anything else."""
+    """Return a handler that writes plain lines to a terminal, and JSON lines to any other stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainLines() if stream.isatty() else JsonLines())
     return handler
 
 
 def configure(stream: TextIO, *, level: int = logging.INFO) -> None:
-    """Send all logs of this process to `stream`; for programs of ours only, in place of what was set up before."""
+    """Send all logs of this process to `stream`, replacing earlier handlers. For our own programs only."""
     logging.basicConfig(handlers=[handler_for(stream)], level=level, force=True)
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - a log line that cannot be spelled must not take its process along
+    except Exception as error:  # noqa: BLE001 - a log line that cannot be formatted must not end its process
         return f"{record.msg} ({type(error).__name__} in its arguments)"
 
 
@@ -79,7 +76,7 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
 
 
 def _spelled(value: object) -> str:
-    """Any value as text that UTF-8 can express; never raises."""
+    """Return any value as text that UTF-8 can encode. Never raises."""
     try:
         return str(value).encode("utf-8", "backslashreplace").decode()
     except Exception as error:  # noqa: BLE001 - as in `_message`

@@ -1,1 +1,1 @@
-"""The commands of the command line, one module each."""
+"""The command groups of the command line."""

@@ -1,7 +1,4 @@
-"""`equipoise balancing`: balancing on or off, and its settings, as they stand on the channel.
-
-May live here: the commands of this group, and the fold that tells who changed what.
-"""
+"""Define `equipoise balancing`: turn balancing on or off, and change its settings on the channel."""
 
 from __future__ import annotations
 
@@ -196,7 +193,7 @@ def read(
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[str]:
-    """All settings below their groups, a line each; beside the value the default, if that is another, and who set it."""
+    """Yield all settings by group, one line each, with the default if it differs and who set the value."""
     group = ""
     for row in rows:
         above, _, field = str(row["setting"]).partition(".")
@@ -209,7 +206,7 @@ def _grouped(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _history(access: Access) -> Iterator[tuple[Folded, SettingsChange]]:
-    """All changes on the log that are not folded yet, in order."""
+    """Yield all settings changes on the log that are not yet folded, in order."""
     for folded in folded_to_end(access):
         change = change_in(folded)
         if change is not None:

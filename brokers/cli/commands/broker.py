@@ -1,6 +1,6 @@
-"""`equipoise broker`: one broker in this process, in the foreground.
+"""Define `equipoise broker`: run one broker in the foreground.
 
-May live here: its options, and what the process needs before `brokers.server.main` runs: logs, services, an event loop.
+This sets up logs, services and the event loop; `brokers.server.main` runs the broker.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def run(
 
     SIGTERM or Ctrl-C make it move its bundles away and leave.
     """
-    del as_json  # Its log is JSON without it.
+    del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
     from equipoise.brokers.runtime.config import WorkerConfig
     from equipoise.brokers.server.services import default_service, load_services, speaks_pulsar
@@ -121,7 +121,7 @@ def run(
 
 
 def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool, conf: BrokerConf | None) -> None:
-    """Run the broker until it is told to stop, with what its process needs."""
+    """Set up the process and run the broker until it is stopped."""
     import asyncio
 
     from equipoise.brokers.cli.broker_conf import log_entries
@@ -138,7 +138,7 @@ def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE` texts as a mapping; raises a usage error that names `option`."""
+    """Parse `NAME=VALUE` texts. Raise a usage error that names `option`."""
     pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -149,7 +149,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _loop_factory() -> Callable[[], AbstractEventLoop] | None:
-    """The event loop of uvloop where that is installed; None stands for the standard one."""
+    """Return uvloop's event loop if it is installed, or None for the standard one."""
     try:
         import uvloop
     except ImportError:

@@ -1,7 +1,4 @@
-"""`equipoise brokers`: who is a member, who leads; and an end for a broker, by itself or by proof of its death.
-
-May live here: the commands of this group.
-"""
+"""Define `equipoise brokers`: list members, show the leader, drain a broker or declare it dead."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ app = group("See who is a member; drain a broker, declare dead a dead one.")
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
 _ACCEPTED: Final = frozenset({200, 202, 204})
 _SHOWN_CHARACTERS_MAX: Final = 4_096
-"""How much of an answer is shown, in one line."""
+"""The most characters of an answer that are printed, in one line."""
 
 
 @app.command("list")
@@ -78,7 +75,7 @@ def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
         raise typer.Exit(ExitCode.UNAVAILABLE)
     address = leader.joined.addresses.get("http")
     sentence = f"{leader.broker} at {address or 'no HTTP address'}, the oldest, since offset {leader.incarnation}"
-    print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)  # As Pulsar spells it.
+    print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)  # Pulsar's field names.
 
 
 @app.command()
@@ -168,7 +165,7 @@ def declare_dead(
 
 
 def _alive(access: Access, broker_id: str) -> BrokerEntry:
-    """The live broker of this id. Raises `InvalidName`, `UnknownBroker`, `Rejected`."""
+    """Return the live broker with this id. Raise `InvalidName`, `UnknownBroker` or `Rejected`."""
     broker = access.broker(broker_id)
     if not broker.live:
         raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=f"it is {broker.status} since offset {broker.last}", offset=None)
@@ -176,13 +173,13 @@ def _alive(access: Access, broker_id: str) -> BrokerEntry:
 
 
 def _is_empty(view: View, incarnation: int) -> bool | None:
-    """Whether an incarnation drains and has nothing left, or is gone."""
+    """Return True if an incarnation is draining and owns nothing, or is gone; otherwise None."""
     broker = view.live.get(incarnation)
     return True if broker is None or (broker.status == "draining" and not view.held_count(incarnation)) else None
 
 
 def _ask_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
-    """Raises `BrokerUnreachable`."""
+    """Ask a broker to drain. Raise `BrokerUnreachable`."""
     answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
     if answer.status not in _ACCEPTED:
         problem = f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"

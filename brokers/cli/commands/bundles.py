@@ -1,7 +1,4 @@
-"""`equipoise bundles`: how bundles are, who serves a key, and the end of a move that is not wanted any more.
-
-May live here: the commands of this group.
-"""
+"""Define `equipoise bundles`: list bundles, show who serves a key, and cancel moves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`equipoise channel export`, `import` and `copy`: a channel carried to a file, from a file, and to another log.
+"""Define `equipoise channel export`, `import` and `copy`.
 
-May live here: these three commands. What they do is told in `compaction.exporting`, `compaction.importing` and
-`compaction.copying`.
+`compaction.exporting`, `compaction.importing` and `compaction.copying` do the work.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ ToUrlArgument = Annotated[str, typer.Argument(metavar="TO_URL", help="The new lo
 
 
 class ExportFormat(StrEnum):
-    """How records are exported."""
+    """The formats of exported records."""
 
     JSONL = "jsonl"
 
@@ -71,7 +70,7 @@ def export(
     from equipoise.compaction.exporting import exported
 
     assert form is ExportFormat.JSONL, "there is no other form"
-    del as_json  # What is printed is JSON without it.
+    del as_json  # The output is always JSON.
     check = partial(Deadline.after(timeout_ms=timeout * 1_000).check, f"the export of {log}")
     with handle(log) as exported_log, progress("exporting") as watch:
         lines = exported(exported_log, first=start, check=check, progress=watch)
@@ -156,7 +155,10 @@ def copy(
 
 @contextmanager
 def _target(url: str) -> Iterator[tuple[Log, Callable[[], Log] | None]]:
-    """The log that is copied to: one that is there, or a new one, and how that gets its name, without which nothing is left of it."""
+    """Open the log to copy to.
+
+    For a new log also yield the function that gives it its name. Without that call the new log is removed.
+    """
     from equipoise.compaction.importing import made_aside
 
     path = log_path(shared(url))
@@ -182,7 +184,7 @@ def _path(file: str) -> Path:
 
 @contextmanager
 def _read(file: str) -> Iterator[BinaryIO]:
-    """The standard input, or a file that is there."""
+    """Open standard input or an existing file."""
     if file == _STREAM:
         yield sys.stdin.buffer
         return
@@ -199,7 +201,7 @@ def _read(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _written(file: str) -> Iterator[BinaryIO]:
-    """The standard output, or a file that bears its name once it is whole; nothing is left of an export that failed.
+    """Open standard output, or a file that gets its name once it is complete. A failed export leaves no file.
 
     Raises `OutputFailed`.
     """
@@ -210,7 +212,7 @@ def _written(file: str) -> Iterator[BinaryIO]:
     _check_free(path, file)
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Of its own, for another export to the same file may be under way.
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Unique, because another export to the same file may be running.
     try:
         with part.open("wb") as stream:
             try:
@@ -227,6 +229,6 @@ def _written(file: str) -> Iterator[BinaryIO]:
 
 
 def _check_free(path: Path, file: str) -> None:
-    """Raise `typer.BadParameter` if there is such a file."""
+    """Raise `typer.BadParameter` if the file exists."""
     if path.exists():
         raise typer.BadParameter(f"there is a file {file}, which may be a backup; remove it, or name another one")

@@ -1,7 +1,6 @@
-"""`equipoise channel`: read the log as it is, record by record; ask why a bundle is where it is; and check all of it.
+"""Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-May live here: the commands of this group that read records one by one, and times of day; the others come from `time_travel`,
-`carrying` and `compact_command`. Records are put into words by `channel.inspect.story`.
+`time_travel`, `carrying` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ app = group("Read the log, tell a bundle's story, check everything.")
 
 LINES_BY_DEFAULT: Final = 20
 _LINES_MAX: Final = 1_000_000
-"""Lines that are kept while the end is looked for: 200 MB of them."""
+"""Lines kept in memory until the end is found: about 200 MB."""
 
 CHANGES_SHOWN_MAX: Final = 100
-"""Bundles of one record that people are shown: the creation of a namespace changes up to 65,536."""
+"""Bundles printed per record: creating a namespace changes up to 65,536."""
 
 OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
 
@@ -96,7 +95,7 @@ def tail(
         there = lines_of(folded_to_end(access))
         for line in deque(there, maxlen=lines) if start is None else there:
             line.show(as_json=as_json)
-        if start and start > access.view.offset + follows:  # Who follows may begin with what comes next.
+        if start and start > access.view.offset + follows:  # A follower may start at the next record.
             raise unknown_offset(access, start)
         news = follow(access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced)
         for line in lines_of(news) if follows else ():
@@ -199,19 +198,19 @@ app.command("compact")(compact)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A record as it is told: what `describe` says, and what else there is to say of it."""
+    """A record with its description, ready to print."""
 
     folded: Folded
     lines: tuple[str, ...]
 
     @property
     def color(self) -> str | None:
-        """A race lost is normal; any other rejection is for somebody to look at."""
+        """The color of the line. A lost race is normal; other rejections need attention."""
         reason = self.folded.verdict.reason
         return None if reason is None else typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
 
     def show(self, *, as_json: bool) -> None:
-        """Print it, at the time that its author gave it."""
+        """Print the line with the record's own timestamp."""
         if as_json:
             print_json(as_document(self.folded, self.lines))
             return
@@ -236,7 +235,7 @@ def _about(what: str, key: str | None) -> BundleName:
 
 
 def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
-    """How a bundle stood where the story begins, if that is not where the channel began; whether there was anything to tell."""
+    """Print a bundle's state where the story begins, unless that is the start of the channel. Return whether anything was printed."""
     if view.genesis is None or bundle.namespace not in view.namespaces:
         return False
     beginning = ending_of(bundle, view, names)
@@ -250,7 +249,7 @@ def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bo
 
 
 def _show_resync(resync: Resync, *, as_json: bool) -> None:
-    """Tell that records are left out here: who follows was stopped for so long that they were compacted meanwhile."""
+    """Print which records are missing: the follower was stopped for so long that they were compacted."""
     if as_json:
         print_json({"resynced_from": resync.before, "resynced_to": resync.offset})
     else:
@@ -262,7 +261,7 @@ def _is_quiet_renewal(folded: Folded) -> bool:
 
 
 def _changes(folded: Folded, names: Names) -> list[str]:
-    """What a record made of each bundle that it changed."""
+    """Describe each bundle that a record changed."""
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
     return [f"now {standing(change.after, names)}" if change.after is not None else f"gone is {change.name}" for change in changes]
 

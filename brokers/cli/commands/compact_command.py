@@ -1,6 +1,6 @@
-"""`equipoise channel compact`: the log made short, by hand or by the broker that leads.
+"""Define `equipoise channel compact`.
 
-May live here: this command. What it does is told in `compaction.compactor`.
+`compaction.compactor` does the work.
 """
 
 from __future__ import annotations

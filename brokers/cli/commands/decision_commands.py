@@ -1,7 +1,4 @@
-"""`equipoise decisions`: what balancing has decided, and why.
-
-May live here: the command, and how decisions are told.
-"""
+"""Define `equipoise decisions`: show what balancing decided, and why."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ app = group("See what balancing has decided, and why.")
 
 LIMIT: Final = 20
 LIMIT_MAX: Final = 10_000
-"""A document of a decision takes some kilobytes."""
+"""A decision document takes some kilobytes."""
 
 
 @app.command()
@@ -39,7 +36,7 @@ def decisions(
     The newest decisions, the oldest of them first: of the leader about moves, and of each broker about its splits and merges.
     Rounds in which nothing moved are told, too.
     """
-    with handle(log):  # What is wrong with the channel is told as by all commands.
+    with handle(log):  # Errors of the channel are reported as in all commands.
         found = open_decision_log(log).newest(limit)
     if as_json:
         print_json([document_of(decision) for decision in found])
@@ -60,7 +57,7 @@ def _heading(decision: Decision, now_ms: int) -> str:
 
 
 def _level(decision: Decision) -> Iterator[str]:
-    """What is known of the spread of the load."""
+    """Yield what is known about the spread of the load."""
     if decision.mean is not None:
         yield f"mean {told_percent(decision.mean)}"
     if decision.deviation is not None:

@@ -1,6 +1,6 @@
-"""What changed between two views of a channel, as rows: keys that came, keys that went, and the fields that are not as they were.
+"""Compare two views of a channel: keys added, keys removed, and fields changed. Pure.
 
-May live here: pure functions over the documents that `rows.view_document` makes, and the lines that people read.
+The input is the result of `rows.view_document`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final, cast
 from equipoise.brokers.cli.output import Row, cell
 
 _KEYS: Final = {"brokers": "broker", "namespaces": "namespace", "bundles": "bundle"}
-"""Each list of a view's document, and the field that names its rows."""
+"""Each list of a view document, and the field that identifies its rows."""
 
 _THINGS: Final = {**_KEYS, "policies": "policy"}
 
 _WITH_EACH_RENEWAL: Final = {"brokers": "last"}
-"""What changes although nothing happens."""
+"""Fields that change with each renewal, which are ignored."""
 
 _SHOWN_OF_NEW: Final = {
     "brokers": ("status", "incarnation"),
@@ -27,9 +27,9 @@ _SHOWN_OF_NEW: Final = {
 
 
 def difference_of(before: Row, after: Row) -> Row:
-    """What lies between two documents of `view_document`: for each kind of key what was added, removed and changed.
+    """Return what was added, removed and changed between two view documents, by kind of key.
 
-    Of what changed only the fields that did are told, before and after.
+    Changed rows have only the changed fields, before and after.
     """
     return {
         "before": _head(before),
@@ -39,7 +39,7 @@ def difference_of(before: Row, after: Row) -> Row:
 
 
 def lines_of(difference: Row) -> Iterator[str]:
-    """A difference as people read it: a line for each key, by kind and name."""
+    """Yield a difference as lines for people: one per key, by kind and name."""
     before, after = cast("Row", difference["before"]), cast("Row", difference["after"])
     for name in before:
         yield f"{name}: {_moved(before[name], after[name])}"
@@ -54,7 +54,7 @@ def lines_of(difference: Row) -> Iterator[str]:
 
 
 def nothing_changed(difference: Row) -> bool:
-    """Whether every key is as it was."""
+    """Return whether there is no difference."""
     return not any(any(cast("Mapping[str, list[Row]]", difference[kind]).values()) for kind in _THINGS)
 
 

@@ -1,6 +1,6 @@
-"""How a forecast is told: a page for people, a document for programs.
+"""Print a forecast as a page for people, or a document for programs.
 
-May live here: the wording and the spelling. What is in a forecast is said in `brokers.balancing.forecast`.
+`brokers.balancing.forecast` computes it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _STAYS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """From where and when a forecast was made: Unix time, the channel's offset, who leads, and what was decided last about moves.
+    """The basis of a forecast: Unix time, the channel's offset, the leader, and the last decision about moves.
 
-    `strategy` is by whose rule the round acts: see `brokers.balancing.planning.BalancingRound`.
+    `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`.
     """
 
     log: str
@@ -49,7 +49,7 @@ class Seen:
 
 
 def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> Row:
-    """The whole forecast; fractions are fractions, rates per second, times Unix time in milliseconds."""
+    """Return the whole forecast. Rates are per second, times are Unix time in milliseconds, fractions are not percentages."""
     plan = forecast.plan
     return {
         "log": seen.log,
@@ -79,14 +79,14 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
 
 
 def _assumed(settings: BalancingSettings) -> Iterator[str]:
-    """What a leader knows and a dry run does not."""
+    """Yield what a leader knows and a dry run does not."""
     if settings.balancing.shedder in _WAITING:
         yield _DUE
     yield _RESTING
 
 
 def _differing(settings: BalancingSettings) -> dict[str, Row]:
-    """The settings that a round goes by and that are not the defaults, as texts."""
+    """Return the settings of a round that differ from the defaults, as text."""
     groups = groups_in_play(settings)
     return {
         name: {"value": spelled(value_in(settings, name)), "default": spelled(setting.default)}
@@ -137,7 +137,7 @@ def _move_row(each: MoveForecast) -> Row:
 
 
 def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> None:
-    """Print the page: by what it was planned, how brokers stand, what would move, what may not, and what it comes to."""
+    """Print the page: the basis, the brokers, planned moves, forbidden moves, and the conclusion."""
     for line in _preface(seen, settings):
         print_wrapped(line, indent=2)
     print_heading("brokers")
@@ -164,7 +164,7 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
 
 
 def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
-    """What it all comes to, in a sentence or two."""
+    """Return the result in one or two sentences."""
     rounds = settings.balancing
     off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
     closing = "" if off is None else f" None of this is done: balancing.{off} is false."
@@ -249,7 +249,10 @@ def _told_rule(each: Forbidden) -> str:
 
 
 def _why_not_more(forecast: Forecast) -> Mapping[str, str]:
-    """The reasons of those that stay; of brokers that take no part they stand above, and that of the whole round below."""
+    """Return the reasons of bundles and brokers that stay, by subject.
+
+    Brokers that take no part are printed above, the reason of the whole round below.
+    """
     idle = forecast.plan.idle
     apart = {broker.broker for broker in forecast.brokers if broker.apart is not None}
     return {
@@ -265,7 +268,7 @@ def _named(names: tuple[str, ...]) -> str:
 
 
 def _change(before: _Value, after: _Value, tell: Callable[[_Value], str]) -> str:
-    """A figure before and after, or once where it stays what it is, or looks as if."""
+    """Return a figure before and after, or once if both look the same."""
     told, then = tell(before), tell(after)
     return told if told == then else f"{told} -> {then}"
 

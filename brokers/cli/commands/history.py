@@ -1,7 +1,4 @@
-"""A channel's history as commands read it: up to a moment, from where it is still known, and to where the log was closed.
-
-May live here: what the commands that look back share. Which moment, and what is shown of it, is theirs.
-"""
+"""Read a channel's history: find where it begins, and fold it up to a moment."""
 
 from __future__ import annotations
 
@@ -16,15 +13,17 @@ from equipoise.channel.log.blocking_view import entries_to_end
 
 
 def entries(access: Access) -> Iterator[Entry]:
-    """What is on the log and not yet folded, to the end that it has now."""
+    """Return the entries of the log that are not yet folded, up to its current end."""
     return entries_to_end(access.log, access.reader.position, deadline=access.deadline)
 
 
 def fold_to(access: Access, moment: Moment) -> None:
-    """Fold on to a moment. The view must not have been folded beyond it.
+    """Fold up to a moment. The view must not be beyond it.
 
-    Raises `HistoryGone` for one before what can be folded, `UnknownOffset` for an offset before the first record or after the
-    last, `LogClosed` for a time after the log was closed, and what `entries_to_end` and `Reader.feed` raise.
+    * Raises `HistoryGone` if the moment is before what can be folded.
+    * Raises `UnknownOffset` if the offset is before the first record or after the last.
+    * Raises `LogClosed` if the time is after the log was closed.
+    * Raises what `entries_to_end` and `Reader.feed` raise.
     """
     if moment.offset is None:
         _fold_to_time(access, moment)
@@ -38,7 +37,7 @@ def _fold_to_offset(access: Access, moment: Moment, offset: int) -> None:
         raise gone(access, moment.text)
     reaches = False
     for entry in entries(access):
-        # What the log's first offset is, only its first record tells.
+        # The log's first offset is known only from its first record.
         reaches = view.offset >= 0 and entry.offset + view.base > offset
         if reaches or not feed(access, entry):
             break
@@ -49,17 +48,17 @@ def _fold_to_offset(access: Access, moment: Moment, offset: int) -> None:
 def _fold_to_time(access: Access, moment: Moment) -> None:
     assert moment.time_ms is not None, "a moment is an offset or a time"
     position, first = access.log.position_at(moment.time_ms), access.log.position_at(0)
-    # Nobody knows what had been appended by a time before all that the log has. Where the log has nothing, it all had been.
+    # The state before the log's first entry is unknown. An empty log has lost nothing.
     if position <= min(first, access.log.end()) or position < access.reader.position:
         raise gone(access, moment.text)
     for entry in entries(access):
         if entry.offset >= position:
             return
-        access.reader.feed(entry)  # Past the record that closed the log its channel goes on elsewhere.
+        access.reader.feed(entry)  # After the record that closed the log, its channel continues on another log.
 
 
 def feed(access: Access, entry: Entry) -> bool:
-    """Fold one entry; false for the one that closed the log, after which there is nothing."""
+    """Fold one entry. Return False at the one that closed the log, which is the last."""
     try:
         access.reader.feed(entry)
     except LogClosed:
@@ -68,7 +67,7 @@ def feed(access: Access, entry: Entry) -> bool:
 
 
 def unknown_offset(access: Access, offset: int) -> UnknownOffset:
-    """The error for an offset without a record; where the log ends, only reading on tells."""
+    """Return the error for an offset without a record. Read on to find the end of the log."""
     for entry in entries(access):
         if not feed(access, entry):
             break
@@ -76,7 +75,7 @@ def unknown_offset(access: Access, offset: int) -> UnknownOffset:
 
 
 def gone(access: Access, moment: str) -> HistoryGone:
-    """The error for a moment before the view from which the history can still be folded."""
+    """Return the error for a moment before the earliest view that can be folded."""
     known_from, problem = access.view.offset, None
     if access.log.start() == FIRST_OFFSET:
         problem = "its first record was appended later (all of an import were appended when it was made)"

@@ -1,6 +1,6 @@
-"""`equipoise load-worker`: one load worker in this process, in the foreground.
+"""Define `equipoise load-worker`: run one load worker in the foreground.
 
-May live here: its options, and what the process needs before `brokers.load.worker` runs.
+This sets up the process; `brokers.load.worker` does the work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load_worker(
 
     SIGTERM or Ctrl-C end it; exit code 0. What it knows is on Kafka, so killing it costs nothing but the time until another goes on.
     """
-    del as_json  # Its log is JSON without it.
+    del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.structured_logs import configure
     from equipoise.channel.kafka.settings import address_of
     from equipoise.channel.log.open_log import kafka_settings

@@ -1,7 +1,4 @@
-"""`equipoise namespaces`: make them, look at them, and move, cut and join their bundles. Spelled as in `pulsar-admin`.
-
-May live here: the commands of this group, and the spelling of points on the command line.
-"""
+"""Define `equipoise namespaces`: create and list namespaces; move, split and merge their bundles. The syntax follows `pulsar-admin`."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, Bundle
 
 app = group("Make namespaces; move, cut and join their bundles.")
 
-# A namespace has a boundary more than bundles, and a point takes 11 characters with its comma.
+# A namespace has one more boundary than bundles. A point takes 11 characters with its comma.
 _POINTS_CHARACTERS_MAX: Final = 11 * (NEW_BUNDLES_MAX + 1)
 
 _match_point: Final = re.compile(r"0x[0-9a-fA-F]{1,8}|[0-9]{1,10}", re.ASCII).fullmatch
@@ -148,7 +145,7 @@ def show_bundles(namespace: NamespaceArgument, *, log: LogOption, timeout: Timeo
         bundles = access.view.bundles_of(access.namespace(namespace))
     boundaries = [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)]
     if as_json:
-        print_json({"boundaries": boundaries, "numBundles": len(bundles)})  # As Pulsar spells it.
+        print_json({"boundaries": boundaries, "numBundles": len(bundles)})  # Pulsar's field names.
     else:
         for low, high in pairwise(boundaries):
             print_line(f"{low}_{high}")
@@ -223,7 +220,7 @@ def unload(
 def _follow_transfer(
     access: Access, accepted: Folded, outcomes: Outcomes, destination: str, wanted: str | None, *, wait: bool, as_json: bool
 ) -> None:
-    """Follow a transfer to its end, and until the new owner keeps the bundle. `wanted` is the destination that was asked for."""
+    """Follow a transfer until the new owner keeps the bundle. `wanted` is the requested destination."""
     assert isinstance(accepted.record, BundleTransition), "a transfer begins with a transition"
     name = accepted.record.key
     if not wait:
@@ -369,7 +366,7 @@ def merge_bundle(
 
 
 def parse_points(text: str) -> tuple[int, ...]:
-    """Points of the hash space, in hexadecimal with `0x` or in decimal, separated by commas. Raises `InvalidName`."""
+    """Parse comma-separated points of the hash space, hexadecimal with `0x` or decimal. Raise `InvalidName`."""
     words = [word.strip() for word in text[:_POINTS_CHARACTERS_MAX].split(",")]
     points = tuple(int(word, 0 if word.startswith("0x") else 10) for word in words if _match_point(word))
     if len(points) != len(words) or len(text) > _POINTS_CHARACTERS_MAX or max(points) > HASH_MAX:
@@ -379,7 +376,7 @@ def parse_points(text: str) -> tuple[int, ...]:
 
 
 def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
-    """All boundaries of a new namespace. Raises `InvalidName`, `InvalidBoundaries`."""
+    """Parse all boundaries of a new namespace. Raise `InvalidName` or `InvalidBoundaries`."""
     points = parse_points(text)
     if points[0] != 0 or points[-1] != HASH_MAX:
         raise InvalidBoundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
@@ -389,7 +386,7 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
 
 
 def _check_split(algorithm: str, cuts: tuple[int, ...] | None, range_: tuple[int, int]) -> None:
-    """What can be told to be wrong before the owner is asked; which algorithms there are is its service's business.
+    """Check a split before asking the owner. The owner's service checks the algorithm.
 
     Raises `InvalidName`, `InvalidBoundaries`, and typer's errors.
     """
@@ -407,5 +404,5 @@ def _check_split(algorithm: str, cuts: tuple[int, ...] | None, range_: tuple[int
 
 
 def _named(access: Access, namespace: str, range_text: str) -> str:
-    """The name of the bundle of `namespace` that has this range. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+    """Return the name of the bundle with this range. Raise `InvalidName`, `UnknownNamespace` or `UnknownBundle`."""
     return access.bundle(bundle_name(access.namespace(namespace), *parse_range(range_text))).name

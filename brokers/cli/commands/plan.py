@@ -1,7 +1,6 @@
-"""`equipoise plan`: what a round of balancing would do now, made from the channel and the load reports, past any broker.
+"""Define `equipoise plan`: forecast a balancing round from the channel and the load reports, without a broker.
 
-May live here: the command, and how it comes by what it shows. What a round does is decided in `shedder`, what would come of it in
-`brokers.balancing.forecast`, and how that is told in `brokers.cli.commands.forecasts`.
+`shedder` plans the round, `brokers.balancing.forecast` computes its effect, `brokers.cli.commands.forecasts` prints it.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def _leader(view: View) -> str | None:
 
 
 def _last_decision(log: str) -> Decision | None:
-    """The last decision about moves; None if there is none, or the decisions cannot be read: a plan can do without."""
+    """Return the last decision about moves, or None. Unreadable decisions count as none, because a plan does not need them."""
     try:
         newest: Sequence[Decision] = open_decision_log(log).newest(_LOOKED_AT)
     except DecisionLogUnavailable:
@@ -95,7 +94,7 @@ def _last_decision(log: str) -> Decision | None:
     return next((decision for decision in reversed(newest) if decision.kind == "shed"), None)
 
 
-# Splits and merges of all brokers stand between two rounds of the leader.
+# Decisions searched: splits and merges of all brokers lie between two rounds of the leader.
 _LOOKED_AT = 100
 
 

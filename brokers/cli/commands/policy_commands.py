@@ -1,6 +1,6 @@
-"""`equipoise policies`: isolation policies and pins, spelled close to `pulsar-admin ns-isolation-policy`; and whom they let have a bundle.
+"""Define `equipoise policies`: isolation policies, pins, and which brokers they allow.
 
-May live here: the commands of this group, and the spelling of Pulsar's parameters on the command line.
+The syntax follows `pulsar-admin ns-isolation-policy`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)
 
 
 class FailOver(StrEnum):
-    """When secondaries help, in Pulsar's word; it has no other."""
+    """Pulsar's modes for using secondary brokers. There is only one."""
 
     MIN_AVAILABLE = "min_available"
 
@@ -105,7 +105,7 @@ def set_isolation(
 
     A regular expression must match the whole name. What lies elsewhere is moved by the leader, some bundles at a time.
     """
-    del fail_over  # There is one way, and it is the default.
+    del fail_over  # There is only one mode, the default.
     given = {"min_limit": min_limit, "usage_threshold": usage_threshold}
     found = {limit: number for limit, number in given.items() if number is not None}
     if limits is not None:
@@ -178,7 +178,7 @@ def _set(log: str, admin: str | None, timeout: int, key: str, document: Document
 
 
 def _parsed_limits(text: str) -> dict[str, int]:
-    """Limits in Pulsar's spelling. Raises typer's errors; how large they may be is told where the policy is checked."""
+    """Parse limits in Pulsar's syntax. Raise typer's errors. The policy check bounds their values."""
     found = {}
     for word in text.split(","):
         limit, _, number = word.strip().partition("=")

@@ -1,7 +1,6 @@
-"""`equipoise spark`: jobs over the past of a channel, in Spark.
+"""Define `equipoise spark`: run Spark jobs over the history of a channel.
 
-May live here: the commands, each of which calls a job of `spark_jobs`, and what of their options is alike. What a job does is told
-there, and it says itself what it finds.
+The jobs are in `spark_jobs`, and print their own findings.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ def report(
     with _importing():
         from equipoise.spark_jobs.report import run_report
 
-    if archive is None and log is None:  # An archive that is named goes before a log that is only in the air.
+    if archive is None and log is None:  # An explicit archive takes precedence over the log of the environment.
         log = os.environ.get(LOG_VARIABLE)
     if (archive is None) == (log is None):
         raise typer.BadParameter("give one of --archive and --log", param_hint="--archive")
@@ -204,7 +203,7 @@ def tidy(*, archive: ThereOption, as_json: JsonOption = False) -> None:
 @app.command()
 def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
     """Fetch the jars of Spark's Kafka connector, once, and check them. A log in a file needs none."""
-    del as_json  # What it prints is paths.
+    del as_json  # It prints paths only.
     from equipoise.spark_jobs.streams.connector import connector_jars
 
     for path in connector_jars(telling=_screen().note):
@@ -212,7 +211,7 @@ def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
 
 
 def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
-    """The Unix times that two texts name. Raises `typer.BadParameter` for an offset, and for an end that is not after the beginning."""
+    """Return the Unix times of two texts. Raise `typer.BadParameter` for an offset, or an end that is not after the beginning."""
     now_ms = time.time_ns() // 1_000_000
     times: list[int | None] = []
     for text, option in ((begin, "--from"), (end, "--to")):
@@ -228,14 +227,14 @@ def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Import a job whole. Raises `MissingExtra` where what it stands on is not installed."""
+    """Import a job. Raise `MissingExtra` if its dependencies are not installed."""
     with delayed_interrupts():
         check_extra()
         yield
 
 
 def _begin(log: str, *, stop_on_eof: bool = False) -> None:
-    """What comes before a job that reads a log: what is wrong with that is told as by all commands, before Spark takes its seconds."""
+    """Check the log before a job, so that its errors are reported as in all commands and before Spark's slow start."""
     with handle(log):
         pass
     if stop_on_eof:
@@ -247,6 +246,6 @@ def _screen() -> Screen:
 
 
 def _end(found: int) -> None:
-    """End the command by how many things a job found that somebody should look at."""
+    """Exit with the code for this number of findings."""
     if found:
         raise typer.Exit(ExitCode.REFUSED)

@@ -1,7 +1,4 @@
-"""How brokers are by their own word, asked one by one over HTTP: what the log cannot tell, least of all while it is lost.
-
-May live here: the question, and its answers as rows.
-"""
+"""Ask each broker for its own status over HTTP, which works while the log is unavailable."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _WELL: Final = frozenset({"ready", "serving on"})
 
 
 def statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:
-    """What each of `brokers`, an id and an HTTP address, says of itself; who is silent costs its share of the time and no more."""
+    """Return the status of each of `brokers` (id and HTTP address). A silent broker costs only its share of the time."""
     rows = []
     for place, (broker, address) in enumerate(brokers):
         share_ms = -(-deadline.remaining_ms() // (len(brokers) - place))
@@ -30,7 +27,7 @@ def statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row
 
 
 def is_well(row: Row) -> bool:
-    """Whether clients may be sent to that broker."""
+    """Return whether clients may connect to that broker."""
     return row["status"] in _WELL
 
 

@@ -1,6 +1,6 @@
-"""`equipoise channel at` and `diff`: the view as it was, and what changed between two such views.
+"""Define `equipoise channel at` and `diff`: show a past view, and what changed between two.
 
-May live here: these two commands and how they print. How a history is read is told in `history`.
+`history` reads the history.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _COLORS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YEL
 
 
 def _moment(text: str) -> Moment:
-    """The moment that a text names. Raises `typer.BadParameter` for none, and for one that has not come."""
+    """Parse a moment. Raise `typer.BadParameter` if it is invalid or in the future."""
     now_ms = time.time_ns() // 1_000_000
     found = moment(text, now_ms=now_ms)
     if found.time_ms is not None and found.time_ms > now_ms + 1:
@@ -70,7 +70,7 @@ def _moment(text: str) -> Moment:
 
 
 def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:
-    """Whether the second moment lies before the first, to which the view has been folded, to `offset`."""
+    """Return whether `second` is before `first`, up to which the view has been folded (at `offset`)."""
     if second.offset is not None:
         return second.offset < offset
     return first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms

@@ -1,6 +1,6 @@
-"""`equipoise topics`: the topics that Pulsar's clients use, and their partitions, as the brokers tell of them.
+"""Define `equipoise topics`: list Pulsar topics, show their stats, and manage partitioned topics.
 
-May live here: the commands of this group. Topics that are not stored stand on no log, so that a broker has to be asked.
+Non-persistent topics are not on the log, so these commands ask a broker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`equipoise up`: a local cluster in the foreground.
+"""Define `equipoise up`: run a local cluster in the foreground.
 
-May live here: its options, what it prints, and its way with signals. The cluster itself is `brokers.local.local_cluster`'s.
+This handles options, output and signals; `brokers.local.local_cluster` runs the cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from equipoise.channel.system.stop_signals import STOP_SIGNALS
 
 app = group("Run a cluster of brokers on this machine.")
 
-BROKERS_MAX: Final = 100  # Of one machine: each is a process of some 50 MB.
+BROKERS_MAX: Final = 100  # On one machine; each process takes about 50 MB.
 PORT_MAX: Final = 65_535
 _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 
@@ -72,7 +72,7 @@ def up(
     if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
         raise typer.BadParameter(f"there are not {brokers} ports from there on")
     services = tuple(service or (default_service(),))
-    # Before any process is started: each would end with the same words.
+    # Check before any process starts: each would fail with the same message.
     takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
     if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
         problem = "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install 'equipoise[pulsar]')"
@@ -104,7 +104,7 @@ def up(
     with _signals(cluster) as signals:
         _run(cluster, signals, as_json=as_json)
     if len(signals) > 1:
-        raise KeyboardInterrupt  # It did not end as gracefully as an exit code of 0 would say.
+        raise KeyboardInterrupt  # The end was not graceful, so the exit code must not be 0.
 
 
 def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> None:
@@ -119,17 +119,17 @@ def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> Non
             _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
     finally:
         cluster.stop_all()
-    if is_over:  # Said last: by now each broker's end was printed, with its reason.
+    if is_over:  # Print this last, after each broker's end and its reason.
         _say("no broker is left", {"what": "over"}, as_json=as_json)
         raise typer.Exit(ExitCode.OPERATOR)
 
 
 @contextmanager
 def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
-    """The signals that come, in a list that grows: the first breaks off a start, each later one kills all brokers.
+    """Yield a growing list of received signals. The first one aborts a start, each later one kills all brokers.
 
-    None raises `KeyboardInterrupt`: Python loses that where it interrupts the end of a generator, and nobody would stop.
-    Afterwards signals do what they did before, for whoever called the command from a program.
+    Handlers do not raise `KeyboardInterrupt`: Python loses it while a generator ends, and the command would not stop. The former handlers
+    are restored at the end, for programs that call the command.
     """
     heard: list[int] = []
 
@@ -151,7 +151,7 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
 
 
 def _say_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
-    """Who has named a log for all commands may expect it to be this one's, too: a second cluster on the first one's log."""
+    """Warn if the environment names another log. The user may expect this cluster on it."""
     named = os.environ.get(LOG_VARIABLE)
     if named and not _is_same_log(named, cluster.log_url):
         text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
@@ -189,7 +189,7 @@ def _say(text: str, document: Row, *, as_json: bool) -> None:
 
 
 def _print_line(happening: Happening) -> None:
-    with suppress(OSError):  # The cluster goes on when nobody reads what is said of it.
+    with suppress(OSError):  # The cluster continues when its output is closed.
         print_line(happening.text if happening.broker is None else f"{happening.broker}  {happening.text}")
 
 
