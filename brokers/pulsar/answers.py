@@ -115,7 +115,7 @@ class Answers:
     def _on_acked(self, _request: Acked) -> None:
         self._server.counts.acknowledgements += 1
 
-    # --- what can be answered at once ---
+    # --- requests answered at once ---
 
     def _on_connected(self, request: Connected) -> None:
         self._session.client_version = request.client_version
@@ -187,7 +187,7 @@ class Answers:
             version = self._service.schemas.add(partitioned_name(topic.full), request.schema)
             self._connection.schema_accepted(request.request_id, version)
 
-    # --- what has to be waited for ---
+    # --- requests that wait ---
 
     def _on_partitions_asked(self, request: PartitionsAsked) -> None:
         self._ask(

@@ -261,7 +261,7 @@ class Server:
         """Return a name that is unique in the cluster; see `new_producer_name`."""
         return f"consumer-{self._life}-{next(self._names)}"
 
-    # --- what a client may learn ---
+    # --- questions of clients ---
 
     async def locate(self, topic: TopicName) -> str:
         """Return the Pulsar address of the broker that serves a topic. Wait while the owner is undecided.

@@ -95,9 +95,9 @@ class PulsarService(Service):
         """The topics that wait for clients from before a move."""
         return self._deadlines.waiting()
 
-    # --- what the worker calls ---
+    # --- calls by the worker ---
 
-    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: ARG002 - it is the bundle that clients come for
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: ARG002 - clients are held by bundle
         """Hold clients that ask for this bundle from now on. The source redirects them here when it releases the bundle."""
         self._warming.setdefault(bundle.name, (bundle, asyncio.get_running_loop().create_future()))
 
@@ -119,7 +119,7 @@ class PulsarService(Service):
         finally:
             self._come(ownership.bundle.name)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - waits for nobody
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - it never waits
         """Close a bundle as the module docstring describes. Consumers are redirected after this returns."""
         url = None if moved_to is None else moved_to.addresses.get(PULSAR)
         hosted = self.hosting.bundles.get(bundle.name)
@@ -194,7 +194,7 @@ class PulsarService(Service):
         before, self._counted = self._counted, {name: totals_of(served.topic) for name, served in self.hosting.topics.items()}
         return {name: load_of(hosted.topics.values(), before, self._counted, seconds) for name, hosted in self.hosting.bundles.items()}
 
-    # --- what sessions call ---
+    # --- calls by sessions ---
 
     def served_now(self, topic: TopicName) -> Served | None:
         """Return a topic that is usable here at this moment, or None. Does not wait."""
@@ -360,7 +360,7 @@ class PulsarService(Service):
         if self._parting:
             await asyncio.wait(self._parting)
 
-    # --- coming and going ---
+    # --- opening and closing bundles ---
 
     async def _states(self, ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
         """Return the topic states that the former owner handed over. Damaged or missing states cost messages, never the bundle."""

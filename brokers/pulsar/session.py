@@ -76,7 +76,7 @@ class Session(asyncio.Protocol):
         self.consumers: dict[Consumer, Served] = {}
         self._answers = Answers(self, server)
 
-    # --- what the transport says ---
+    # --- transport callbacks ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the connection, or refuse it if there are too many."""
@@ -132,12 +132,12 @@ class Session(asyncio.Protocol):
         """Close the connection after the client's end of stream. It may read nothing either, so its socket must not stay open."""
         self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how a client went away changes nothing
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason changes nothing
         """Remove the client and all its producers and consumers."""
         self._leave()
         self._server.left(self)
 
-    # --- what the server and the service do with it ---
+    # --- calls by the server and the service ---
 
     def soil(self) -> None:
         """Schedule a write at the end of this turn of the loop, with everything added until then."""
