@@ -1,7 +1,6 @@
-"""What waits to be appended: one bounded queue for each who appends, and the next batch, for which they take turns.
+"""Queue the records to append, one bounded queue per writer, and draw fair batches from the queues.
 
-May live here: attempts and their outcomes, `AppendQueue` with its bounds, and how a batch is drawn from several of them. Who
-shares them between threads holds a lock; nothing here knows of it.
+Nothing here is thread-safe: callers that share queues between threads hold a lock.
 """
 
 from __future__ import annotations
@@ -15,31 +14,36 @@ from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogUna
 from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, check_batch
 
 APPENDS_QUEUED_MAX: Final = 2 * BATCH_ENTRIES_MAX
-"""Attempts of one queue that wait for the log: what the next batch takes, and as many again while that one is under way.
-Each queue has this bound for itself, so that nobody is refused because another appends much."""
+"""Attempts that one queue holds: one batch that is being appended, and one that waits.
+
+The bound applies per queue, so that a busy writer does not cause refusals for others.
+"""
 
 APPENDS_QUEUED_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
-"""Bytes of the attempts that wait in one queue: as above. Twenty-five full queues hold 400 MiB, and nobody fills them: a
-broker's records are its renewals and its moves, and the greatest one, of 1 MiB, creates a namespace."""
+"""Bytes of attempts that one queue holds: two batches, as above.
+
+Twenty-five full queues would hold 400 MiB. In practice queues stay small: a broker writes renewals and moves, and its largest record (1
+MiB) creates a namespace.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """The record stands on the log at `offset`, a physical one."""
+    """The record is on the log at the physical `offset`."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotAppended:
-    """The record is not on the log, and never will be by this attempt."""
+    """The record is not on the log, and this attempt will never put it there."""
 
     error: EquipoiseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """The record may be on the log, or appear there later; only reading on tells."""
+    """The record may be on the log or may still appear. Only reading on shows which."""
 
     error: LogUnavailable
 
@@ -50,23 +54,27 @@ Done = Callable[[AppendOutcome], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One record to append, since when it waits, and who is told what became of it; None if nobody asks."""
+    """One record to append.
+
+    * `done`: called with the outcome; None if nobody waits for it.
+    * `queued_ns`: when the record was queued.
+    """
 
     data: bytes
     done: Done | None
     queued_ns: int
 
     def settle(self, outcome: AppendOutcome) -> None:
-        """Tell who asked."""
+        """Report the outcome to the caller."""
         if self.done is not None:
             self.done(outcome)
 
 
 class AppendQueue:
-    """The attempts of one who appends to `log`, oldest first."""
+    """The attempts of one writer to `log`, oldest first."""
 
     def __init__(self, log: str) -> None:
-        """`log` is the log's name, for messages."""
+        """Create an empty queue. `log` is the log's name, for messages."""
         self._log = log
         self._attempts: deque[Attempt] = deque()
         self._bytes = 0
@@ -75,7 +83,7 @@ class AppendQueue:
         return len(self._attempts)
 
     def refusal(self, data: bytes) -> EquipoiseError | None:
-        """Why a record cannot be queued: `AppendTooLarge`, or `Overloaded`."""
+        """Return why a record cannot be queued (`AppendTooLarge` or `Overloaded`), or None."""
         try:
             check_batch(self._log, [data])
         except AppendTooLarge as error:
@@ -87,23 +95,23 @@ class AppendQueue:
         return None
 
     def put(self, attempt: Attempt) -> None:
-        """Add one that is not refused."""
+        """Add an attempt that `refusal` accepts."""
         self._attempts.append(attempt)
         self._bytes += len(attempt.data)
 
     def take(self) -> Attempt:
-        """Remove the oldest."""
+        """Remove and return the oldest attempt."""
         attempt = self._attempts.popleft()
         self._bytes -= len(attempt.data)
         return attempt
 
     @property
     def oldest_bytes(self) -> int:
-        """The size of the oldest."""
+        """The size of the oldest attempt."""
         return len(self._attempts[0].data)
 
     def drain(self) -> Sequence[Attempt]:
-        """Remove all."""
+        """Remove and return all attempts."""
         drained = tuple(self._attempts)
         self._attempts.clear()
         self._bytes = 0
@@ -111,10 +119,10 @@ class AppendQueue:
 
 
 def next_batch(waiting: deque[AppendQueue]) -> list[Attempt]:
-    """Take as much as one append may hold from the queues that wait, none of them empty; an empty one waits no longer.
+    """Take as many attempts as one append may hold from the `waiting` queues, none of which is empty.
 
-    Each gives one attempt and goes to the end of the row, so that a renewal is in the next batch however much another
-    appends. Each one's attempts stay in their order.
+    The queues take turns, one attempt each, so that a renewal is in the next batch however much another writer appends. The attempts of one
+    queue keep their order. A queue that becomes empty leaves `waiting`.
     """
     batch: list[Attempt] = []
     batch_bytes = 0

@@ -1,7 +1,4 @@
-"""One append of a log's thread: what was drawn from the queues becomes one batch, and each attempt gets its outcome.
-
-May live here: how long an append is waited for, which attempts are too old for one, and what the log's answer says of each.
-"""
+"""Append one batch of queued attempts to a log, and give each attempt its outcome."""
 
 from __future__ import annotations
 
@@ -13,28 +10,32 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, Attempt, InDoubt, NotAppended
 
 APPEND_MS_MAX: Final = 500
-"""How long an append waits for other writers, and tailing with it. Four busy writers keep one another for 50 ms, so after
-500 ms one of them is stopped; and of a lease of 3 s enough is left to decide anew."""
+"""How long an append, and with it tailing, waits for other writers.
+
+Four busy writers delay one another by 50 ms, so after 500 ms one of them is stopped. A lease of 3 s leaves time to decide again.
+"""
 
 ATTEMPT_AGE_MS_MAX: Final = 2 * APPEND_MS_MAX
-"""How old an attempt may be when its append begins: it waits for one append that times out, and one slow read. An older one
-was overtaken by an outage, or by the machine's sleep, and must not speak as if it were decided now."""
+"""The greatest age of an attempt when its append begins: one append that times out and one slow read.
+
+An older attempt dates from before an outage or a sleep of the machine. Its decision is out of date, so it is refused.
+"""
 
 
 class Settled(NamedTuple):
-    """An attempt, and what became of it."""
+    """An attempt and its outcome."""
 
     attempt: Attempt
     outcome: AppendOutcome
 
 
 def all_settled(attempts: Sequence[Attempt], outcome: AppendOutcome) -> Sequence[Settled]:
-    """The same outcome for each."""
+    """Give every attempt the same outcome."""
     return [Settled(attempt, outcome) for attempt in attempts]
 
 
 def appended(log: Log, drawn: Sequence[Attempt], *, now_ns: int) -> Sequence[Settled]:
-    """Append what was drawn as one batch, but for what is too old at `now_ns`. Raises what only a fault of the log's adapter raises."""
+    """Append `drawn` as one batch, without attempts that are too old at `now_ns`. Raises only on a bug in the log's adapter."""
     oldest_ns = now_ns - ATTEMPT_AGE_MS_MAX * 1_000_000
     batch = [attempt for attempt in drawn if attempt.queued_ns >= oldest_ns]
     refused = all_settled([attempt for attempt in drawn if attempt.queued_ns < oldest_ns], NotAppended(error=_too_old(log)))

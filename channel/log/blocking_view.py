@@ -1,6 +1,6 @@
-"""A channel read to its end, and proposals to it, in the thread that calls: for command lines and scripts.
+"""Read a channel to its end and propose to it in the calling thread, for command lines and scripts.
 
-May live here: functions over a `Log` handle and a `Reader`, each bounded by one `Deadline`. Who has a loop uses `table_view`.
+Programs with an event loop use `table_view`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.deadline import Deadline
 
 RETRY_MS: Final = 50
-"""The pause after a read that failed while a verdict is waited for."""
+"""The pause after a failed read while waiting for a verdict."""
 
 
 Heard = Callable[[Folded], None]
-"""Gets each record that is folded while somebody reads on."""
+"""Gets each record that is folded."""
 
 
 def _unheard(_folded: Folded) -> None:
-    """Nobody wants the records, only the view."""
+    """Ignore the record."""
 
 
 def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
-    """A reader that has folded the log to the end that it has now, on from its snapshot if it has one.
+    """Return a reader that has folded the log up to its current end, starting from its snapshot if it has one.
 
-    Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if `cluster` is given and the log
-    belongs to another).
+    Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if the log belongs to another cluster than
+    `cluster`).
     """
     reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the snapshot of {log.name}"))
     read_on(log, reader, deadline=deadline)
@@ -43,9 +43,9 @@ def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Re
 
 
 def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = _unheard) -> int:
-    """Fold what is new up to the end that the log has now, and return the logical offset of that end. Give `heard` each record.
+    """Fold new records up to the log's current end, pass each to `heard`, and return the logical offset of the end.
 
-    Nothing may stand at that very offset; the view is complete up to it all the same. Raises as `read_view` does.
+    The end may be a gap with no record at that offset; the view is complete up to it. Raises as `read_view` does.
     """
     end = log.end()
     for entry in _entries(log, reader.position, end=end, deadline=deadline):
@@ -54,12 +54,12 @@ def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = _unh
 
 
 def entries_to_end(log: Log, position: int, *, deadline: Deadline) -> Iterator[Entry]:
-    """The entries from `position` to the end that the log has when the first of them is asked for. Raises what `Log.read` raises."""
+    """Yield the entries from `position` to the end that the log has when the first is requested. Raises what `Log.read` raises."""
     yield from _entries(log, position, end=log.end(), deadline=deadline)
 
 
 def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterator[Entry]:
-    """As `entries_to_end`, for a known end. One read is made even beyond it, since that tells whether the log went back."""
+    """Yield the entries from `position` to `end`. Always reads once, even beyond `end`, to detect a log that went back."""
     while True:
         deadline.check(f"reading {log.name} to its end")
         entries = log.read(position, limit=READ_ENTRIES_MAX)
@@ -67,7 +67,7 @@ def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterat
             if entry.offset > end:
                 return
             yield entry
-        if not entries:  # Where the end is a gap, nothing stands at it.
+        if not entries:  # The end is a gap.
             return
         position = entries[-1].offset + 1
 
@@ -81,14 +81,15 @@ def propose(
     deadline: Deadline,
     heard: Heard = _unheard,
 ) -> Folded:
-    """Read on to the end, let `make_record` make a record against the view, append it, and read its verdict back.
+    """Read to the end, let `make_record` make a record against the view, append it, and return its verdict.
 
-    `publisher` is `admin:NAME`. A rejection is a result, not an error; after `Reason.STALE` the caller may propose again
-    with the same reader, against the view as it now is. What `make_record` raises is passed on, and nothing was appended.
-    `heard` gets every record that is folded on the way.
+    * `publisher` is `admin:NAME`.
+    * A rejection is a result, not an error. After `Reason.STALE` the caller may propose again with the same reader.
+    * If `make_record` raises, nothing is appended and the error is passed on.
+    * `heard` gets every record that is folded on the way.
 
-    Raises `OutcomeUnknown` if the verdict is not known by the deadline; `LogUnavailable` if nothing was appended; and what
-    `read_view` and `Log.append` raise.
+    Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_view` and
+    `Log.append` raise.
     """
     as_of = read_on(log, reader, deadline=deadline, heard=heard)
     record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
@@ -100,7 +101,7 @@ def propose(
         if not error.in_doubt:
             raise
 
-    # An append in doubt is known by its bytes: the same ones are the same proposal, of the same name against the same view.
+    # Recognise an append in doubt by its bytes: equal bytes are the same proposal by the same author against the same view.
     def is_own(entry: Entry) -> bool:
         return entry.data == data if offset is None else entry.offset == offset
 
@@ -108,7 +109,7 @@ def propose(
 
 
 def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, heard: Heard) -> Folded:
-    """Fold on until our own record is read back. An outage is waited out: what was appended has a verdict."""
+    """Fold on until the own record is read back. Waits through outages, since an appended record has a verdict."""
     problem = f"it was not read back within {deadline.timeout_ms} ms"
     while remaining_ms := deadline.remaining_ms():
         try:
@@ -118,7 +119,7 @@ def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str
             time.sleep(min(RETRY_MS, remaining_ms) / 1_000)
             continue
         except LogTruncated as error:
-            # It stands in what was compacted meanwhile, most likely; and with it all that would tell.
+            # The record was most likely compacted meanwhile, and its verdict with it.
             raise OutcomeUnknown(log=log.name, subject=key, problem=str(error)) from error
         for entry in entries:
             folded = reader.feed(entry)

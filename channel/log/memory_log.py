@@ -1,7 +1,6 @@
-"""The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
+"""Keep a `Log` in memory, shared by name between the threads of one process, for tests and in-process clusters.
 
-May live here: `MemoryLog` and what handles of one name share; their snapshot and history snapshot are in `memory_snapshot_store`. Nothing
-survives the process; a log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
+A log lives as long as a handle on it is open, so that consecutive tests with the same name do not share data.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 
 class _Storage:
-    """What all handles of one name share. Every field is touched only while `changed` is held."""
+    """The state that all handles of one name share. Access it only while `changed` is held."""
 
     def __init__(self) -> None:
         self.identity = uuid.uuid4().hex
         self.changed = threading.Condition()
         self.start = FIRST_OFFSET
-        self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
-        self.appended_ms: list[int] = []  # When each of them was appended.
+        self.records: list[bytes] = []  # The record at offset `start + i` is at index i: this log has no gaps.
+        self.appended_ms: list[int] = []  # When each record was appended.
         self.compacted_snapshot = SnapshotStorage()
         self.history_snapshot = SnapshotStorage()
 
     @property
     def end(self) -> int:
-        """The offset of the last record, whether it is still held or not."""
+        """The offset of the last record, even if it is truncated."""
         return self.start + len(self.records) - 1
 
 
@@ -41,7 +40,7 @@ _storages_lock = threading.Lock()
 
 
 class MemoryLog:
-    """A handle on the log in memory that bears `name`; the first handle makes it. See `Log` for the contract."""
+    """A handle on the in-memory log `name`, which the first handle creates. See `Log` for the contract."""
 
     def __init__(self, *, name: str) -> None:
         """`name` is the URL, such as `memory:test`."""
@@ -91,7 +90,7 @@ class MemoryLog:
             return self._is_there(position)
 
     def _is_there(self, position: int) -> bool:
-        """Whether an entry stands at `position` or above; `changed` is held."""
+        """Return whether there is an entry at or above `position`. The caller holds `changed`."""
         check_position(self.name, position, start=self._storage.start, end=self._storage.end)
         return position <= self._storage.end
 
@@ -126,17 +125,17 @@ class MemoryLog:
             return None if timed is None else timed[0]
 
     def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
-        """See `FirstTimed`; `changed` is held."""
+        """See `FirstTimed`. The caller holds `changed`."""
         start = self._storage.start
         times_ms = enumerate(islice(self._storage.appended_ms, position - start, below - start), position)
         return next(((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None)
 
     def compacted_snapshot(self) -> MemorySnapshotStore:
-        """See `Log.snapshot`."""
+        """See `Log.compacted_snapshot`."""
         return self._compacted_snapshot
 
     def history_snapshot(self) -> MemorySnapshotStore:
-        """See `Log.history snapshot`."""
+        """See `Log.history_snapshot`."""
         return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
@@ -151,5 +150,5 @@ class MemoryLog:
             storage.start = below
 
     def close(self) -> None:
-        """See `Log.close`: the handle moves to storage of its own, so that the shared one can go with the last handle."""
+        """See `Log.close`. Gives the handle storage of its own, so that the shared storage is freed with the last handle."""
         self._storage = _Storage()

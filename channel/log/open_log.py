@@ -1,6 +1,6 @@
-"""From a URL to a `Log`: the one place that knows all adapters.
+"""Open a `Log` from a URL.
 
-May live here: `open_log`, in a thread too, the grammar of log URLs, and what can be told from a URL alone.
+This is the only module that knows all adapters.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ _SYNCHRONOUS: Final = {"synchronous=full": Synchronous.FULL, "synchronous=normal
 
 
 def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None = None, name: str | None = None) -> Log:
-    """A new handle on the log at `url`.
+    """Return a new handle on the log at `url`.
 
-    * `sqlite:PATH` is one file for all processes of one machine. PATH is taken as it stands up to the first `?`, and
-      a relative one starts in the working folder. `?synchronous=normal` makes appends several times cheaper; a power cut
-      may then take the newest ones back (see `Synchronous`).
-    * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition, for all who reach that Kafka; it is made with the
-      settings that it needs, and `?replication=COPIES`, if it is not there. `kafka` are further settings of the client, in
-      librdkafka's names, such as those of TLS and SASL; by default `kafka_settings()`.
-    * `memory:NAME` is shared by the threads of this process, and lives while a handle is open.
+    * `sqlite:PATH` is one file for all processes of one machine. PATH ends at the first `?`; a relative path starts in the working folder.
+      `?synchronous=normal` makes appends several times cheaper, but a power failure may undo the newest ones (see `Synchronous`).
+    * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition. A missing topic is created with the settings that it needs and
+      `?replication=COPIES`. `kafka` holds further client settings in librdkafka's names, such as TLS and SASL; default: `kafka_settings()`.
+    * `memory:NAME` is shared by the threads of this process and lives while a handle is open.
 
-    A log in a file is called `name` in messages, if that is another one: one that is made aside takes its own name later.
-    Without `create`, a file or topic that is not there is not made, and one that is empty stays so: for those who only want
-    to look.
+    `name` replaces the URL in messages, for a log file that is built under a temporary name. Without `create`, a missing file or topic is
+    not created and an empty one stays empty.
 
-    Raises `InvalidLogUrl` for a URL that names no log, or a path where none can be; `LogNotBegun` where none is, without
-    `create`; `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull` for a file that cannot be used;
-    for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
+    Raises:
+    * `InvalidLogUrl` for a URL that names no log, or a path where no log can be;
+    * `LogNotBegun` if there is no log and `create` is false;
+    * for a file `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`;
+    * for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")
     if is_in_memory(url):
@@ -49,7 +48,7 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
         path, _, options = rest.partition("?")
         if options not in _SYNCHRONOUS:
             raise InvalidLogUrl(url=url, problem=f"{options!r} is no option; there are synchronous=full and synchronous=normal")
-        if path.startswith("//"):  # Where other programs write a host, or three slashes for a relative path: nobody can know.
+        if path.startswith("//"):  # Ambiguous: a host, or a relative path with three slashes.
             raise InvalidLogUrl(
                 url=url, problem=f"one slash begins a path, not two: sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
             )
@@ -72,7 +71,7 @@ def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> L
 
 
 def kafka_settings() -> dict[str, str]:
-    """The settings of Kafka's client that this process was started with: of a file, and of the environment, which goes before it.
+    """Return this process's Kafka client settings, from a file and from the environment. The environment takes precedence.
 
     Raises `InvalidKafkaSetting`.
     """
@@ -86,18 +85,18 @@ def kafka_settings() -> dict[str, str]:
 
 
 def is_in_memory(url: str) -> bool:
-    """Whether a URL is of the kind of log that the processes of a machine cannot share."""
+    """Return whether `url` is a log in memory, which processes cannot share."""
     return url.partition(":")[0] == "memory"
 
 
 def log_path(url: str) -> str | None:
-    """The path of the file that holds the log at `url`, as it stands there; None if it lies in no file."""
+    """Return the path of the file that holds the log, as written in `url`, or None if the log is not a file."""
     scheme, _, rest = url.partition(":")
     return rest.partition("?")[0] if scheme == "sqlite" else None
 
 
 async def opened_in_thread(opening: Callable[[], Log]) -> Log:
-    """Open a log in a thread. The thread goes on if the caller is cancelled: then it closes the handle."""
+    """Open a log in a thread. If the caller is cancelled, the thread goes on and closes the handle."""
     handle = asyncio.get_running_loop().run_in_executor(None, opening)
     try:
         return await asyncio.shield(handle)

@@ -1,8 +1,4 @@
-"""A follower's seat at the thread of a log: where its host asks, and what the thread knows of it.
-
-May live here: `LogSeat`, the `Place` that it shares with its thread, and what it needs that thread to do. The turns of the
-thread are in `log_thread`; which followers share one is told in `log_sharing`.
-"""
+"""Subscribe to a log: the host's side of a subscription (`LogSeat`) and the state that it shares with its thread (`Place`)."""
 
 from __future__ import annotations
 
@@ -18,12 +14,16 @@ from equipoise.channel.log.append_queue import AppendQueue, Done
 from equipoise.channel.system.deadline import Deadline
 
 FROM_NOTHING: Final = FIRST_OFFSET - 1
-"""The position of who has read nothing, and has nothing to go on from."""
+"""The position of a subscriber that has read nothing and has no snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """The log cannot be read: since when (of the clock that runs on while the machine sleeps), and what it last said."""
+    """The log cannot be read.
+
+    * `since_ns`: when that began, on the clock that runs on while the machine sleeps.
+    * `error`: the last error of the log.
+    """
 
     since_ns: int
     error: LogUnavailable
@@ -31,9 +31,9 @@ class Outage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Place:
-    """What a seat and its thread know of each other."""
+    """The state that a subscription shares with its thread."""
 
-    # The host's side: touched on the loop only.
+    # The host's side: used on the loop only.
     deliver: Callable[[Sequence[Entry]], None]
     caught_up: Callable[[int], None]
     resynced: Callable[[Reader], None]
@@ -41,14 +41,14 @@ class Place:
     failure: EquipoiseError | None = None
     awaits_resync: bool = False
     ended: asyncio.Future[None] | None = None
-    # Between both: changed while the thread's lock is held.
+    # Shared: changed while the thread's lock is held.
     queue: AppendQueue
     undelivered: int = 0
     behind: int = 0
     is_leaving: bool = False
     is_gone: bool = False
-    # Between both too, and no more than a flag each: the loop asks for a resync, the thread has made it; the thread says that all
-    # is read, the loop that it was not folded.
+    # Shared flags. `is_cut_off`: the loop requests a resync, the thread clears it when done. `is_caught_up`: the thread sets it when all is
+    # read, the loop clears it if the entries were not folded.
     is_cut_off: bool = False
     is_caught_up: bool = False
     # The thread's side.
@@ -60,7 +60,7 @@ class Place:
 
 
 class SeatedAt(Protocol):
-    """What a seat needs of its thread; all is called on the loop."""
+    """What a subscription needs of its thread. All methods are called on the loop."""
 
     @property
     def outage(self) -> Outage | None:
@@ -68,7 +68,7 @@ class SeatedAt(Protocol):
         ...
 
     def admit(self, place: Place) -> bool:
-        """Let one more follow; False if the thread has ended or is about to."""
+        """Add a subscriber. Return False if the thread has ended or is about to."""
         ...
 
     def queue(self, place: Place, data: bytes, done: Done | None) -> None:
@@ -76,24 +76,25 @@ class SeatedAt(Protocol):
         ...
 
     def leave(self, place: Place) -> None:
-        """Have the thread let go of one; `place.ended` tells when it has."""
+        """Ask the thread to release a subscriber. `place.ended` is set when it has."""
         ...
 
 
 class LogSeat:
-    """One follower of a log, at a thread that others may have a seat at too.
+    """One subscription to a log. Several subscriptions may share a thread, but do not affect each other.
 
-    Its methods, and the functions that it was given, run on the loop in which it joins. Nothing of one seat touches another.
+    Its methods and callbacks run on the loop in which it joins.
 
-    `deliver` gets entries in order, each once. An `EquipoiseError` that it raises ends the seat, as it ends a reader.
-    `caught_up` is called once, when all has been delivered that was there at the start, with the physical end at that time;
-    nothing may stand at that very offset. `failed` is called at most once, with what ended the seat: an `OperatorError`
-    (the log is damaged, replaced, went back), what `deliver` raised, or a `Bug`.
+    * `deliver` gets the entries in order, each once. An `EquipoiseError` that it raises ends the subscription.
+    * `caught_up` is called once, when everything has been delivered that was on the log at the start. It gets the physical end at that
+      time, which may be a gap.
+    * `resynced` gets a reader that `channel.snapshots.restore` made, when entries are missing: truncation removed them, or `deliver` raised
+      `BegunAbove` because a channel was copied to an empty log. `deliver` goes on from the reader's position. If no reader can be made, the
+      subscription ends with what `restored` raises.
+    * `failed` is called at most once, with what ended the subscription: an `OperatorError` (the log is damaged, was replaced or went back),
+      what `deliver` raised, or a `Bug`.
 
-    `LogUnavailable` is no end: `outage` says that it is so, reading is tried again for ever, and goes on where it was. Nor is
-    a position that truncation has cut off, or `BegunAbove`, which `deliver` raises when a channel is copied to a log that was
-    empty: `resynced` gets a reader that `channel.snapshots.restore` made, which has folded what the log does not have, and `deliver` goes
-    on from its position. Where none can be made the seat ends with what `restored` raises.
+    `LogUnavailable` does not end a subscription: it sets `outage`, and reading is retried for ever from the same position.
     """
 
     def __init__(
@@ -107,9 +108,11 @@ class LogSeat:
         failed: Callable[[EquipoiseError], None],
         cluster: str | None = None,
     ) -> None:
-        """`name` is the log's URL, for messages; `position` is the first offset that is wanted, `cluster` whose log it is to be.
+        """Create a subscription that does not follow yet.
 
-        `FROM_NOTHING` as position is one that every log has cut off: so `resynced` is called first, with where a reader best begins.
+        * `name`: the log's URL, for messages.
+        * `position`: the first offset to deliver. With `FROM_NOTHING`, `resynced` is called first, with the best reader to begin with.
+        * `cluster`: the cluster that the log must belong to.
         """
         self.name = name
         self._place = Place(
@@ -124,7 +127,7 @@ class LogSeat:
         self._thread: SeatedAt | None = None
 
     def join(self, thread: SeatedAt) -> bool:
-        """Begin to follow, within the loop of `thread`; False, and nothing happens, if it has ended or is about to."""
+        """Start to follow, within the loop of `thread`. Return False if the thread has ended or is about to."""
         assert self._thread is None, "a seat is taken once"
         if not thread.admit(self._place):
             return False
@@ -133,7 +136,7 @@ class LogSeat:
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What ended the seat, if anything did but `stop`."""
+        """What ended the subscription, or None if it runs or `stop` ended it."""
         return self._place.failure
 
     @property
@@ -143,21 +146,21 @@ class LogSeat:
 
     @property
     def lag_entries(self) -> int:
-        """About how many entries of the log the host has not taken yet, as of the last read; gaps count as entries."""
+        """About how many entries the host has not taken yet, as of the last read. Gaps count as entries."""
         return self._place.undelivered + self._place.behind
 
     def append(self, data: bytes, done: Done | None = None) -> None:
-        """Queue one record; never blocks. `done` is called on the loop with its outcome, never before this returns.
+        """Queue one record. Never blocks. `done` is called on the loop with the outcome, never before this returns.
 
-        What is not taken (`AppendTooLarge`, `Overloaded`, a seat that has ended) is an outcome like any other.
+        A refusal (`AppendTooLarge`, `Overloaded`, an ended subscription) is an outcome, too.
         """
         assert self._thread is not None, "a seat is taken before it is used"
         self._thread.queue(self._place, data, done)
 
     async def stop(self, deadline: Deadline) -> None:
-        """Leave; the last who does ends the thread, and with it the handle. What is queued is answered `NotAppended`.
+        """End the subscription. Its queued records get `NotAppended`. The last subscription also ends the thread and closes the handle.
 
-        Raises `DeadlineExceeded` if the log keeps the thread for longer; the seat ends when the log lets it go.
+        Raises `DeadlineExceeded` if the log blocks the thread for longer; the subscription then ends when the log returns.
         """
         if self._thread is None or self._place.ended is None:
             return

@@ -1,8 +1,6 @@
-"""One thread and one handle for all who follow one log in one loop.
+"""Share one thread and one handle among all subscribers of a log in one loop.
 
-May live here: `sit_down`, and the threads that there are to sit down at. A hundred brokers in one process with a thread each would
-wake a hundred threads for every record, and spend most of their time in handing the interpreter's lock around; so those
-that meet in one loop share a thread, and nobody has to know or ask for it.
+A hundred brokers in one process with a thread each would wake a hundred threads per record and mostly contend for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,18 +14,19 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.log.seat import LogSeat
 from equipoise.channel.log.thread import LogThread
 
-# By loop, and by the log's URL and identity: the same URL may by now lead to another log, whose followers must not join. Weak,
-# because a thread that runs keeps itself, and one that has ended takes nobody: neither it nor its loop need be kept here.
+# The key is the loop, the log's URL and its identity: the same URL may by now lead to another log. The dictionary is weak: a running thread
+# keeps itself alive, and an ended one accepts no subscriber.
 _threads: Final[WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str, str], LogThread]] = WeakValueDictionary()
 
-# Loops live in threads of their own, and all of them look here.
+# Loops run in threads of their own and share this dictionary.
 _threads_lock: Final = threading.Lock()
 
 
 def sit_down(seat: LogSeat, handle: Log) -> None:
-    """Begin to follow the log that `handle` is open on, on the running loop. From here on the handle is not the caller's.
+    """Subscribe to the log that `handle` is open on, on the running loop. Takes ownership of the handle.
 
-    Whoever follows that log here already is joined, and the handle closed; otherwise it is the handle of a new thread.
+    If the loop already follows that log, the subscription joins that thread and the handle is closed. Otherwise a new thread uses the
+    handle.
     """
     key = (asyncio.get_running_loop(), handle.name, handle.identity)
     with _threads_lock:

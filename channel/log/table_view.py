@@ -1,7 +1,7 @@
-"""A channel followed live: tails a `Log` into a `View`, tells listeners, and gives a proposal its verdict.
+"""Follow a channel live in an asyncio loop: tail a `Log` into a `View`, notify listeners, and wait for the verdicts of proposals.
 
-May live here: `TableView`, for hosts in an asyncio loop that only follow a channel and now and then propose as an admin
-(clients, HTTP's reading paths, compaction). A broker's agent has a `Reader` of its own. Who has no loop uses `blocking_view`.
+For hosts that follow a channel and propose only as an admin (clients, HTTP reads, compaction). A broker's agent has its own `Reader`;
+programs without a loop use `blocking_view`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from equipoise.channel.log.thread import LogThread
 from equipoise.channel.system.deadline import Deadline
 
 WAITERS_MAX: Final = 10_000
-"""Callers that wait in one view for an offset. All are looked at after each batch: 10,000 cost half a millisecond."""
+"""Callers that wait in one view for an offset. Each batch checks all of them: 10,000 take half a millisecond."""
 
 STOP_MS_MAX: Final = 5_000
-"""How long leaving the context waits for the thread: it may be in an append (500 ms) or a read (1 s) of a log that hangs."""
+"""How long leaving the context waits for the thread, which may be in an append (500 ms) or a read (1 s) of a hanging log."""
 
 Listener = Callable[[Folded], None]
 ResyncListener = Callable[[Resync], None]
@@ -40,12 +40,12 @@ Told = TypeVar("Told", Folded, Resync)
 
 
 def _passed_over(_resync: Resync) -> None:
-    """The `ResyncListener` of those who ask for records alone."""
+    """Ignore a resync, for listeners that want records only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Proposal:
-    """A record on its way: `key` is what it wants to change, `data` its bytes, `verdict` what its author waits for."""
+    """A record on its way: `key` is what it changes, `data` its bytes, `verdict` the future that its author awaits."""
 
     log: str
     key: str
@@ -53,36 +53,35 @@ class _Proposal:
     verdict: asyncio.Future[Folded]
 
     def resolve(self, folded: Folded) -> None:
-        """Tell the verdict."""
+        """Deliver the verdict."""
         if not self.verdict.done():
             self.verdict.set_result(folded)
 
     def fail(self, error: EquipoiseError) -> None:
-        """Tell that there is none, and why."""
+        """Report that there is no verdict, and why."""
         if not self.verdict.done():
             self.verdict.set_exception(error)
 
     def unknown(self, problem: EquipoiseError) -> OutcomeUnknown:
-        """The error for a verdict that cannot be known, because of `problem`."""
+        """Return the error for a verdict that cannot be known because of `problem`."""
         return OutcomeUnknown(log=self.log, subject=self.key, problem=str(problem))
 
 
 class TableView:
-    """Follows the channel from `start` to `stop`, or as an async context. Everything is called on the loop.
+    """A live view of the channel from `start` to `stop`, or as an async context. Call everything on the loop.
 
-    `view` is as far as the loop has folded; read it freely between two awaits, and do not keep it: truncation may cut the
-    reader off, and then it goes on with another one (`listen` tells of it). Lookups: `view.bundle_at`.
-    Every wait has a deadline, and raises `DeadlineExceeded` at its end, or at once what ended the following (`failure`).
+    Read `view` freely between two awaits, but do not keep it: a resync replaces it (see `listen`). `view.bundle_at` is the lookup. Every
+    wait has a deadline and raises `DeadlineExceeded` when it passes, or at once what ended the subscription (`failure`).
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str, cluster: str | None = None, snapshot: bytes | None = None) -> None:
-        """Follow the log that `open_handle` opens, from its snapshot, its beginning, or on from `snapshot`; `name` is its URL.
+        """Follow the log that `open_handle` opens, from `snapshot`, or else from the log's own snapshot or beginning. `name` is its URL.
 
-        With `cluster` given, the log of another one ends the following (`ForeignLog`). Raises `SnapshotDamaged`.
+        With `cluster`, a log of another cluster ends the subscription (`ForeignLog`). Raises `SnapshotDamaged`.
         """
         self.name = name
         self._reader = Reader(log=name, cluster=cluster, view=None if snapshot is None else from_bytes(snapshot))
-        # A thread of its own, which opens the handle: so a log that is not there yet is an outage like any other.
+        # The thread opens the handle, so that a log that does not exist yet is an ordinary outage.
         self._thread = LogThread(open_handle, name=name)
         self._seat = LogSeat(
             name=name,
@@ -97,37 +96,37 @@ class TableView:
         self._end_at_start: int | None = None
         self._listeners: dict[int, tuple[Listener, ResyncListener]] = {}
         self._listeners_ever = 0
-        # Who waits: until something holds; for the verdict at a physical offset; for these very bytes to be read.
+        # Waiters: for a condition; for the verdict at a physical offset; for a record with the same bytes.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._appended: dict[int, _Proposal] = {}
         self._in_doubt: dict[_Proposal, None] = {}
 
     @property
     def view(self) -> View:
-        """What the channel comes to, as far as it has been read."""
+        """The folded channel, as far as it has been read."""
         return self._reader.view
 
     @property
     def is_ready(self) -> bool:
-        """Whether all has been folded that was on the log at the start."""
+        """Whether everything has been folded that was on the log at the start."""
         return self._end_at_start is not None
 
     @property
     def outage(self) -> Outage | None:
-        """Set while the log cannot be read; the view is then as old as that."""
+        """Set while the log cannot be read. The view is then as old as the outage."""
         return self._seat.outage
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What ended the following for good: see `LogSeat`, and what `Reader.feed` raises."""
+        """What ended the subscription for good: see `LogSeat`, and what `Reader.feed` raises."""
         return self._seat.failure
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start to follow."""
         self._seat.join(self._thread)
 
     async def stop(self, deadline: Deadline) -> None:
-        """Let go of the log; who still waits meets its deadline. Raises `DeadlineExceeded` if the log hangs."""
+        """Stop to follow and release the log. Pending waits run into their deadlines. Raises `DeadlineExceeded` if the log hangs."""
         await self._seat.stop(deadline)
 
     async def __aenter__(self) -> Self:
@@ -138,11 +137,11 @@ class TableView:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
     def listen(self, listener: Listener, *, resynced: ResyncListener = _passed_over) -> Callable[[], None]:
-        """Call `listener` with every record that is folded from now on, rejected ones too; what is returned ends that.
+        """Call `listener` with every record folded from now on, including rejected ones. Return a function that ends that.
 
-        The view stands just after the record. Where records are left out, since truncation took them first, `resynced` is
-        called instead, and `view` is another object from then on. What either raises goes to the loop's exception handler:
-        a listener cannot keep others, nor the view, from the record.
+        During the call the view stands just after the record. If truncation removed records before they were read, `resynced` is called
+        instead, and `view` is another object from then on. Errors of listeners go to the loop's exception handler, so that they affect
+        neither the view nor other listeners.
         """
         self._listeners_ever += 1
         number = self._listeners_ever
@@ -158,25 +157,25 @@ class TableView:
         await self._until(lambda: self.is_ready, deadline, what=f"reading {self.name} to its end")
 
     async def reached(self, offset: int, deadline: Deadline) -> None:
-        """Wait until the logical `offset` has been folded, so that one who wrote it elsewhere reads it here.
+        """Wait until the logical `offset` is folded, so that a record written elsewhere is visible here.
 
-        Raises `Overloaded` if `WAITERS_MAX` wait already.
+        Raises `Overloaded` if `WAITERS_MAX` callers already wait.
         """
         await self._until(lambda: self.view.offset >= offset, deadline, what=f"reading offset {offset} of {self.name}")
 
     def author(self, publisher: str) -> Author:
-        """The author of an admin's proposal made against the view as it is now; `publisher` is `admin:NAME`.
+        """Return the author of an admin's proposal against the current view. `publisher` is `admin:NAME`.
 
-        A view that is ready stands at the end that it saw at the start, even if nothing stands at that very offset.
+        A ready view counts as read up to the end that it saw at the start, even if that is a gap.
         """
         end = 0 if self._end_at_start is None else self._end_at_start + self.view.base
         return Author(publisher=publisher, as_of=max(end, self.view.offset), timestamp_ms=time.time_ns() // 1_000_000)
 
     async def append(self, record: AnyRecord, deadline: Deadline) -> Folded:
-        """Put one record to the log, and wait for its verdict; a rejection is a result, not an error.
+        """Append one record and return its verdict. A rejection is a result, not an error.
 
-        Raises `OutcomeUnknown` if the verdict is not known by the deadline, or when the following ends before; and the
-        error of an append that certainly failed (`LogUnavailable`, `LogStorageFull`, `AppendTooLarge`, `Overloaded`).
+        Raises `OutcomeUnknown` if the verdict is not known by the deadline or the subscription ends first, and the error of an append that
+        certainly failed (`LogUnavailable`, `LogStorageFull`, `AppendTooLarge`, `Overloaded`).
         """
         if self.failure is not None:
             raise self.failure
@@ -204,10 +203,10 @@ class TableView:
         finally:
             del self._waiting[waiter]
 
-    # --- what the thread brings ---
+    # --- calls from the thread ---
 
     def _deliver(self, entries: Sequence[Entry]) -> None:
-        """Fold a batch; who waits for a record gets it at once, who waits for a condition at the end of the batch."""
+        """Fold a batch. Resolve verdicts after each record, and conditions after the batch."""
         for entry in entries:
             folded = self._reader.feed(entry)
             own = self._appended.pop(entry.offset, None)
@@ -221,9 +220,9 @@ class TableView:
         self._look_at_waiting()
 
     def _resynced(self, reader: Reader) -> None:
-        """Go on with a view that has left records out: what was proposed in them has a verdict that nobody can read.
+        """Replace the view after a resync. Proposals in the skipped records get `OutcomeUnknown`.
 
-        The first time that is how a view begins, and nobody has missed anything.
+        The first resync starts the view and skips nothing.
         """
         if not self._has_begun:
             self._reader, self._has_begun = reader, True
@@ -266,17 +265,17 @@ class TableView:
             proposal.fail(proposal.unknown(error))
 
     def _settle(self, proposal: _Proposal, outcome: AppendOutcome) -> None:
-        """Know where the verdict will be read: at an offset, or at the next record of these very bytes.
+        """Note where the verdict will be read: at an offset, or at the next record with the same bytes.
 
-        The thread tells an outcome before it delivers what it read afterwards, so none can have been missed. The record
-        of another author with the same bytes would be the same proposal, of the same name against the same view.
+        The thread reports an outcome before it delivers later entries, so the record cannot be missed. An equal record is the same
+        proposal: it has the same author and the same view.
         """
         if isinstance(outcome, NotAppended):
             proposal.fail(outcome.error)
         elif self.failure is not None:
             proposal.fail(proposal.unknown(self.failure))
         elif isinstance(outcome, Appended) and outcome.offset < self._reader.position:
-            self._lose(proposal, outcome.offset)  # A resync has come between.
+            self._lose(proposal, outcome.offset)  # A resync came first.
         elif isinstance(outcome, Appended):
             self._appended[outcome.offset] = proposal
         elif not proposal.verdict.done():

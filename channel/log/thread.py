@@ -1,15 +1,14 @@
-"""The one thread that owns a `Log` handle: it tails the log and appends to it, for all who follow that log in one asyncio loop.
+"""Tail and append to a log in one thread that owns the handle, for all subscribers in one asyncio loop.
 
-May live here: `LogThread` and its bounds. Its hosts reach it by a `LogSeat`. What a record means is their business; so is trying
-an append again, because a proposal that was not appended must be decided anew.
+The thread does not interpret records, and it does not retry appends: a proposal that was not appended must be decided anew.
 
-A turn of the thread
-1. Append what is queued at all seats, as one batch: all that came during the last turn pays for one commit.
-2. Read on, at once, because the next entry is most often the one just appended: once for each position at which somebody
-   is. Who catches up comes to the log's end, where all are at one position and one read serves them all.
-3. Hand the outcomes and the entries to the loop in one call. An outcome comes before the entry that it is about.
-4. Restore one of those who were cut off, by truncation or by a copy, if there are any: one, so that the others get a turn between.
-5. Wait for an entry or for something to append, whichever comes first.
+Theory of operation: one turn of the thread
+1. Append the records queued by all subscribers as one batch, so that everything queued during the last turn costs one commit.
+2. Read at once, since the next entry is usually the one just appended. Read once per position at which subscribers are; at the log's end
+   one read serves them all.
+3. Pass outcomes and entries to the loop in one call. An outcome comes before the entry that it is about.
+4. Restore one subscriber that truncation or a copy has cut off. Only one, so that the others get a turn in between.
+5. Wait for an entry, or for something to append.
 """
 
 from __future__ import annotations
@@ -33,32 +32,42 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.boot_clock import boot_ns
 
 READ_ENTRIES: Final = 512
-"""Entries that the loop gets in one turn, each counted once for every seat: about 5 ms of folding, which is what a replay may
-hold its other work up. With more seats than that each gets one, so that all go on."""
+"""Entries that the loop gets in one turn, counted once per subscriber.
+
+That is about 5 ms of folding, the longest that a replay may delay other work. With more subscribers than that, each gets one entry.
+"""
 
 UNDELIVERED_ENTRIES_MAX: Final = 2 * READ_ENTRIES
-"""Entries read and not yet taken by the loop, counted likewise: while it folds one batch the next is read. More would only fill
-the memory. One bound for all seats, since they wait for the same loop: where one is behind, all are."""
+"""Entries read but not yet taken by the loop: one batch being folded, and the next one.
+
+One bound covers all subscribers, since they wait for the same loop.
+"""
 
 BACK_OFF_MS_MIN: Final = 50
 BACK_OFF_MS_MAX: Final = 500
-"""The pause between two attempts to read during an outage, doubled each time: short against a lease, cheap for a log that
-is struggling back to its feet."""
+"""The pause between attempts to read during an outage, doubled each time. Short against a lease, cheap for a log that recovers."""
 
 TOLD_AGAIN_MS: Final = 10_000
-"""The least time between two outages that the process's log tells of."""
+"""The least time between two outages that are logged."""
 
 WAIT_MS_MAX: Final = 1_000
-"""How long the thread waits for the log in one call. What happens ends the wait, but for the end of a loop that was closed while
-somebody still followed: that is found out so much later."""
+"""How long one call waits for the log.
+
+Any event ends the wait, except the closing of the loop, which is noticed after at most this time.
+"""
 
 RESYNCS_MAX: Final = 3
-"""How often a place is restored before it has read an entry again. A restored reader has ten minutes of the log before it, the least
-that is ever kept, so that one more time is bad luck; a third would mean that restoring takes longer than that."""
+"""How often a subscriber is restored before it reads an entry again.
+
+A restored reader has at least the ten minutes of log that are always retained. A second truncation is bad luck; a third means that
+restoring takes longer than ten minutes.
+"""
 
 COPY_MS_MAX: Final = 60_000
-"""How long those who followed a log while it was empty wait for the snapshot of a copy, whose genesis comes first: 100,000 bundles
-are written within 10 s. After that the copy has died, and they end as all do who find it so."""
+"""How long subscribers of an empty log wait for the snapshot of a copy, whose genesis record comes first.
+
+A copy of 100,000 bundles takes under 10 s. After this time the copy has failed, and the subscriptions end.
+"""
 
 Argument = TypeVar("Argument")
 
@@ -66,7 +75,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class _Taken(NamedTuple):
-    """Entries for all places that were at one position, and how far behind them the log's end is."""
+    """Entries for all `places` at one position, and how far the log's end is beyond them."""
 
     places: Sequence[Place]
     entries: Sequence[Entry]
@@ -74,14 +83,14 @@ class _Taken(NamedTuple):
 
 
 class LogThread:
-    """Tails the log for those who join it with a `LogSeat`, and appends for them. It begins with the first, ends with the last.
+    """Tails a log and appends to it for its subscribers. It starts with the first subscriber and ends with the last.
 
-    What is wrong with the log ends all seats. What is wrong with one follower ends that one alone: what its host raises,
-    a position that the log does not have yet, and one that it no longer has and from which no restoring leads on.
+    A fault of the log ends all subscriptions. These faults end one subscription only: an error raised by its host, a position beyond the
+    log's end, and a truncated position that cannot be restored.
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str, now_ns: Callable[[], int] = boot_ns) -> None:
-        """`open_handle` makes the handle, within the thread; `name` is the log's URL, for messages and for the thread."""
+        """`open_handle` opens the handle, within the thread. `name` is the log's URL, for messages and as the thread's name."""
         # The loop's side.
         self.name = name
         self.outage: Outage | None = None
@@ -89,21 +98,21 @@ class LogThread:
         self._quiet_until_ns = 0
         self._now_ns = now_ns
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Between both: changed while `_changed` is held.
+        # Shared: changed while `_changed` is held.
         self._changed = threading.Condition()
         self._places: tuple[Place, ...] = ()
-        self._waiting: deque[AppendQueue] = deque()  # The queues in which there is something, in the order of their turns.
+        self._waiting: deque[AppendQueue] = deque()  # The non-empty queues, in the order of their turns.
         self._closed = False
-        # The thread's side. The loop only calls the handle's `wake`, which any thread may.
+        # The thread's side. The loop calls only the handle's `wake`, which is thread-safe.
         self._open_handle = open_handle
         self._log: Log | None = None
         self._outage: Outage | None = None
         self._back_off_ms = BACK_OFF_MS_MIN
 
-    # --- on the loop, for seats ---
+    # --- on the loop, for subscriptions ---
 
     def admit(self, place: Place) -> bool:
-        """Let one more follow, and begin with the first; False if the thread has ended or is about to."""
+        """Add a subscriber, and start the thread with the first. Return False if the thread has ended or is about to."""
         loop = asyncio.get_running_loop()
         assert self._loop in (None, loop), "a thread serves one loop"
         with self._changed:
@@ -114,7 +123,7 @@ class LogThread:
             self._changed.notify_all()
         if self._loop is None:
             self._loop = loop
-            # A daemon, so that a disk which never answers does not keep the process from ending.
+            # A daemon thread, so that a disk which never answers does not keep the process from ending.
             threading.Thread(target=self._run, name=f"log {self.name}", daemon=True).start()
         else:
             self._wake()
@@ -138,7 +147,7 @@ class LogThread:
             self._wake()
 
     def leave(self, place: Place) -> None:
-        """Have the thread let go of one; `place.ended` tells when it has."""
+        """Ask the thread to release a subscriber. `place.ended` is set when it has."""
         with self._changed:
             place.is_leaving = True
             self._changed.notify_all()
@@ -154,7 +163,7 @@ class LogThread:
     # --- on the loop, for the thread ---
 
     def _take(self, settled: Sequence[Settled], read: Sequence[_Taken]) -> None:
-        """What one turn of the thread brought. After a failure outcomes still count, and entries no longer do."""
+        """Take the results of one turn. After a failure, outcomes still count and entries do not."""
         try:
             for attempt, outcome in settled:
                 attempt.settle(outcome)
@@ -171,7 +180,7 @@ class LogThread:
 
     def _take_caught_up(self, place: Place, end: int) -> None:
         if place.awaits_resync:
-            place.is_caught_up = False  # It has not folded what was read for it; the thread looks again.
+            place.is_caught_up = False  # Its entries were not folded; the thread checks again.
         elif place.failure is None:
             self._tell(place, place.caught_up, end)
 
@@ -185,7 +194,7 @@ class LogThread:
         self.outage = outage
 
     def _tell_of_outage(self, outage: Outage | None) -> None:
-        """One line for its beginning and one for its end; a log that comes and goes is told of once in a while."""
+        """Log the beginning and the end of an outage, at most once per `TOLD_AGAIN_MS`."""
         now_ns = self._now_ns()
         if outage is None and self._told_outage is not None:
             outage_ms = (now_ns - self._told_outage.since_ns) // 1_000_000
@@ -202,10 +211,10 @@ class LogThread:
             place.ended.set_result(None)
 
     def _tell(self, place: Place, call: Callable[[Argument], None], argument: Argument) -> None:
-        """Call one host. What it raises ends its seat, and keeps nothing from the others; but for `BegunAbove`, which has it restored."""
+        """Call one host. An error ends its subscription only, except `BegunAbove`, which triggers a resync."""
         try:
             call(argument)
-        except BegunAbove:  # What is on its way to it is left out: the reader that it resyncs to reads that too.
+        except BegunAbove:  # Skip what is on its way: the new reader covers it.
             place.awaits_resync = place.is_cut_off = True
             self._wake()
         except EquipoiseError as error:
@@ -234,7 +243,7 @@ class LogThread:
                 self._tail()
             finally:
                 with self._changed:
-                    self._closed = True  # Before the handle is closed, so that nobody joins who would be turned out at once.
+                    self._closed = True  # Before the handle is closed, so that nobody joins a closing thread.
                 if self._log is not None:
                     self._log.close()
         except EquipoiseError as error:
@@ -255,9 +264,9 @@ class LogThread:
                 self._back_off_ms = min(2 * self._back_off_ms, BACK_OFF_MS_MAX)
 
     def _staying(self) -> tuple[Place, ...]:
-        """Let go of those who leave; who stays. If nobody does, the thread is closed in the same breath, and they are told later.
+        """Release leaving subscribers and return the others. If none stays, close the thread under the same lock.
 
-        A loop that was closed takes all along. It tells nobody, so that it is looked at here, between two waits.
+        Closing the loop wakes nobody, so this also checks for a closed loop, which releases all.
         """
         assert self._loop is not None
         is_over = self._loop.is_closed()
@@ -273,7 +282,7 @@ class LogThread:
         return staying
 
     def _turn(self, places: tuple[Place, ...]) -> None:
-        """One turn, as the head of this module tells it. Raises what the log raises in reading."""
+        """Run one turn (see the module docstring). Raises what reading the log raises."""
         log = self._log or self._opened()
         settled = self._append_queued(log)  # 1.
         has_room = self._has_room()
@@ -297,14 +306,14 @@ class LogThread:
 
     def _opened(self) -> Log:
         log = self._open_handle()
-        # Before anything is looked at that the loop changes, so that a change after that look finds something to wake.
+        # Set this before checking the state that the loop changes, so that a later change finds a handle to wake.
         self._log = log
         return log
 
     def _read(self, log: Log, places: Sequence[Place], read: list[_Taken], cut_off: list[Place]) -> None:
-        """Read for each position, the highest first; what those at the log's end leave over of the turn goes to those behind.
+        """Read once per position, highest first. Subscribers at the log's end leave their unused share to those behind.
 
-        Fills `read` as it goes, because what was read before an error counts; and `cut_off` with those that cannot be read for.
+        Fills `read` as it goes, since entries read before an error count, and `cut_off` with subscribers whose position is gone.
         """
         at: dict[int, list[Place]] = {}
         for place in places:
@@ -319,21 +328,21 @@ class LogThread:
             limit = max(1, left // sharing)
             try:
                 entries = log.read(position, limit=limit)
-            except LogWentBack as error:  # About this position; there may be nothing wrong with the others.
+            except LogWentBack as error:  # Only this position is affected.
                 self._turn_out(at[position], error)
                 continue
             except LogTruncated:
                 cut_off += at[position]
                 continue
             if entries:
-                # The end is looked up only if the read came back full: otherwise it is most often right here.
+                # Look up the end only after a full read: otherwise the read reached it.
                 behind = log.end() - entries[-1].offset if len(entries) == limit else 0
                 read.append(_Taken(places=at[position], entries=entries, behind=behind))
             left -= len(entries) * len(at[position])
             sharing -= len(at[position])
 
     def _restore(self, log: Log, place: Place) -> None:
-        """Have a place that was cut off go on from what the channel's snapshot has. Raises `LogUnavailable`."""
+        """Restore a cut-off subscriber from the channel's snapshot. Raises `LogUnavailable`."""
         if place.resyncs == RESYNCS_MAX:
             self._turn_out([place], LogTruncated(log=self.name, position=place.position, start=log.start()))
             return
@@ -344,7 +353,7 @@ class LogThread:
         except LogUnavailable:
             raise
         except LogTruncated:
-            place.resyncs += 1  # Once more, in the midst of it.
+            place.resyncs += 1  # Truncated again during the restore.
         except EquipoiseError as error:
             if place.is_cut_off and isinstance(error, ChannelIncomplete) and not self._outage_exceeds(COPY_MS_MAX):
                 raise LogUnavailable(log=self.name, problem="a channel is just being copied to it", in_doubt=False) from error
@@ -358,7 +367,7 @@ class LogThread:
         return self._outage is not None and self._now_ns() - self._outage.since_ns >= duration_ms * 1_000_000
 
     def _go_on_restoring(self, place: Place) -> None:
-        """Raise what ends a restoring that is under way, if its host has left meanwhile."""
+        """Abort a restore if its host has left."""
         if place.is_leaving:
             raise _NobodyWantsItError
 
@@ -373,13 +382,13 @@ class LogThread:
                 self._post(self._take_caught_up, place, end)
 
     def _may_wait(self, places: tuple[Place, ...]) -> bool:
-        """Whether nobody has anything to do. Only after the last look at the log without a wait, which may have eaten a wake."""
+        """Return whether there is nothing to do. Call it after the last check of the log without a wait, which may consume a wake."""
         with self._changed:
             is_new = self._places is not places
             return not (is_new or self._waiting) and all(place.is_caught_up and not place.is_leaving for place in places)
 
     def _append_queued(self, log: Log) -> Sequence[Settled]:
-        """Append the oldest of what is queued as one batch."""
+        """Append the oldest queued records as one batch."""
         if not self._waiting:
             return ()
         with self._changed:
@@ -387,7 +396,7 @@ class LogThread:
         try:
             return appended(log, drawn, now_ns=self._now_ns())
         except Exception as error:
-            # It ends the thread, but not before those who asked know that nobody can tell them more.
+            # This ends the thread. First give the authors their outcome, since nobody can later.
             problem = f"appending to it met {type(error).__name__}: {error}"
             self._hand_over(all_settled(drawn, InDoubt(error=LogUnavailable(log=self.name, problem=problem))), ())
             raise
@@ -399,7 +408,7 @@ class LogThread:
                 place.is_leaving = True
 
     def _dismiss(self, places: Sequence[Place], failure: EquipoiseError | None) -> None:
-        """Let go of some, who are told `failure`, or what they were turned out for."""
+        """Release subscribers with `failure`, or with the error that ended each."""
         with self._changed:
             for place in places:
                 place.is_gone = True
@@ -409,7 +418,7 @@ class LogThread:
             self._post(self._take_end, place, ending)
 
     def _refuse(self, places: Sequence[Place], error: EquipoiseError) -> None:
-        """Answer what is queued at some with an error."""
+        """Answer the queued records of `places` with an error."""
         refused: list[Attempt] = []
         with self._changed:
             for place in places:
@@ -439,11 +448,11 @@ class LogThread:
         return sum(place.undelivered for place in self._places) + READ_ENTRIES <= UNDELIVERED_ENTRIES_MAX
 
     def _is_wanted(self) -> bool:
-        """Whether there is something to do that needs no entry; `_changed` is held."""
+        """Return whether there is work that needs no entry. The caller holds `_changed`."""
         return bool(self._waiting) or any(place.is_leaving for place in self._places)
 
     def _pause(self, pause_ms: int) -> None:
-        """Let some time pass, but not if there is something to append: the log may take it even if it cannot be read."""
+        """Pause, unless there is something to append: the log may accept appends while reads fail."""
         with self._changed:
             self._changed.wait_for(self._is_wanted, pause_ms / 1_000)
 
@@ -452,18 +461,18 @@ class LogThread:
             self._changed.wait_for(lambda: self._is_wanted() or self._has_room(), WAIT_MS_MAX / 1_000)
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call on the loop. One that was closed hears nothing any more, and nothing is owed to it."""
+        """Call on the loop. Does nothing if the loop is closed."""
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
 
 class _NobodyWantsItError(Exception):
-    """Who was to be restored has left."""
+    """The host of a restore has left."""
 
 
 def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:
-    """Wait for something to read. A position that cannot be read counts: the read that follows tells it to those it is about."""
+    """Wait for something to read. Return True for an unreadable position too: the following read reports it."""
     try:
         return log.wait(position, timeout_ms=timeout_ms)
     except (LogTruncated, LogWentBack):
@@ -471,7 +480,7 @@ def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:
 
 
 def _bug(log: str, error: Exception) -> Bug:
-    """Our error for one that nobody foresaw, with that one as its cause."""
+    """Return a `Bug` caused by an unforeseen error."""
     bug = Bug(f"following the log {log} met {type(error).__name__}: {error}; please report it")
     bug.__cause__ = error
     return bug
