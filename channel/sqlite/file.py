@@ -1,7 +1,4 @@
-"""The file of an SQLite log, as the operating system sees it: where it may be, what tells it from others, how it is made and opened.
-
-May live here: functions over paths. What stands in the file is the business of `sqlite_log`.
-"""
+"""Find, identify, create and open the file of an SQLite log."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from equipoise.channel.system import private_files
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 DISK_FULL_BYTES: Final = 65_536
-"""Free space below which an input or output error is taken for a full disk: SQLite's shared memory grows by 32 KiB."""
+"""Free space below which an I/O error counts as a full disk: SQLite's shared memory grows by 32 KiB."""
 
 FileId = tuple[int, int] | None
-"""What tells a file from all others while it is open; None if it is gone."""
+"""Identifies a file while it is open: device and inode. None if the file is gone."""
 
 
 def usable_path(path: str, *, url: str, create: bool) -> Path:
-    """The real path, where symbolic links lead: SQLite's own files stand beside that, so the notifier must too.
+    """Return the real path, without symbolic links. SQLite keeps its own files beside that path, so the notifier must, too.
 
-    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if none is and none is to be made, and `LogHardLinked`.
+    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `LogHardLinked`.
     """
     if not path:
         raise InvalidLogUrl(url=url, problem="it has no path")
@@ -44,23 +41,23 @@ def usable_path(path: str, *, url: str, create: bool) -> Path:
             raise LogNotBegun(log=url, problem=f"there is no file {real_path}")
         elif not real_path.parent.is_dir():
             raise InvalidLogUrl(url=url, problem=f"there is no folder {real_path.parent}")
-    except (OSError, ValueError) as error:  # A name that is too long, or has a null or half a character in it; a loop of links.
+    except (OSError, ValueError) as error:  # The name is too long, holds a null or an invalid character, or is a loop of links.
         raise InvalidLogUrl(url=url, problem=str(error)) from error
     return real_path
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """What the system knows of a file; None if there is none. Raises OSError where that cannot be known."""
+    """Return the status of a file, or None if there is no file. Raises OSError if it cannot be read."""
     with suppress(FileNotFoundError, NotADirectoryError):
         return path.stat()
     return None
 
 
 def _refuse_hard_links(path: Path, *, log: str) -> None:
-    """Raise `LogHardLinked` if the database or a file of SQLite's beside it has a second name.
+    """Raise `LogHardLinked` if the database, its WAL or its shared memory has a second name.
 
-    SQLite finds the WAL and the shared memory by the name of the database. Two processes that open one database by two names
-    share neither, so each appends at the same offsets.
+    SQLite derives the names of the WAL and the shared memory from the name of the database. Two processes that open one database by two
+    names share neither, so both append at the same offsets.
     """
     for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         status = _status(file)
@@ -69,23 +66,24 @@ def _refuse_hard_links(path: Path, *, log: str) -> None:
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """A connection that waits for nobody, and leaves transactions to us. A file that it makes is for its owner alone.
+    """Return a connection that does not wait for locks and leaves transactions to the caller.
 
-    SQLite gives the WAL and the shared memory the permissions of the database. Where no file can be made, SQLite reports the error.
+    A file that it creates is readable by its owner only; SQLite gives the WAL and the shared memory the same permissions. If the file
+    cannot be created, SQLite reports the error.
     """
     if create:
         with suppress(OSError):
             private_files.make(path)
     uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if create else 'rw'}"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
-    connection.text_factory = bytes  # So that damaged text is not an error of Python's before we can look at it.
+    connection.text_factory = bytes  # So that the caller, not Python, detects damaged text.
     return connection
 
 
 def this_boot(boot_id: Path) -> str:
-    """What tells one run of the machine from the next; "" where the system does not say.
+    """Return an id of the current boot of the machine, or "" if the system has none.
 
-    There offsets do not skip ahead, so only `Synchronous.FULL` is safe, which does not need it.
+    Without it, offsets cannot skip ahead after a restart, so only `Synchronous.FULL` is safe.
     """
     try:
         return boot_id.read_text(encoding="ascii").strip()
@@ -94,7 +92,7 @@ def this_boot(boot_id: Path) -> str:
 
 
 def with_id(path: Path) -> tuple[Path, FileId]:
-    """A path, and what tells the file there from all others while it is open; None if it is gone already."""
+    """Return `path` with the id of its file."""
     try:
         status = path.stat()
     except OSError:
@@ -103,7 +101,7 @@ def with_id(path: Path) -> tuple[Path, FileId]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the name of a new file as durable as what is in it."""
+    """Sync the folder, so that the name of a new file is as durable as its content."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -112,7 +110,7 @@ def sync_folder(path: Path) -> None:
 
 
 def is_disk_full(path: Path) -> bool:
-    """Whether so little is free on the disk of `path` that SQLite cannot work there."""
+    """Return whether the disk of `path` has too little space for SQLite."""
     try:
         status = os.statvfs(path.parent)
     except OSError:

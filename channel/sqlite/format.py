@@ -1,16 +1,13 @@
-"""What stands in the file of an SQLite log: its tables, and how a file comes to have them.
+"""Define, create, upgrade and recognise the tables of an SQLite log.
 
-May live here: the schema, making it, bringing an older file up to it, and telling a file of ours from others. Functions over
-a connection; what the tables are used for is in `sqlite_log` and `sqlite_snapshot_store`.
-
-`entries` holds the log, and `log` its bounds in one row, with the time of the newest append (see `log_time`), and that
-from which on entries bear their own, for those who look at the file. In `snapshot` each row has the number of the
-replacement that wrote it, and `snapshot_marker` says in one row which of them is the newest that counts (see `sqlite_snapshot_store`).
-`history snapshot` and `history_marker` are the same of the log's history snapshot. A file gets them, and so format 3, when its history
-snapshot is first claimed.
-
-`decisions` is no part of the log: what balancers decided, for people and other programs. A file gets it with the first of them, and
-whatever becomes of it, the log stands.
+* `entries` holds the records.
+* `log` holds one row: the bounds, the time of the newest append (see `log_time`), and the time from which on entries have their own.
+* `SNAPSHOT` holds the snapshot's rows, each with the number of the replacement that wrote it. `SNAPSHOT`_marker holds one row with the
+  newest number that counts (see `snapshot_store`).
+* `HISTORY` and its marker are the same for the history snapshot. The first claim of the history snapshot adds them and raises the format to
+  3.
+* `DECISIONS` is no part of the log: it holds the balancers' decisions, for people and other programs. The first decision adds it. Damage to
+  it does not affect the log.
 """
 
 from __future__ import annotations
@@ -33,8 +30,10 @@ HISTORY: Final = "floor"
 DECISIONS: Final = "decisions"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
-"""Offsets left out on the first open after a machine's restart. It must be more than a power cut can take back, which is
-what the WAL holds that was never forced to the disk: 16 MiB, or 160,000 records of 100 bytes."""
+"""Offsets skipped at the first open after a restart of the machine.
+
+It must exceed what a power failure can undo: the part of the WAL not yet on the disk, 16 MiB or 160,000 records of 100 bytes.
+"""
 
 _APPENDED_MS: Final = "appended_ms INTEGER NOT NULL DEFAULT 0"
 _BEGUN_MS: Final = "begun_ms INTEGER NOT NULL DEFAULT 0"
@@ -49,19 +48,19 @@ _DECISIONS_TABLE: Final = (
     "strategy TEXT NOT NULL, result TEXT NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL)"
 )
 _TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
-# By name, and spelled as SQLite itself spells a table to which a column was added, so that a file brought up looks like one made anew.
+# Columns are written as SQLite writes a table after ALTER TABLE, so that an upgraded file equals a new one.
 _ENTRIES: Final = f"{_ENTRIES_1}, {_APPENDED_MS})"
 _LOG: Final = f"{_LOG_1}, {_BEGUN_MS}, {_APPENDED_MS})"
 _TABLES: Final = (_ENTRIES, _LOG, *_SNAPSHOT_TABLES)
 
 
 def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
-    """The format of the file, as of one instant: 0 for one that holds nothing at all.
+    """Return the format of the file, or 0 for an empty file. Reads in one transaction.
 
-    Raises `LogDamaged` for one that is not ours, of a version to come, or not as it was made; `log` is the log's name.
+    Raises `LogDamaged` for a file of another program, a newer format, or changed tables. `log` is the log's name.
     """
     in_transaction = connection.in_transaction
-    if not in_transaction:  # Another process may be making the log between two looks.
+    if not in_transaction:  # Another process may be creating the log between two reads.
         connection.execute("BEGIN")
     try:
         return _format(connection, path, log=log)
@@ -91,7 +90,7 @@ _TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_HISTORY: (_ENTRI
 
 
 def create(connection: sqlite3.Connection, *, boot: str) -> None:
-    """Make the tables in a file that holds nothing, within the caller's transaction."""
+    """Create the tables in an empty file, within the caller's transaction."""
     for statement in _TABLES:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -103,9 +102,9 @@ def create(connection: sqlite3.Connection, *, boot: str) -> None:
 
 
 def bring_up(connection: sqlite3.Connection) -> None:
-    """Make a file of format 1 one as it is made today, within the caller's transaction.
+    """Upgrade a file of format 1 to `FORMAT`, within the caller's transaction.
 
-    Its last entry gets the time of now, as which all below it count then (see `SqliteLog.position_at`).
+    The last entry gets the current time, and all entries below it then count as that old (see `SqliteLog.position_at`).
     """
     connection.execute(f"ALTER TABLE entries ADD COLUMN {_APPENDED_MS}")
     connection.execute(f"ALTER TABLE log ADD COLUMN {_BEGUN_MS}")
@@ -124,40 +123,43 @@ def _begin_snapshot(connection: sqlite3.Connection) -> None:
 
 
 def has_history_snapshot(connection: sqlite3.Connection) -> bool:
-    """Whether the file has the tables of a history snapshot."""
+    """Return whether the file has the tables of a history snapshot."""
     [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
     return bool(file_format >= FORMAT_WITH_HISTORY)
 
 
 def make_history_snapshot(connection: sqlite3.Connection) -> None:
-    """Make the tables of a history snapshot, instead of those that the file may have, within the caller's transaction."""
+    """Create the tables of a history snapshot, replacing existing ones, within the caller's transaction."""
     connection.execute(f"DROP TABLE IF EXISTS {HISTORY}")
     connection.execute(f"DROP TABLE IF EXISTS {HISTORY}_marker")
     for statement in _HISTORY_TABLES:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT_WITH_HISTORY}")
-    # Far above the claims on a history snapshot that was here before, so that none of them counts for this one.
+    # Far above the claims of an earlier history snapshot, so that none of them is valid for this one.
     claim = time.time_ns()
     connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
 
 
 def has_decisions(connection: sqlite3.Connection) -> bool:
-    """Whether the file has the table of decisions."""
+    """Return whether the file has the table of decisions."""
     [(known,)] = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (DECISIONS,)).fetchall()
     return bool(known)
 
 
 def make_decisions(connection: sqlite3.Connection) -> None:
-    """Make the table of decisions, within the caller's transaction. Its ids rise: the newest row is never the one that goes."""
+    """Create the table of decisions, within the caller's transaction.
+
+    SQLite gives each row the greatest id plus one, so pruning must never remove the newest row.
+    """
     connection.execute(_DECISIONS_TABLE)
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:
-    """Whether the log was last opened in another run of the machine."""
+    """Return whether the log was last opened in another boot of the machine."""
     [(known,)] = connection.execute("SELECT count(*) FROM log WHERE boot = ?", (boot,)).fetchall()
     return not known
 
 
 def skip_ahead(connection: sqlite3.Connection, boot: str) -> None:
-    """Leave out the offsets that a power cut may have taken back, within the caller's transaction."""
+    """Skip the offsets that a power failure may have undone, within the caller's transaction."""
     connection.execute("UPDATE log SET boot = ?, end_offset = end_offset + ?", (boot, SKIP_AFTER_RESTART))

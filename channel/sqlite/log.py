@@ -1,24 +1,20 @@
-"""The `Log` in one SQLite file, shared by all processes of one machine.
-
-May live here: `SqliteLog`, on the file that `sqlite_storage` opens. How a reader is woken is told in `sqlite_notifier`, and the
-log's snapshot and its history snapshot in `sqlite_snapshot_store`.
+"""Implement `Log` on one SQLite file, shared by all processes of one machine.
 
 Theory of operation:
 
-* WAL mode. Readers never block writers nor the reverse. One write transaction per append, taken by BEGIN IMMEDIATE;
-  a read transaction per read, ended at once, since an open one keeps the WAL from starting over.
-* Waiting for the write lock is done by our own short random sleeps: behind SQLite's own busy handler, which sleeps longer
-  each time, four writers starve one another for seconds.
-* Offsets are chosen by the writer from the table `log`, in the transaction that inserts the entries, so they follow the
-  order of commits. A row id given by SQLite would be used again after truncation.
-* The WAL is moved into the database by the writer that made it `WAL_PAGES` long, after its commit. Readers and writers
-  may go on meanwhile. Only if it grew to `WAL_BYTES_MAX` nevertheless (writers that never pause) are they held
-  until it starts over. While a process is stopped within a read, the WAL cannot start over and grows with what is
-  appended.
-* On the first open after the machine started, offsets skip ahead: with `Synchronous.NORMAL` a power cut may take back
-  appends whose offsets were seen, and a fencing token must never be issued twice.
-* Never open the database file by other means than SQLite in a process that has the log open: closing such a descriptor
-  drops the locks that SQLite holds on it (POSIX locks belong to the process).
+* WAL mode: readers and writers do not block each other. Each append is one write transaction (BEGIN IMMEDIATE). Each read is one short read
+  transaction, since an open one keeps the WAL from starting over.
+* We wait for the write lock with our own short random sleeps. SQLite's busy handler sleeps longer each time, so that four writers starve
+  one another for seconds.
+* The writer takes offsets from the table `log`, in the transaction that inserts the entries, so offsets follow the order of commits.
+  SQLite's row ids would be reused after truncation.
+* The writer that makes the WAL `WAL_PAGES` long moves it into the database after its commit, while others go on. If the WAL still grows to
+  `WAL_BYTES_MAX` (writers that never pause), a writer blocks the others until the WAL starts over. A process that is stopped during a read
+  keeps the WAL growing.
+* On the first open after a restart of the machine, offsets skip ahead: with `Synchronous.NORMAL` a power failure may undo appends whose
+  offsets were seen, and a fencing token must never be issued twice.
+* In a process that has the log open, open the database file only through SQLite. Closing another descriptor drops SQLite's locks, since
+  POSIX locks belong to the process.
 """
 
 from __future__ import annotations
@@ -44,11 +40,13 @@ from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_fil
 from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 RECHECK_MS: Final = 250
-"""How long a waiting reader trusts the notifier before it looks for itself: what a writer costs that is killed between its
-commit and its ring. Four looks a second of about 40 microseconds each are no load."""
+"""How long a waiting reader trusts the notifier before it checks the file.
+
+This is the delay if a writer is killed between its commit and its notification. Four checks a second of 40 microseconds are no load.
+"""
 
 TRUNCATE_STEP_ENTRIES: Final = 200
-"""Entries removed per transaction: about 12 pages, and at most a millisecond of the write lock, which is free as long before the next."""
+"""Entries removed per transaction: about 12 pages, at most 1 ms of the write lock. The lock is then free for as long."""
 
 
 class SqliteLog:
@@ -65,9 +63,9 @@ class SqliteLog:
         mount_table: Path = MOUNT_TABLE,
         use_inotify: bool = sys.platform == "linux",
     ) -> None:
-        """Open the log at `path`, and make it if it is not there and `create` says so; `name` is its URL, for messages.
+        """Open the log at `path`; `create` makes a missing one. `name` is its URL, for messages.
 
-        `boot_id` and `mount_table` are files of Linux that tell about the machine, see `sqlite_file` and `file_system`.
+        `boot_id` and `mount_table` are Linux files about the machine (see `file` and `file_system`).
 
         Raises `InvalidLogUrl`, `LogNotBegun`, `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
         """
@@ -84,7 +82,7 @@ class SqliteLog:
         self._history_snapshot = SqliteSnapshotStore(self._storage, table=HISTORY)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
-        """See `Log.append`. The batch is appended whole or not at all, and stands together, which is more than is promised."""
+        """See `Log.append`. The batch is appended as a whole and contiguously, which is more than the contract requires."""
         check_batch(self.name, batch)
         if not batch:
             return ()
@@ -111,7 +109,7 @@ class SqliteLog:
                 for offset, data, checksum in rows:
                     if type(data) is not bytes or checksum_of(offset, data) != checksum:
                         raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
-                    if offset < position:  # A damaged page leads astray; a reader that followed would go round for ever.
+                    if offset < position:  # A damaged page may lead back; following it would loop for ever.
                         raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
                     position = offset + 1
                     entries.append(Entry(offset, data))
@@ -124,7 +122,7 @@ class SqliteLog:
         """See `Log.wait`."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
-            woken = self._notifier.listen()  # Before the look, so that a commit after the look rings into the sleep.
+            woken = self._notifier.listen()  # Before the check, so that a commit after the check ends the sleep.
             if self._is_there(position):
                 return True
             remaining_ms = -((time.monotonic_ns() - give_up_ns) // 1_000_000)
@@ -133,8 +131,8 @@ class SqliteLog:
             self._notifier.sleep(min(remaining_ms, RECHECK_MS))
 
     def _is_there(self, position: int) -> bool:
-        """Whether an entry stands at `position` or above. The end does not tell: after a restart it lies above a gap."""
-        # One statement, a transaction by itself: every reader asks twice for each append, and each one hands the GIL around.
+        """Return whether there is an entry at or above `position`. The end does not show it: after a restart it lies above a gap."""
+        # One statement is one transaction. Every reader does this twice per append, and each statement releases the GIL.
         bounds = self._storage.retry(self._storage.bounds, timeout_ms=READ_MS_MAX)
         self._storage.check_files()
         check_position(self.name, position, start=bounds.start, end=bounds.end)
@@ -157,7 +155,7 @@ class SqliteLog:
     def position_at(self, time_ms: int) -> int:
         """See `Log.position_at`.
 
-        Entries that a process of format 1 appends have no time while it still has the file open, and count as those whose clock was wrong.
+        Entries that a process with format 1 appends while it has the file open have no time. They count as entries with a wrong clock.
         """
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             low = position_by(self._first_timed, time_ms, low=bounds.start, high=bounds.end + 1)
@@ -171,7 +169,7 @@ class SqliteLog:
             return None if timed is None else timed[0]
 
     def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
-        """See `FirstTimed`. A time that is no number is found, too, since that is damage."""
+        """See `FirstTimed`. Also finds a time that is not a number, and raises `LogDamaged`."""
         query = (
             "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? "
             "AND (appended_ms BETWEEN ? AND ? OR typeof(appended_ms) != 'integer') ORDER BY offset LIMIT 1"
@@ -186,18 +184,17 @@ class SqliteLog:
         )
 
     def compacted_snapshot(self) -> SqliteSnapshotStore:
-        """See `Log.snapshot`."""
+        """See `Log.compacted_snapshot`."""
         return self._compacted_snapshot
 
     def history_snapshot(self) -> SqliteSnapshotStore:
-        """See `Log.history snapshot`."""
+        """See `Log.history_snapshot`."""
         return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
-        """See `Log.truncate`. `start` is raised first, durably, and entries removed in steps, so that appends pass in between.
+        """See `Log.truncate`. Raises `start` durably first, then removes entries in steps, so that appends pass in between.
 
-        A power cut may bring back entries that were removed: nobody reads what stands below `start`, and the next truncation
-        removes it.
+        A power failure may restore removed entries. Nothing reads below `start`, and the next truncation removes them.
         """
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             start = max(below, bounds.start)
@@ -208,7 +205,7 @@ class SqliteLog:
                 pass
 
     def _remove_some(self, below: int) -> int:
-        """Remove the first entries with an offset below `below`; how many there were, but at most `TRUNCATE_STEP_ENTRIES`."""
+        """Remove up to `TRUNCATE_STEP_ENTRIES` entries below `below`, the oldest first. Return how many were removed."""
         first = "SELECT offset FROM entries WHERE offset < ? ORDER BY offset LIMIT ?"
         query = f"DELETE FROM entries WHERE offset IN ({first})"  # noqa: S608 - no input in it
         return self._storage.connection.execute(query, (below, TRUNCATE_STEP_ENTRIES)).rowcount
@@ -219,7 +216,7 @@ class SqliteLog:
             self._storage.connection.execute("UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),))
 
     def check_storage(self) -> None:
-        """Have SQLite look at all its pages: where one is damaged, a read may leave out entries and notice nothing.
+        """Let SQLite check all its pages: with a damaged page, a read may silently omit entries.
 
         Raises `LogDamaged` with the first problem, and what `read` raises.
         """
@@ -235,5 +232,5 @@ class SqliteLog:
 
 
 def checksum_of(offset: int, data: bytes) -> int:
-    """Of an entry's place and its bytes: the database itself would not notice a byte that changed on the disk."""
+    """Return a checksum of an entry's offset and bytes, since SQLite does not detect changed bytes on the disk."""
     return crc32(data, offset & 0xFFFFFFFF)

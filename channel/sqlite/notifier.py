@@ -1,8 +1,7 @@
-"""The notifier of an SQLite log: how a commit in one process wakes the readers in all others.
+"""Wake the readers of an SQLite log in all processes after a commit in any of them.
 
-May live here: `Notifier`, a small file beside the database that writers open and close after a commit, and that readers
-watch by inotify. SQLite itself tells nobody of a commit; watching its WAL wakes a reader before the commit is visible,
-and asking it each millisecond costs 5 % of a core.
+Writers open and close a small file beside the database, which readers watch with inotify. SQLite has no such notification. Watching its WAL
+wakes a reader before the commit is visible, and polling it each millisecond costs 5 % of a core.
 """
 
 from __future__ import annotations
@@ -19,30 +18,31 @@ from typing import Final
 from equipoise.channel.system import private_files
 
 POLL_MS: Final = 5
-"""How often a reader looks for itself where there is no inotify (macOS, or a user who has used up the 128 instances that
-Linux grants): 200 looks a second are about 1 % of a core, and a commit is seen after 2.5 ms on average."""
+"""How often a reader checks without inotify (macOS, or a user with all of Linux's 128 instances in use).
+
+200 checks a second are about 1 % of a core, and show a commit after 2.5 ms on average.
+"""
 
 _IN_CLOSE_WRITE: Final = 0x00000008
 _IN_MOVE_SELF: Final = 0x00000800
-_EVENT: Final = struct.Struct("iIII")  # watch descriptor, mask, cookie, length of the name: 0, for a watch on a file
+_EVENT: Final = struct.Struct("iIII")  # Watch descriptor, mask, cookie, length of the name (0 for a watch on a file).
 _EVENTS_BYTES: Final = 256 * _EVENT.size
 
 
 class Notifier:
-    """Rings for all processes that listen to one path.
+    """Notifies all processes that watch one path.
 
-    `listen`, `sleep` and `close` are called by one thread, `ring` and `wake` by any. The order is: `listen`, then look
-    for what is waited for, then `sleep` if it is not there. A ring after `listen` ends the sleep that follows, so
-    that nothing is missed in between.
+    One thread calls `listen`, `sleep` and `close`; any thread calls `ring` and `wake`. Call `listen`, then check the condition, then
+    `sleep` if it does not hold. A notification after `listen` ends the following sleep, so none is missed.
     """
 
     def __init__(self, path: str, *, use_inotify: bool = sys.platform == "linux") -> None:
-        """`path` is the file that is the notifier; it is made when it is first needed."""
+        """`path` is the notifier's file, created when first needed."""
         self._path = path
         self._woken_read, self._woken_write = os.pipe()
-        self._lock = threading.Lock()  # Over the two that follow, so that `wake` never writes to what is closed by now.
+        self._lock = threading.Lock()  # Guards the next two fields, so that `wake` never writes to a closed pipe.
         self._open = True
-        self._woken = False  # Then, and only then, there is a byte in the pipe.
+        self._woken = False  # True exactly while there is a byte in the pipe.
         self._inotify = _inotify_init() if use_inotify else None
         self._watching = False
         self._poll = select.poll()
@@ -53,9 +53,8 @@ class Notifier:
     def ring(self) -> None:
         """Wake the readers of all processes.
 
-        Opening and closing the file is an event of its own, and unlike a write it makes no inode dirty that the next
-        fsync would have to take along. A ring that fails is lost: readers look for themselves now and then, and what
-        was committed must not fail for it.
+        Opening and closing the file is an event; unlike a write it leaves no dirty inode for the next fsync. A failed notification is
+        ignored: readers check now and then, and a commit must not fail for it.
         """
         with contextlib.suppress(OSError):
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, private_files.MODE))
@@ -68,7 +67,7 @@ class Notifier:
                 os.write(self._woken_write, b"\0")
 
     def listen(self) -> bool:
-        """Forget what rang so far; whether `wake` was called."""
+        """Discard past notifications. Return whether `wake` was called."""
         if self._inotify is not None and not (self._watching and self._hear()):
             self._watching = self._watch()
         with self._lock:
@@ -78,14 +77,11 @@ class Notifier:
         return woken
 
     def sleep(self, timeout_ms: int) -> bool:
-        """Wait until the notifier rings or `wake` is called, at most `timeout_ms`, or `POLL_MS` where rings are not heard.
-
-        Whether it was a ring or a wake that ended it.
-        """
+        """Wait for a notification or `wake`, at most `timeout_ms`, or `POLL_MS` without inotify. Return whether one came."""
         return bool(self._poll.poll(timeout_ms if self._watching else min(timeout_ms, POLL_MS)))
 
     def close(self) -> None:
-        """Let go of all descriptors; `wake` does nothing from here on."""
+        """Close all descriptors. `wake` then does nothing."""
         with self._lock:
             if not self._open:
                 return
@@ -95,7 +91,7 @@ class Notifier:
                     os.close(descriptor)
 
     def _hear(self) -> bool:
-        """Read all events; whether they were mere rings. Any other event says that the file may be gone."""
+        """Read all events. Return False if one is not a notification: the file may be gone."""
         assert self._inotify is not None
         only_rings = True
         while True:
@@ -106,7 +102,7 @@ class Notifier:
             only_rings = only_rings and all(mask == _IN_CLOSE_WRITE for _, mask, _, _ in _EVENT.iter_unpack(events))
 
     def _watch(self) -> bool:
-        """Watch the file, after making it if it is not there; whether that was possible."""
+        """Watch the file, creating it if needed. Return whether that worked."""
         assert self._inotify is not None
         self.ring()
         mask = _IN_CLOSE_WRITE | _IN_MOVE_SELF
@@ -117,7 +113,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _inotify_init() -> int | None:
-    """A new inotify descriptor, or None where there is none to be had."""
+    """Return a new inotify descriptor, or None if there is none to be had."""
     if not hasattr(_libc, "inotify_init1"):
         return None
     descriptor = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))

@@ -1,19 +1,16 @@
-"""The `SnapshotStore` in the file of an SQLite log, or its history snapshot.
+"""Implement `SnapshotStore` in the file of an SQLite log, for its snapshot and its history snapshot.
 
-May live here: `SqliteSnapshotStore`, and how many rows become visible at once without holding appends up.
+Theory of operation (the tables of both have the same form):
 
-Theory of operation:
-
-* A log's snapshot and its history snapshot are each two tables of the same form; below those of the snapshot are named.
-* Each `replace` has a number of its own, its generation, and writes its rows beside the older ones of the same keys, under
-  that number. The table `snapshot_marker` says which generation is the newest that counts; a reader takes of each key the
-  newest row that is no newer than that. So the transaction that makes 100,000 rows count changes one row.
-* Rows are written, and later those that no longer count are removed, in steps of a few, with the write lock free between
-  two of them for as long as it was held: appends wait for one step at most.
-* Whoever claims the snapshot raises the number in `snapshot_marker`, and each step and each switch makes sure that it is still its
-  own. So after a claim no older claimant writes anything, and what one left that died can be removed.
-* `is_tidy` is taken away with the first step and given back when all that does not count is gone. A claimant that finds it
-  missing looks through the whole table before it writes: rows of a generation that never counted must not begin to.
+* Each `replace` has a number, its generation, and writes its rows beside older rows of the same keys. The marker table holds the newest
+  generation that counts. A reader takes, per key, the newest row up to that generation. So the transaction that makes 100,000 rows visible
+  changes one row.
+* Rows are written, and obsolete rows removed, in small steps. Between two steps the write lock is free for as long as the step held it, so
+  appends wait for one step at most.
+* A claim raises the number in the marker table, and each step checks it. So older claimants cannot write, and rows left by a dead one can
+  be removed.
+* The first step clears `is_tidy`; it is set again when all obsolete rows are gone. A claimant that finds it cleared removes them before it
+  writes: rows of a generation that never counted must not start to count.
 """
 
 from __future__ import annotations
@@ -32,17 +29,17 @@ from equipoise.channel.sqlite.format import HISTORY, SNAPSHOT, has_history_snaps
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage
 
 STEP_ROWS: Final = 200
-"""Rows written or removed in one transaction: 50 KB, about 15 pages, and a millisecond of the write lock."""
+"""Rows per transaction: 50 KB, about 15 pages, 1 ms of the write lock."""
 
 STEP_BYTES_MAX: Final = 1 << 16
-"""Bytes of rows after which a step takes no further one, so that a run of giant rows does not hold the lock for longer."""
+"""Bytes after which a step takes no further row, so that giant rows do not hold the lock for longer."""
 
 LOAD_ROWS: Final = 1_000
-"""Rows that are read between two looks at whether to go on."""
+"""Rows read between two calls of `check`."""
 
 
 _NO_CLAIM: Final = -1
-"""What is never the newest claim."""
+"""Never equals a stored claim."""
 
 _Version = tuple[bytes, int, bytes | None]
 """A row of the table: key, generation, data (None is a tombstone)."""
@@ -59,7 +56,7 @@ _UNCLAIMED: Final = _State(claim=0, generation=0, is_tidy=True, marker=None)
 
 
 class SqliteSnapshotStore:
-    """The snapshot in the file that `storage` has open. See `SnapshotStore` for the contract."""
+    """The snapshot in the file of `storage`. See `SnapshotStore` for the contract."""
 
     def __init__(self, storage: SqliteStorage, *, table: str = SNAPSHOT) -> None:
         """`table` is `SNAPSHOT` or `HISTORY`."""
@@ -73,11 +70,11 @@ class SqliteSnapshotStore:
             if not self._is_there():
                 make_history_snapshot(self._storage.connection)
             elif self._table == HISTORY and not self._is_sound():
-                make_history_snapshot(self._storage.connection)  # It tells of the past alone, and a damaged one does not even that.
+                make_history_snapshot(self._storage.connection)  # It holds only the past, and a damaged one cannot even be read.
             state = self._state()
             self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
         if not state.is_tidy:
-            with contextlib.suppress(SnapshotFenced):  # Taken over already: the first replacement will say so.
+            with contextlib.suppress(SnapshotFenced):  # Another claimant took over; the first replacement reports it.
                 self._tidy(state.claim + 1, timeout_ms=timeout_ms)
         self._claim = state.claim + 1
 
@@ -87,7 +84,7 @@ class SqliteSnapshotStore:
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
             try:
                 state = self._state()
-            except LogDamaged as error:  # To a reader only the snapshot is damaged: a log that is whole leads on without it.
+            except LogDamaged as error:  # For a reader only the snapshot is damaged: an intact log can be read without it.
                 raise CompactedSnapshotDamaged(problem=error.problem) from error
             if state.marker is None:
                 return None
@@ -101,16 +98,16 @@ class SqliteSnapshotStore:
                     if data is None:
                         rows.pop(key.decode("utf-8", "replace"), None)
                     else:
-                        # What is not of bytes cannot be what was written. Its key is kept: it is to be replaced, or removed.
+                        # Data that is not bytes is damaged. Keep the key, so that it is replaced or removed.
                         rows[key.decode("utf-8", "replace")] = data if type(data) is bytes else b""
                 progress(len(rows), None)
         return CompactedSnapshot(marker=state.marker, rows=rows)
 
     def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
         """See `SnapshotStore.replace`."""
-        # Until it has succeeded there is no claim: after a failure, what was written of this generation must never count.
+        # Without a claim until this succeeds: after a failure, rows of this generation must never count.
         claim, self._claim = self._claim, _NO_CLAIM
-        # By key: so each step changes a few neighbouring pages, and not as many pages as it has rows.
+        # Sorted by key, so that each step changes a few neighbouring pages.
         by_key = sorted((row.key.encode(), claim, row.data) for row in rows)
         with self._storage.lazily():
             for step in _steps(by_key):
@@ -119,7 +116,7 @@ class SqliteSnapshotStore:
             self._check_claim(claim)
             self._execute("UPDATE {table}_marker SET claim = ?, generation = ?, data = ?", (claim + 1, claim, marker))
         self._claim = claim + 1
-        # What counts now counts, whatever becomes of the rest; the next claimant tidies if this one did not.
+        # The new snapshot counts, even if removing obsolete rows fails. The next claimant then removes them.
         with contextlib.suppress(SnapshotFenced, LogUnavailable, LogStorageFull):
             self._tidy(self._claim, timeout_ms=timeout_ms)
 
@@ -128,7 +125,7 @@ class SqliteSnapshotStore:
         self._execute_many("INSERT INTO {table} (key, generation, data) VALUES (?, ?, ?)", rows)
 
     def _tidy(self, claim: int, *, timeout_ms: int) -> None:
-        """Remove all rows that do not count, and declare the snapshot tidy."""
+        """Remove all rows that do not count, and set `is_tidy`."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
             newest = self._state().generation
             query = "SELECT key, generation, data IS NULL FROM {table} ORDER BY key, generation"
@@ -145,7 +142,7 @@ class SqliteSnapshotStore:
         self._execute("UPDATE {table}_marker SET is_tidy = 1")
 
     def _step(self, claim: int, change: Callable[[], None], *, timeout_ms: int) -> None:
-        """Make a change in a transaction of its own, if the snapshot is still this claimant's."""
+        """Make a change in its own transaction, if the claim still holds."""
 
         def checked() -> None:
             self._check_claim(claim)
@@ -167,7 +164,7 @@ class SqliteSnapshotStore:
         raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
 
     def _is_sound(self) -> bool:
-        """Whether it can be loaded and replaced, whatever its rows say."""
+        """Return whether it can be loaded and replaced, whatever its rows hold."""
         try:
             self._state()
         except LogDamaged:
@@ -175,7 +172,7 @@ class SqliteSnapshotStore:
         return not self._execute("SELECT 1 FROM {table} WHERE typeof(key) != 'blob' LIMIT 1").fetchall()
 
     def _is_there(self) -> bool:
-        """Whether the tables are there: those of a history snapshot are made when it is first claimed."""
+        """Return whether the tables exist. The first claim creates those of a history snapshot."""
         return self._table != HISTORY or has_history_snapshot(self._storage.connection)
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
@@ -186,7 +183,7 @@ class SqliteSnapshotStore:
 
 
 def _steps(rows: Sequence[_Version]) -> Iterator[list[_Version]]:
-    """The rows in runs of at most `STEP_ROWS`, each of which ends once it has `STEP_BYTES_MAX`."""
+    """Split the rows into steps of at most `STEP_ROWS`. A step also ends when it reaches `STEP_BYTES_MAX`."""
     step: list[_Version] = []
     step_bytes = 0
     for row in rows:
@@ -200,7 +197,10 @@ def _steps(rows: Sequence[_Version]) -> Iterator[list[_Version]]:
 
 
 def _litter(versions: Iterable[tuple[bytes, int, int]], newest: int) -> list[tuple[bytes, int]]:
-    """Of all rows (key, generation, whether it is a tombstone; in order) those that do not count, or say that the key is gone."""
+    """Return the (key, generation) of rows that do not count or whose newest version is a tombstone.
+
+    `versions` holds (key, generation, is a tombstone), in order.
+    """
     litter: list[tuple[bytes, int]] = []
     for key, of_key in groupby(versions, key=itemgetter(0)):
         counting: tuple[int, int] | None = None

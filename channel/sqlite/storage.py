@@ -1,9 +1,4 @@
-"""The file of an SQLite log in use: its connection, the transactions that many processes contend for, and what goes wrong.
-
-May live here: `SqliteStorage`, on which the log, its snapshot and its history snapshot stand, and what they need of SQLite: waiting for
-the write lock, the file's identity while it is open, its WAL's size, and the translation of its errors. What stands in the file is told in
-`sqlite_format`, where the file may be in `sqlite_file`.
-"""
+"""Run transactions on the file of an SQLite log: wait for locks, bound the WAL, detect a replaced file, translate errors."""
 
 from __future__ import annotations
 
@@ -23,28 +18,33 @@ from equipoise.channel.sqlite.file import FileId, connect, is_disk_full, sync_fo
 from equipoise.channel.sqlite.format import FORMAT, bring_up, create, found_format, is_of_other_boot, skip_ahead
 
 OPEN_MS_MAX: Final = 5_000
-"""How long opening waits for other processes: they hold the file for milliseconds, to make or to recover it."""
+"""How long opening waits for other processes, which hold the file for milliseconds to create or recover it."""
 
 READ_MS_MAX: Final = 1_000
-"""How long a read waits while SQLite lets nobody in: another process recovers the WAL of one that was killed."""
+"""How long a read waits while another process recovers the WAL of a killed one."""
 
 RETRY_MS_MIN: Final = 0.25
 RETRY_MS_MAX: Final = 1.0
-"""The sleep between two attempts at the write lock, drawn at random. An append holds it for 0.1 ms to 40 ms; an attempt
-costs 5 microseconds, so that a writer which waits for a stopped one burns 1 % of a core."""
+"""The random sleep between two attempts at the write lock.
+
+An append holds the lock for 0.1 ms to 40 ms. An attempt costs 5 microseconds, so waiting for a stopped writer takes 1 % of a core.
+"""
 
 WAL_PAGES: Final = 1_000
-"""Pages in the WAL from which on a commit moves them into the database: SQLite's default, 1 ms to 10 ms of work."""
+"""Pages in the WAL after which a commit moves them into the database: SQLite's default, 1 ms to 10 ms of work."""
 
 WAL_BYTES_KEPT: Final = WAL_PAGES * 4_096
-"""What a WAL that grew larger is cut to when it starts over."""
+"""The size that a larger WAL is cut to when it starts over."""
 
 WAL_BYTES_MAX: Final = 4 * WAL_BYTES_KEPT
-"""Size of the WAL from which on an append holds the other writers until it can start over."""
+"""The size of the WAL at which an append blocks other writers until the WAL can start over."""
 
 WAL_LOOK_MS: Final = 250
-"""How often the WAL's file is looked at. Not at each call: a file whose times were asked for must note the exact time of
-its next write, which makes that commit a fifth slower. Meanwhile, at 100 MB/s, it grows by 25 MB."""
+"""How often the size of the WAL is checked.
+
+Not at each call: after a stat the next write must record its exact time, which makes that commit a fifth slower. At 100 MB/s the WAL grows
+by 25 MB meanwhile.
+"""
 
 _SETTINGS: Final = (
     "PRAGMA fullfsync = ON",  # Where fsync alone does not reach the disk (macOS).
@@ -58,18 +58,21 @@ Result = TypeVar("Result")
 
 
 class Synchronous(enum.Enum):
-    """What an append waits for. In either case it survives the death of every process."""
+    """What an append waits for. Either way it survives the death of every process."""
 
     FULL = "FULL"
-    """Until the disk has it: it survives a power cut."""
+    """The disk has the data: it survives a power failure."""
     NORMAL = "NORMAL"
-    """Until the operating system has it: a power cut may take back the newest appends, always a suffix of the log."""
+    """The operating system has the data: a power failure may undo the newest appends, always a suffix of the log."""
 
 
 class Bounds(NamedTuple):
-    """The first offset that can be read, the last that was issued (or skipped), the time of the newest append, and its offset.
+    """The bounds of the log.
 
-    The latter is None when there is no entry.
+    * `start`: the first readable offset.
+    * `end`: the last offset issued or skipped.
+    * `appended_ms`: the time of the newest append.
+    * `newest`: the offset of the newest entry, or None if there is none.
     """
 
     start: int
@@ -79,10 +82,10 @@ class Bounds(NamedTuple):
 
 
 class SqliteStorage:
-    """A connection to the file of one log. Used by one thread at a time."""
+    """A connection to the file of one log, for one thread at a time."""
 
     def __init__(self, path: Path, *, name: str, synchronous: Synchronous, boot: str, create: bool) -> None:
-        """Open the file at `path`, and make it a log if it is empty and `create` says so; `name` is the log's URL, for messages.
+        """Open the file at `path`; `create` makes an empty one a log. `name` is the log's URL, for messages.
 
         Raises `LogNotBegun`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
         """
@@ -90,7 +93,7 @@ class SqliteStorage:
         self._path = path
         self._synchronous = synchronous
         self._wal_bytes = 0
-        self._wal_look_ns = 0  # The first call looks, for a writer that makes no second one.
+        self._wal_look_ns = 0  # The first call checks, for a writer that makes only one.
         try:
             self.connection = connect(path, create=create)
         except sqlite3.Error as error:
@@ -104,14 +107,14 @@ class SqliteStorage:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the connection."""
         self.connection.close()
 
     @contextlib.contextmanager
     def transaction(self, begin: str, *, timeout_ms: int) -> Iterator[Bounds]:
-        """Run the block in a transaction that `begin` begins, and end it; whatever is raised, none is left open.
+        """Run the block in a transaction that the statement `begin` starts. Commit, or roll back on any error.
 
-        All errors of SQLite leave it as ours. Only that of a COMMIT leaves doubt whether the transaction took place.
+        SQLite's errors are translated. Only an error of COMMIT leaves in doubt whether the transaction took place.
         """
         bounds = self.retry(lambda: self._begin(begin), timeout_ms=timeout_ms)
         committing = False
@@ -128,7 +131,7 @@ class SqliteStorage:
             raise
 
     def step(self, change: Callable[[], Result], *, timeout_ms: int) -> Result:
-        """Make one of many changes in a transaction of its own, and leave the write lock to others for as long as that took."""
+        """Make one of many changes in its own transaction, then leave the write lock free for as long as it was held."""
         with self.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
             held_ns = -time.monotonic_ns()
             changed = change()
@@ -139,11 +142,10 @@ class SqliteStorage:
 
     @contextlib.contextmanager
     def lazily(self) -> Iterator[None]:
-        """Let the transactions of the block wait for the operating system only, whatever the log's appends wait for.
+        """Do not wait for the disk in the block's transactions.
 
-        For steps that may be lost in a power cut, always the newest of them: because the next durable commit, which takes all
-        before it along, is what counts, or because whoever comes next does again what is not done. The write lock is so held
-        for a fraction of the time. Other connections, and what they append meanwhile, wait for the disk as ever.
+        Use it for steps whose loss in a power failure is harmless (always the newest ones), because a later durable commit includes them or
+        they are repeated. This shortens the time that the write lock is held. Other connections still wait for the disk.
         """
         try:
             self.retry(lambda: self._set_synchronous(Synchronous.NORMAL), timeout_ms=READ_MS_MAX)
@@ -152,7 +154,7 @@ class SqliteStorage:
             self.retry(lambda: self._set_synchronous(self._synchronous), timeout_ms=READ_MS_MAX)
 
     def retry(self, attempt: Callable[[], Result], *, timeout_ms: int) -> Result:
-        """What `attempt` returns, once no other process is in its way."""
+        """Return the result of `attempt`, retried while another process holds a lock."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
             try:
@@ -170,7 +172,7 @@ class SqliteStorage:
             time.sleep(random.uniform(RETRY_MS_MIN, RETRY_MS_MAX) / 1_000)  # noqa: S311 - it keeps writers out of step
 
     def bounds(self) -> Bounds:
-        """The bounds of the log, in the caller's transaction or in one of their own."""
+        """Return the bounds of the log, in the caller's transaction or in an own one."""
         query = "SELECT start_offset, end_offset, appended_ms, (SELECT max(offset) FROM entries) FROM log"
         rows = self.connection.execute(query).fetchall()
         match rows:
@@ -179,7 +181,7 @@ class SqliteStorage:
         raise LogDamaged(log=self.name, problem=f"its table of bounds says {rows!r:.100}")
 
     def check_files(self) -> None:
-        """Raise `LogReplaced` unless the paths still lead to the files that are open.
+        """Raise `LogReplaced` unless the paths still lead to the open files.
 
         Otherwise a writer would go on in a file that nobody else sees, and there would be two logs with a set of brokers each.
         """
@@ -191,19 +193,21 @@ class SqliteStorage:
             self._wal_bytes = self._check_file(*self._wal).st_size
 
     def bound_wal(self) -> None:
-        """Make a WAL that was too large when last looked at start over; if somebody is in the way, after the next look."""
+        """Make the WAL start over if it was too large at the last check. If a reader is in the way, retry after the next check."""
         if self._wal_bytes < WAL_BYTES_MAX:
             return
         self._wal_bytes = 0
-        with contextlib.suppress(sqlite3.Error):  # What was appended stands, whatever becomes of the WAL.
+        with contextlib.suppress(sqlite3.Error):  # The append stands, whatever happens to the WAL.
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _prepare(self, boot: str, *, may_create: bool) -> str:
-        """Make the connection ready, and the file too if it is new, old, or the machine was restarted; the log's identity.
+        """Prepare the connection, and the file if it is new, old, or the machine was restarted. Return the log's identity.
 
-        1. Refuse what is not ours, or is not to be made, before anything is written to it. 2. Switch the settings on that
-        live in the connection and the file. 3. Make the tables, bring them up, or skip ahead, if that is due: looked up again
-        once the write lock is held, since another process may do the same. An open of a log that is in order takes no lock.
+        1. Refuse a foreign or missing log before anything is written.
+        2. Apply the settings of the connection and the file.
+        3. Create or upgrade the tables, or skip ahead. Check again under the write lock, since another process may do the same.
+
+        Opening a log that needs none of this takes no lock.
         """
         file_format = self._format()  # 1.
         if not file_format and not may_create:
@@ -243,10 +247,10 @@ class SqliteStorage:
 
     def _begin(self, begin: str) -> Bounds:
         self.connection.execute(begin)
-        return self.bounds()  # A reading transaction takes its lock only here.
+        return self.bounds()  # A read transaction takes its lock only here.
 
     def _roll_back(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # The error that led here says more.
+        with contextlib.suppress(sqlite3.Error):  # The error that led here is more informative.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
 
@@ -260,9 +264,9 @@ class SqliteStorage:
         return status
 
     def _translated(self, error: sqlite3.Error | UnicodeDecodeError, *, in_doubt: bool) -> EquipoiseError:
-        """Our error for one of SQLite. `in_doubt` says whether it came where a transaction may have taken place.
+        """Translate an error of SQLite. `in_doubt`: the transaction may have taken place.
 
-        SQLITE_FULL leaves no doubt even there: the frame that makes a transaction valid was not written.
+        SQLITE_FULL leaves no doubt: the frame that makes a transaction valid was not written.
         """
         match _primary_code(error):
             case None if isinstance(error, UnicodeDecodeError):
@@ -283,6 +287,6 @@ class SqliteStorage:
 
 
 def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int | None:
-    """The primary result code of SQLite, or None for an error that the Python module raised itself."""
+    """Return SQLite's primary result code, or None for an error that the Python module raised."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
