@@ -1,8 +1,4 @@
-"""What Kafka answers, in our words: facts, and what kept it from answering.
-
-May live here: the values that `kafka_client` returns, the one error that it raises, and what they mean; nothing of the library.
-Pure: who asks brings the time.
-"""
+"""Represent Kafka's answers and failures without the types of the client library."""
 
 from __future__ import annotations
 
@@ -14,39 +10,39 @@ from typing import Final
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogDamaged, LogUnavailable
 
 COMPLAINT_MS_MAX: Final = 40_000
-"""How long a complaint explains why nobody answers: the library repeats one only after 30 s, and tries again each second."""
+"""How long a complaint explains a silence. The library retries each second but repeats a complaint only after 30 s."""
 
 
 class Trouble(enum.Enum):
-    """What is the matter, as far as it makes a difference to those who asked."""
+    """The kinds of failure that callers distinguish."""
 
     AWAY = "away"
-    """Nobody answered, or nobody who is in charge: trying again later may work."""
+    """No answer, or no leader: trying again later may work."""
     DENIED = "denied"
-    """Wrong credentials, no rights, or TLS that does not fit."""
+    """Wrong credentials, missing rights, or unsuitable TLS."""
     NO_TOPIC = "no topic"
     OUT_OF_RANGE = "out of range"
     """A position that the partition no longer has, or does not have yet."""
     REFUSED = "refused"
-    """The broker, or the library before it was sent, did not take a record: it is not on the partition."""
+    """The broker or the library rejected a record: it is not on the partition."""
     FENCED = "fenced"
     """Another producer has taken over the transactions."""
     DAMAGED = "damaged"
     BROKEN = "broken"
-    """The client itself can go on no longer: a new one is needed."""
+    """The client is unusable: a new one is needed."""
 
 
 class KafkaFailed(Exception):
-    """An answer that Kafka, or the library, did not give as it was asked. It does not leave the modules of the Kafka log."""
+    """A request to Kafka failed. Used only within the Kafka modules."""
 
     def __init__(self, *, trouble: Trouble, problem: str) -> None:
-        """`trouble` says what to do about it, `problem` is for people and holds no secret."""
+        """`trouble` decides what to do. `problem` is for people and holds no secret."""
         self.trouble = trouble
         self.problem = problem
         super().__init__(problem)
 
     def as_error(self, *, log: str, in_doubt: bool) -> EquipoiseError:
-        """What users of the log are told; `in_doubt` says whether something may have been written nevertheless."""
+        """Return the error for users of the log. `in_doubt`: something may have been written nevertheless."""
         match self.trouble:
             case Trouble.DENIED:
                 return LogAccessDenied(log=log, problem=self.problem)
@@ -58,7 +54,7 @@ class KafkaFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic as Kafka describes it. `replication` is of its partition with the fewest copies."""
+    """A topic as Kafka describes it. `replication` is that of its partition with the fewest copies."""
 
     id: str
     partitions: int
@@ -68,7 +64,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The first offset that the partition has, and the one that its next message gets at the earliest."""
+    """The first offset of the partition, and the lowest offset that its next message can get."""
 
     low: int
     high: int
@@ -76,7 +72,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What became of a batch: the offset of each record, or why there is none, and whether any may be there nevertheless."""
+    """The outcome of a batch: the offset of each record, or a failure and whether records may be there nevertheless."""
 
     offsets: Sequence[int] = ()
     failure: KafkaFailed | None = None
@@ -84,11 +80,12 @@ class Sent:
 
     @classmethod
     def of(cls, outcomes: Sequence[int | KafkaFailed | None], *, queued: int, silence: Callable[[], KafkaFailed]) -> Sent:
-        """What `outcomes` make of a batch: an offset, a failure, or nothing yet for each record, of which the library took `queued`.
+        """Return the outcome of a batch, of which the library took `queued` records.
 
-        A record is surely not there if the library did not take it, or if Kafka refused the record itself. Anything else may be said
-        of one that is there: it was written, the answer was lost, and what it was sent to again knew no such topic yet, or no such
-        user. `silence` makes the failure where nobody named one.
+        `outcomes` holds an offset, a failure, or None (no answer yet) per record. `silence` makes the failure where no record has one.
+
+        A record is certainly absent if the library did not take it or Kafka refused the record itself. Any other failure may concern a
+        record that was written: its acknowledgement was lost, and the retry met a node that did not know the topic or the user yet.
         """
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
         if len(offsets) == len(outcomes):
@@ -99,7 +96,7 @@ class Sent:
 
 
 class Complaints:
-    """What the library said when nobody asked: it explains the silence of those who were."""
+    """Remembers the library's unsolicited errors, which explain why requests get no answer."""
 
     def __init__(self) -> None:
         self._last: KafkaFailed | None = None
@@ -107,12 +104,12 @@ class Complaints:
         self._is_let_in = False
 
     def let_in(self) -> None:
-        """Kafka let us in: the credentials are right. Whoever turns us away from now on is one node in trouble, and that passes."""
+        """Note that Kafka accepted the credentials. A later denial is a temporary fault of one node."""
         self._is_let_in = True
         self._last = None
 
     def take(self, complaint: KafkaFailed, *, now_ns: int) -> None:
-        """Remember a complaint. That somebody is away says less than that he lets nobody in."""
+        """Remember a complaint. An unreachable node does not replace a denial."""
         last = self._current(now_ns)
         if self._is_let_in and complaint.trouble is Trouble.DENIED:
             complaint = KafkaFailed(trouble=Trouble.AWAY, problem=complaint.problem)
@@ -120,14 +117,14 @@ class Complaints:
             self._last, self._expires_ns = complaint, now_ns + COMPLAINT_MS_MAX * 1_000_000
 
     def check(self, *, now_ns: int) -> None:
-        """Raise `KafkaFailed` if we are not let in, and never were: the library would try on, and say no more than that."""
+        """Raise `KafkaFailed` if access was denied and never granted. The library would keep trying and report no more."""
         last = self._current(now_ns)
         if last is not None and last.trouble is Trouble.DENIED:
             self._last = None
             raise last
 
     def explained(self, failure: KafkaFailed, *, now_ns: int) -> KafkaFailed:
-        """The same failure; one of silence with what the library last complained of."""
+        """Return the failure, with the last complaint as explanation if Kafka was silent."""
         last = self._current(now_ns)
         if failure.trouble is not Trouble.AWAY or last is None:
             return failure

@@ -1,11 +1,10 @@
-"""The door to confluent-kafka: the only module that imports it, on which the Kafka log, its topic and its snapshot stand.
+"""Wrap confluent-kafka: create clients, make requests, and translate the library's errors into `KafkaFailed`.
 
-May live here: how each kind of client is made, what is asked of it in the library's words, and the translation of its
-errors into `KafkaFailed`. What they mean for a log is said above.
+This is the only module that imports confluent-kafka.
 
-* Each client belongs to one thread at a time: since 2.16 the library itself refuses a consumer that two threads use.
-* Never fork where a client is: its threads do not survive that, and its locks may be held.
-* What the library has to say goes to Python's logging, and not to the standard error.
+* Each client belongs to one thread at a time. Since 2.16 the library refuses a consumer that two threads use.
+* Never fork a process with a client: its threads do not survive, and its locks may be held.
+* The library logs to Python's logging, not to standard error.
 """
 
 from __future__ import annotations
@@ -31,39 +30,44 @@ from equipoise.channel.kafka.settings import without_secrets
 __all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
 
 PARTITION: Final = 0
-"""The topic of a log, and of its snapshot and its history snapshot, has one partition: that is what makes its order total."""
+"""The topics of a log, its snapshot and its history snapshot have one partition, which makes their order total."""
 
 BY_KEY: Final = -1
-"""In place of a partition: the library takes the one that belongs to the key, for topics that have several."""
+"""In place of a partition: the library chooses it by the key, for topics with several."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
-"""The largest message: a record of 1 MiB, its key and Kafka's framing, with room. The topics are made to take as much."""
+"""The largest message: a record of 1 MiB, its key and Kafka's framing, with room. Topics are created to accept it."""
 
 QUEUED_KIB_MAX: Final = 8 * 1_024
-"""What the library fetches ahead of one reader, in KiB: 30,000 records of 270 bytes, a third of a second of folding."""
+"""What the library fetches ahead per reader, in KiB: 30,000 records of 270 bytes, a third of a second of folding."""
 
 FETCH_WAIT_MS: Final = 500
-"""How long Kafka holds a fetch for which there is nothing: two requests a second from an idle reader. A record ends it at once."""
+"""How long Kafka holds an empty fetch: an idle reader sends two requests a second. A record ends the wait at once."""
 
 LOADING_WAIT_MS: Final = 10
-"""The same for one who reads up to the end of a transaction, which is no message: only an empty answer tells that it was reached."""
+"""The same for a reader that reads to the end of a transaction. That end is no message; only an empty answer shows it."""
 
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
-"""The pause between two attempts to reach a broker: one that comes back is found within a second, far below a lease."""
+"""The pause between attempts to reach a broker. One that returns is found within a second, far below a lease."""
 
 ANSWER_MS_MAX: Final = 10_000
-"""How long a request may stay unanswered before its connection is given up: a host that vanished answers with silence."""
+"""How long a request may stay unanswered before its connection is closed: a vanished host sends no error."""
 
 UNDER_WAY_MS_MAX: Final = 10_000
-"""How long the library may try to deliver a record that was sent once. Whoever appended it was told long before that it is in
-doubt; trying on keeps the producer's numbers in step, and a record that comes so late is judged as if it had been on the way."""
+"""How long the library may try to deliver a record that was sent once.
+
+The append was reported as in doubt long before. Retrying keeps the producer's sequence numbers intact, and a late record gets the same
+verdict as one that was on its way.
+"""
 
 NUMBER_MS_MAX: Final = 2_000
-"""How long the first record of a producer may wait longer than others: a producer first gets a number from Kafka, by which its
-repetitions are known, and the library asks for one only half a second after it was made."""
+"""The extra time for a producer's first record.
 
-_POLL_S: Final = 0.05  # Of a wait for an answer that also lets callbacks run.
+A producer first gets an id from Kafka, which identifies its retries. The library requests it only half a second after its creation.
+"""
+
+_POLL_S: Final = 0.05  # The interval at which a wait for an answer lets callbacks run.
 
 _library_logger: Final = logging.getLogger(LIBRARY_LOGGER)
 _library_logger.addFilter(NotAgain())
@@ -123,7 +127,7 @@ _PRODUCING: Final[Mapping[str, object]] = {
 
 
 class Clients:
-    """Makes the clients of one handle, and remembers what they last complained of."""
+    """Creates the clients of one handle, and remembers their last complaint."""
 
     def __init__(self, *, servers: str, settings: Mapping[str, str]) -> None:
         """`settings` are the user's, checked."""
@@ -146,37 +150,37 @@ class Clients:
         }
 
     def _complain(self, error: KafkaError) -> None:
-        """What the library says when nobody asked. That all brokers are away says less than why, or why nobody is let in."""
+        """Remember an unsolicited error. "All brokers down" is skipped: it would hide the reason."""
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
             self.complaints.take(self.failed(error), now_ns=time.monotonic_ns())
 
     def failed(self, error: KafkaError) -> KafkaFailed:
-        """Our error for one of the library."""
+        """Translate an error of the library."""
         trouble = _TROUBLES.get(error.code(), Trouble.BROKEN if error.fatal() else Trouble.AWAY)
         return KafkaFailed(trouble=trouble, problem=without_secrets(error.str(), self._settings))
 
     def silence(self, problem: str) -> KafkaFailed:
-        """Our error where nothing was heard, with the last complaint if there is one."""
+        """Return the failure for a missing answer, with the last complaint if there is one."""
         return self.explained(KafkaException(KafkaError(KafkaError._TIMED_OUT, problem)))  # noqa: SLF001
 
     def explained(self, error: KafkaException) -> KafkaFailed:
-        """As `failed`, for an error that was raised; one of silence is explained by the last complaint."""
+        """Translate a raised error. Silence is explained by the last complaint."""
         (cause, *_) = error.args
         return self.complaints.explained(self.failed(cause), now_ns=time.monotonic_ns())
 
     def administrator(self) -> Administrator:
-        """A client for topics. Raises `InvalidKafkaSetting`."""
+        """Return a client for topics. Raises `InvalidKafkaSetting`."""
         return Administrator(self, self._made(AdminClient, {}))
 
     def consumer(self, topic: str, *, committed: bool = False) -> PartitionConsumer:
-        """A consumer that is not at any position yet; with `committed` it sees no transaction that is open or was aborted.
+        """Return a consumer without a position. With `committed` it skips open and aborted transactions.
 
         Raises `InvalidKafkaSetting`.
         """
         options = {
-            "group.id": "equipoise",  # The library asks for one. No group is joined, and no offset is committed.
+            "group.id": "equipoise",  # The library requires one. No group is joined, and no offset is committed.
             "allow.auto.create.topics": False,
-            "auto.offset.reset": "error",  # Whoever is cut off must know it.
+            "auto.offset.reset": "error",  # A reader that is cut off must notice it.
             "check.crcs": True,
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
@@ -190,12 +194,13 @@ class Clients:
         return PartitionConsumer(self, self._made(Consumer, options), topic)
 
     def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
-        """A producer of a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
+        """Return a producer to a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
         return PartitionProducer(self, self._made(Producer, _PRODUCING), topic, partition=partition)
 
     def transactions(self, topic: str, *, transactional_id: str) -> TransactionalProducer:
-        """A producer of a topic that writes in transactions, one at a time for all who bear the id. Raises `InvalidKafkaSetting`."""
-        options = {**_PRODUCING, "linger.ms": 5, "transactional.id": transactional_id}  # Thousands of rows make few requests so.
+        """Return a producer of transactions, one at a time per `transactional_id`. Raises `InvalidKafkaSetting`."""
+        # A short linger packs thousands of rows into few requests.
+        options = {**_PRODUCING, "linger.ms": 5, "transactional.id": transactional_id}
         return TransactionalProducer(self, self._made(Producer, options), topic)
 
     def _made(self, kind: Callable[..., Answer], options: Mapping[str, object]) -> Answer:
@@ -208,15 +213,15 @@ class Clients:
 
 
 def _named(problem: str, settings: Mapping[str, str]) -> str:
-    """The setting that the library complains of, which it quotes."""
+    """Return the setting that the library complains about and quotes."""
     return next((setting for setting in settings if f'"{setting}"' in problem), "of the client")
 
 
 class Administrator:
-    """A client for what concerns topics: made for a moment, and let go of at the end of the context."""
+    """A short-lived client for topics, closed at the end of its context."""
 
     def __init__(self, clients: Clients, client: AdminClient) -> None:
-        """Made by `Clients.administrator`."""
+        """Use `Clients.administrator` instead."""
         self._clients = clients
         self._client = client
 
@@ -227,7 +232,7 @@ class Administrator:
         self._client.__exit__(kind, error, trace)
 
     def describe(self, topic: str, *, timeout_ms: int) -> TopicFacts | None:
-        """What Kafka says of a topic; None if there is none. Raises `KafkaFailed`."""
+        """Return the facts about a topic, or None if there is none. Raises `KafkaFailed`."""
         try:
             description = self._description(topic, timeout_ms)
             resource = ConfigResource(ResourceType.TOPIC, topic)
@@ -244,7 +249,7 @@ class Administrator:
         )
 
     def identity(self, topic: str, *, timeout_ms: int) -> str | None:
-        """The id of a topic, which one made anew does not have; None if there is none. Raises `KafkaFailed`."""
+        """Return the id of a topic, which changes if the topic is recreated, or None if there is none. Raises `KafkaFailed`."""
         try:
             return str(self._description(topic, timeout_ms).topic_id)
         except KafkaFailed as failed:
@@ -258,11 +263,11 @@ class Administrator:
         return self._answer(future, timeout_ms)
 
     def brokers(self, *, timeout_ms: int) -> int:
-        """How many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
+        """Return how many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
         return len(self._answer(self._client.describe_cluster(request_timeout=timeout_ms / 1_000), timeout_ms).nodes)
 
     def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int, partitions: int = 1) -> None:
-        """Make a topic; one that is there already stays as it is. Raises `KafkaFailed`."""
+        """Create a topic. An existing one stays as it is. Raises `KafkaFailed`."""
         wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(settings))
         seconds = timeout_ms / 1_000
         future = self._client.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[topic]
@@ -274,14 +279,14 @@ class Administrator:
                 raise
 
     def delete_below(self, topic: str, below: int, *, timeout_ms: int) -> None:
-        """Remove all messages with an offset below `below`. Raises `KafkaFailed`."""
+        """Delete all messages with an offset below `below`. Raises `KafkaFailed`."""
         place = TopicPartition(topic, PARTITION, below)
         seconds = timeout_ms / 1_000
         future = self._client.delete_records([place], request_timeout=seconds, operation_timeout=seconds)[place]
         self._answer(future, timeout_ms)
 
     def _answer(self, future: Future[Answer], timeout_ms: int) -> Answer:
-        """What was asked for. Meanwhile callbacks run, which tell why nobody answers."""
+        """Wait for an answer. Meanwhile run callbacks, which report why there is none."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
             self._client.poll(0)
@@ -300,33 +305,33 @@ class PartitionConsumer:
     """A consumer of the one partition of a topic. One thread at a time."""
 
     def __init__(self, clients: Clients, consumer: Consumer, topic: str) -> None:
-        """Made by `Clients.consumer`."""
+        """Use `Clients.consumer` instead."""
         self._clients = clients
         self._consumer = consumer
         self._topic = topic
         self._is_started = False
 
     def start_at(self, offset: int) -> None:
-        """Begin to fetch from `offset` on."""
+        """Start to fetch from `offset`."""
         self._is_started = True
         self._consumer.assign([TopicPartition(self._topic, PARTITION, offset)])
 
     def take(self, limit: int, *, timeout_ms: int) -> Sequence[Message]:
-        """Wait for a message, and take what else is there already, at most `limit`; nothing after `timeout_ms`."""
+        """Wait for a message, then return it and others already fetched, at most `limit`. Return nothing after `timeout_ms`."""
         first = self._consumer.poll(timeout_ms / 1_000)
         if first is None:
             return ()
         return [first, *self._consumer.consume(limit - 1, 0)]
 
     def failed(self, error: KafkaError) -> KafkaFailed | None:
-        """What a message that is an error says; None if it only says that nothing more is there yet."""
+        """Translate the error of a message. Return None if it marks the end of the partition."""
         return None if error.code() == KafkaError._PARTITION_EOF else self._clients.failed(error)  # noqa: SLF001
 
     def bounds(self, *, timeout_ms: int) -> Bounds:
-        """The partition's bounds, asked of its leader now. Raises `KafkaFailed`."""
+        """Return the bounds of the partition, as its leader reports them now. Raises `KafkaFailed`."""
         place = TopicPartition(self._topic, PARTITION)
         if not self._is_started:
-            self._consumer.poll(0)  # Lets callbacks run, and takes no message.
+            self._consumer.poll(0)  # Lets callbacks run; takes no message.
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=timeout_ms / 1_000)
         except KafkaException as error:
@@ -334,7 +339,7 @@ class PartitionConsumer:
         return Bounds(low=low, high=high)
 
     def offset_at(self, time_ms: int, *, timeout_ms: int) -> int | None:
-        """The first offset whose message was appended at or after a Unix time; None if there is none. Raises `KafkaFailed`."""
+        """Return the first offset appended at or after a Unix time, or None if there is none. Raises `KafkaFailed`."""
         place = TopicPartition(self._topic, PARTITION, time_ms)
         try:
             (found,) = self._consumer.offsets_for_times([place], timeout=timeout_ms / 1_000)
@@ -345,7 +350,7 @@ class PartitionConsumer:
         return found.offset if found.offset >= 0 else None
 
     def close(self) -> None:
-        """Let go of it, with its threads and connections."""
+        """Close the consumer with its threads and connections."""
         self._consumer.close()
 
 
@@ -353,7 +358,7 @@ class PartitionProducer:
     """An idempotent producer to one partition of a topic, or to each key's. One thread at a time."""
 
     def __init__(self, clients: Clients, producer: Producer, topic: str, *, partition: int) -> None:
-        """Made by `Clients.producer`."""
+        """Use `Clients.producer` instead."""
         self._clients = clients
         self._producer = producer
         self._topic = topic
@@ -361,9 +366,9 @@ class PartitionProducer:
         self._has_number_by_ns = time.monotonic_ns() + NUMBER_MS_MAX * 1_000_000
 
     def send(self, values: Sequence[bytes | None], *, timeout_ms: int, key: bytes | None = None) -> Sent:
-        """Deliver records in their order, and wait until all are. A value of None is a tombstone.
+        """Send records in order and wait for their acknowledgements. A value of None is a tombstone.
 
-        What was not sent after `timeout_ms` never will be; what was sent and not acknowledged is in doubt.
+        A record not sent within `timeout_ms` never will be. A record sent but not acknowledged is in doubt.
         """
         outcomes: list[int | KafkaError | None] = [None] * len(values)
         open_count = 0
@@ -401,17 +406,17 @@ class PartitionProducer:
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Let go of it; what was not sent yet never will be."""
+        """Close the producer. Unsent records are dropped."""
         self._producer.purge(blocking=False)
-        with suppress(KafkaException):  # One that is broken says so once more.
+        with suppress(KafkaException):  # A broken producer raises again here.
             self._producer.close()
 
 
 class TransactionalProducer:
-    """A producer that writes in transactions, and fences whoever bore its id before. One thread at a time."""
+    """A producer of transactions that fences earlier producers with its id. One thread at a time."""
 
     def __init__(self, clients: Clients, producer: Producer, topic: str) -> None:
-        """Made by `Clients.transactions`."""
+        """Use `Clients.transactions` instead."""
         self._clients = clients
         self._producer = producer
         self._topic = topic
@@ -419,17 +424,17 @@ class TransactionalProducer:
         self._last_offset = -1
 
     def claim(self, *, timeout_ms: int) -> None:
-        """Fence all others, and end what they left open. Raises `KafkaFailed`."""
+        """Fence other producers and end their open transactions. Raises `KafkaFailed`."""
         self._call(self._producer.init_transactions, timeout_ms)
 
     def write(self, messages: Iterable[tuple[bytes, bytes | None]], *, timeout_ms: int) -> int:
-        """Write messages of a key and a value, of which there are some, in one transaction, whole or not at all; the offset of the last.
+        """Write messages (key, value), at least one, in one transaction. Return the offset of the last.
 
-        Those who read what was committed see it once their end is above that: Kafka ends a transaction where it was decided on
-        before it ends it on the partition.
+        Readers of committed messages see them once their end is above that offset: Kafka commits a transaction at its coordinator before it
+        ends it on the partition.
 
-        Raises `KafkaFailed`, after which nobody may know whether they are there; and what `messages` raises, and then they are not.
-        Either way this producer has ended.
+        The producer is unusable after an error. `KafkaFailed` leaves in doubt whether the messages are there; an error raised by `messages`
+        aborts the transaction.
         """
         self._is_open = True
         try:
@@ -457,7 +462,7 @@ class TransactionalProducer:
         while True:
             try:
                 self._producer.produce(self._topic, value, key, PARTITION, on_delivery=self._delivered)
-            except BufferError:  # As many are under way as the library takes.
+            except BufferError:  # The library's queue is full.
                 if time.monotonic_ns() >= give_up_ns:
                     raise self._clients.silence(f"no row was acknowledged within {timeout_ms} ms") from None
                 self._producer.poll(_POLL_S)
@@ -472,8 +477,8 @@ class TransactionalProducer:
             raise self._clients.explained(error) from error
 
     def close(self) -> None:
-        """Let go of it; what was not sent yet never will be."""
+        """Close the producer. Unsent records are dropped."""
         if self._is_open:
-            self._producer.purge(blocking=False)  # The library's `close` would wait for the end of what cannot be ended.
+            self._producer.purge(blocking=False)  # The library's `close` would wait for a transaction that cannot end.
         else:
             self._producer.close()

@@ -1,7 +1,6 @@
-"""A topic of Kafka beside the channel's to which JSON documents are added, kept for some days: decisions, observations.
+"""Write JSON documents to a Kafka topic beside the channel's that keeps them for some days, such as decisions.
 
-May live here: the making of such a topic with its first message, and the writing to it. Each failure is `KafkaFailed` or
-`InvalidKafkaSetting`; what they mean is said above.
+Failures are `KafkaFailed` or `InvalidKafkaSetting`; the callers translate them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from equipoise.channel.kafka.client import Clients, PartitionProducer
 from equipoise.channel.kafka.topic import REPLICATION
 
 ANSWER_MS_MAX: Final = 3_000
-"""What is kept so comes seconds apart: what Kafka does not take or give by then is lost, as it may be."""
+"""Documents come seconds apart and may be lost: one that Kafka does not take or return in this time is."""
 
 
 class KeptTopic:
     """A handle on one such topic, of one partition. One thread at a time."""
 
     def __init__(self, clients: Clients, topic: str, *, settings: Mapping[str, str]) -> None:
-        """`settings` are those with which it is made; one that is there stays as it is."""
+        """`settings` apply when the topic is created. An existing topic stays as it is."""
         self._clients = clients
         self._topic = topic
         self._settings = settings
@@ -29,14 +28,15 @@ class KeptTopic:
         self._producer: PartitionProducer | None = None
 
     def write(self, documents: Sequence[bytes], *, key: bytes) -> None:
-        """Add messages, in their order. Those whose writing failed may appear all the same."""
+        """Append messages in order. Messages may appear even if this fails."""
         if not self._is_made:
             self._make()
         if self._producer is None:
             self._producer = self._clients.producer(self._topic)
         sent = self._producer.send(documents, key=key, timeout_ms=ANSWER_MS_MAX)
         if sent.failure is not None:
-            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next message looks at anew.
+            # AWAY passes without action. After any other failure, the next message checks the topic again.
+            if sent.failure.trouble is not Trouble.AWAY:
                 self._producer.close()
                 self._producer, self._is_made = None, False
             raise sent.failure

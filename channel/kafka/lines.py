@@ -1,7 +1,4 @@
-"""What the Kafka client's library has to say, as a process's log tells it: each line once in a while, and none too loud.
-
-May live here: a filter for the library's logger.
-"""
+"""Filter the log lines of the Kafka client library: drop repeats and lower their level."""
 
 from __future__ import annotations
 
@@ -11,28 +8,30 @@ import time
 from typing import Final
 
 LIBRARY_LOGGER: Final = "equipoise.channel.kafka.client.librdkafka"
-"""What Python's logging calls the library."""
+"""The name of the library's logger."""
 
 QUIET_S: Final = 60.0
-"""The least time between two lines of the library's log that say the same. An outage brings some ten a second, and has a line of
-ours, with its reason, every ten seconds."""
+"""The least time between two equal lines of the library.
 
-# The same of another client, thread, try or port is the same: `FAIL [equipoise#producer-7] [thrd:10.0.0.1:9092/1]: 10.0.0.1:9092/1:
+An outage brings about ten lines a second; our own line, with the reason, appears every ten seconds.
+"""
+
+# Lines that differ only in client, thread, attempt or port are equal:
+# `FAIL [equipoise#producer-7] [thrd:10.0.0.1:9092/1]: 10.0.0.1:9092/1:
 # Connect to ipv4#10.0.0.1:9092 failed: Connection refused (after 0ms in state CONNECT, 30 identical error(s) suppressed)`.
 _without_details: Final = re.compile(r"\[[^]]*\]|\(.*\)|\d+").sub
 
 _match_no_trouble: Final = re.compile(r"GETPID .*Coordinator load in progress: retrying").search
-"""A producer asks a Kafka that has just started for its number, and has it a moment later."""
+"""Normal: a producer asks a Kafka that has just started for its id, and gets it a moment later."""
 
 _SENTENCES_MAX: Final = 256
-"""Different lines of the library that are remembered: it has some hundred, of which a day of outages brings ten."""
+"""Distinct lines that are remembered. The library has about a hundred; a day of outages brings ten."""
 
 
 class NotAgain(logging.Filter):
-    """Lets a line of the library's log pass that was not there lately: an outage is told by every broker, at every attempt.
+    """Passes a line of the library that did not appear lately, since an outage is reported by every broker at every attempt.
 
-    None passes as more than a warning, and one that tells of no trouble only where everything is told. What it means for the log
-    is for those to say who use the log.
+    No line passes above the level warning. Harmless ones pass only at debug. Users of the log report what a failure means for it.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class NotAgain(logging.Filter):
         self._told_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is new."""
+        """Return whether the line is new."""
         said = record.getMessage()
         if _match_no_trouble(said):
             record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)

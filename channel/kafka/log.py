@@ -1,20 +1,17 @@
-"""The `Log` on a Kafka topic: one partition, shared by all who reach that Kafka.
-
-May live here: `KafkaLog`, and what Kafka needs to be a log. How the topic must be is told in `kafka_topic`, how a reader is
-woken in `kafka_tail`, what the library is asked for in `kafka_client`.
+"""Implement `Log` on a Kafka topic of one partition, shared by all who reach that Kafka.
 
 Theory of operation:
 
-* The log's offsets are Kafka's. Offset 0 is the topic's header, which is no entry, as every message that bears its key.
-* Appends: acks=all, and idempotent, so that what the library repeats is on the log once. What has not been sent when the
-  time is up never will be; what was sent is in doubt, and only reading tells.
-* Reads that find something ask nobody. One that finds nothing asks the partition's leader for the end, so that "nothing is
-  there" holds for all that any process appended before. Kafka tells the end only when it holds for the next leader, too.
-* One consumer for each position at which somebody reads; see `Tail`. None ever moves elsewhere: a consumer that is told to
-  goes on waiting first for what it had asked for. One that does not bring what is known to be there is given up for a new one:
-  the library's sometimes fetch no more once their broker was restarted (librdkafka issue 5153), and never recover.
-* A topic that was deleted and made anew has another id: it is looked up where something is odd, and now and then.
-* A reader may still be given entries that it had read ahead when another process truncated the log. They are what they are.
+* The log's offsets are Kafka's. Offset 0 is the topic's header. Messages with the header's key are no entries.
+* Appends use acks=all and idempotence, so a record that the library retries is on the log once. A record not sent in time never will be; a
+  record sent but not acknowledged is in doubt, and only reading shows its outcome.
+* A read that finds entries makes no request. One that finds none asks the partition's leader for the end, so that "no entry" covers all
+  earlier appends of any process. Kafka reports an end only when the next leader would, too.
+* Each position that is read has its own consumer (`Tail`), which never seeks: a consumer that seeks first waits for its old request. A tail
+  that does not deliver known entries is replaced: after a broker's restart the library's consumer sometimes stops fetching for good
+  (librdkafka issue 5153).
+* A topic that is deleted and recreated has another id. The id is checked after anything unusual, and periodically.
+* After a truncation by another process, a reader may still get entries that it had read ahead. They are valid.
 """
 
 from __future__ import annotations
@@ -39,30 +36,35 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.log_time import latest_ms, position_by
 
 OPEN_MS_MAX: Final = 10_000
-"""How long opening waits for Kafka: as long as an election of the partition's leader takes, and a slow name server."""
+"""How long opening waits for Kafka: an election of the partition's leader and a slow name server."""
 
 READ_MS_MAX: Final = 1_000
-"""How long a read waits for Kafka's answer: a hundred times as long as it takes, and short against a lease."""
+"""How long a read waits for Kafka's answer: a hundred times the usual, and short against a lease."""
 
 FIRST_ANSWER_MS_MAX: Final = 3_000
-"""The same for the first that a new client is answered: it connects first, to more than one broker, and agrees on keys if there is TLS."""
+"""The same for a new client's first answer: it connects to several brokers, with a TLS handshake if needed."""
 
 MISSED_MAX: Final = 3
-"""How often in a row a tail may not bring in time what is known to be there. With the first answer to its successor that takes
-some 6 s, less than half a lease."""
+"""How often in a row a tail may fail to deliver known entries before it is replaced.
+
+With its successor's first answer that takes about 6 s, less than half a lease.
+"""
 
 LOOK_MS: Final = 60_000
-"""How often it is looked up whether the topic is still the one that was opened. One that is deleted is noticed at once; this is
-for one that was made anew and has grown past all readers, meanwhile: so rare that a look-up nobody answers keeps nobody from reading."""
+"""How often the topic's id is checked.
+
+A deleted topic is noticed at once. This check finds one that was recreated and has grown past all readers: so rare that a failed check does
+not stop reading.
+"""
 
 MISSING_MS: Final = 5_000
-"""How long nobody may know of the topic before it is believed to be gone: a node that has just started may learn of it last."""
+"""How long a topic may be unknown before it counts as deleted: a node that has just started may learn of it last."""
 
 TAILS_MAX: Final = 4
-"""Positions at which one handle reads at a time before the longest unused one is given up: who catches up, and who has."""
+"""The positions that one handle reads at a time, such as a reader at the end and one that replays. Beyond, the longest unused is closed."""
 
 TAIL_IDLE_S: Final = 10.0
-"""How long a tail that nobody reads from is kept: its reader is at the end now, or gone."""
+"""How long an unused tail is kept: its reader has reached the end or is gone."""
 
 _ENDS_A_PRODUCER: Final = frozenset({Trouble.BROKEN, Trouble.DENIED, Trouble.FENCED})
 
@@ -71,7 +73,7 @@ class KafkaLog:
     """A handle on the log in a Kafka topic. See `Log` for the contract."""
 
     def __init__(self, address: KafkaAddress, *, name: str, settings: Mapping[str, str], create: bool = True) -> None:
-        """Open the log, and make its topic if it is not there and `create` says so; `name` is its URL, for messages.
+        """Open the log; `create` makes a missing topic. `name` is its URL, for messages.
 
         Raises `InvalidKafkaSetting`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`, `LogUnavailable`.
         """
@@ -82,15 +84,15 @@ class KafkaLog:
         self._history_snapshot = KafkaSnapshotStore(self._clients, address, topic=address.history_topic, log=name)
         self._changed = threading.Condition()
         self._woken = False
-        self._tails: dict[Tail, float] = {}  # And when each was last read from.
+        self._tails: dict[Tail, float] = {}  # When each was last read from.
         self._leaving: list[Tail] = []
         self._start = FIRST_OFFSET
         self._end = FIRST_OFFSET - 1  # The highest offset that the log is known to have reached.
         self._look_s = time.monotonic() + LOOK_MS / 1_000
-        self._may_be_another = False  # Whether something was odd: no more is read before the topic has been looked up.
-        self._missing_since_s: float | None = None  # When somebody first did not know of the topic, if nobody has since.
+        self._may_be_another = False  # After anything unusual: check the topic's id before the next read.
+        self._missing_since_s: float | None = None  # Since when the topic is unknown, if it is.
         self._asker = self._clients.consumer(address.topic)
-        # Made early, since it is of use only half a second later.
+        # Created early: it is usable only half a second later.
         self._producer: PartitionProducer | None = self._clients.producer(address.topic) if create else None
         try:
             self.identity = self._open(create=create)
@@ -105,7 +107,7 @@ class KafkaLog:
             raise error.as_error(log=name, in_doubt=False) from error
 
     def _open(self, *, create: bool) -> str:
-        """See to the topic, and that it is ours; its id."""
+        """Create or check the topic and its header. Return the topic's id."""
         deadline = Deadline.after(timeout_ms=OPEN_MS_MAX)
         topic = self._address.topic
         with self._clients.administrator() as administrator:
@@ -133,7 +135,7 @@ class KafkaLog:
                 self._producer.close()
                 self._producer = self._clients.producer(self._address.topic)
             raise self._error(sent.failure, in_doubt=sent.is_in_doubt) from sent.failure
-        if sent.offsets[0] <= self._end:  # Offsets never fall: it was another topic that took it.
+        if sent.offsets[0] <= self._end:  # Offsets never fall: this is another topic.
             raise LogReplaced(log=self.name, path=f"the topic {self._address.topic}")
         self._end = sent.offsets[-1]
         return sent.offsets
@@ -156,7 +158,7 @@ class KafkaLog:
             woken, self._woken = self._woken, False
             if len(tail):
                 return True
-        # Nothing came; whether nothing is there, only Kafka knows.
+        # No entry came. Only Kafka knows whether there is one.
         return not woken and self._comes(tail, limit=1)
 
     def wake(self) -> None:
@@ -178,8 +180,8 @@ class KafkaLog:
     def position_at(self, time_ms: int) -> int:
         """See `Log.position_at`.
 
-        Kafka gives the first message with such a time or a later one, however far ahead that is. It gives none where it looks in a
-        segment of which all such messages were truncated; then the newest message shows that there are some.
+        Kafka returns the first message at or after a time, even if it is far ahead. It returns none if it searches a segment whose matching
+        messages were all truncated; the newest message then shows whether any exist.
         """
         found, ahead = self._offset_at(time_ms), self._offset_at(latest_ms() + 1)
         self._ask_bounds()
@@ -207,7 +209,7 @@ class KafkaLog:
             raise self._error(failed) from failed
 
     def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
-        """See `FirstTimed`. Messages are read one after the other: this is for where a clock was wrong."""
+        """See `FirstTimed`. Reads message by message, since it is needed only where a clock was wrong."""
         if position >= below:
             return None
         deadline = Deadline.after(timeout_ms=FIRST_ANSWER_MS_MAX)
@@ -231,11 +233,11 @@ class KafkaLog:
         raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
 
     def compacted_snapshot(self) -> SnapshotStore:
-        """See `Log.snapshot`."""
+        """See `Log.compacted_snapshot`."""
         return self._compacted_snapshot
 
     def history_snapshot(self) -> SnapshotStore:
-        """See `Log.history snapshot`."""
+        """See `Log.history_snapshot`."""
         return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
@@ -246,7 +248,7 @@ class KafkaLog:
         check_position(self.name, below, start=self._start, end=self._end)
         try:
             with self._clients.administrator() as administrator:
-                self._check_topic(administrator)  # Kafka cuts whatever bears the name now.
+                self._check_topic(administrator)  # Kafka truncates the topic that has the name now.
                 administrator.delete_below(self._address.topic, below, timeout_ms=timeout_ms)
         except KafkaFailed as failed:
             raise self._error(failed, in_doubt=True) from failed
@@ -267,7 +269,7 @@ class KafkaLog:
         self._asker.close()
 
     def _tail_at(self, position: int) -> Tail:
-        """The tail that reads on from `position`: one that has come there, or a new one."""
+        """Return a tail that has reached `position`, or a new one."""
         if position < self._start:
             check_position(self.name, position, start=self._start, end=self._end)
         with self._changed:
@@ -292,13 +294,13 @@ class KafkaLog:
         return Tail(self._clients.consumer(self._address.topic), position, name=self.name, changed=self._changed)
 
     def _give_up(self, tail: Tail) -> None:
-        """Let go of a tail, and do not wait for it: whoever reads elsewhere has other things to do."""
+        """Close a tail without waiting for it."""
         del self._tails[tail]
         tail.stop()
         self._leaving = [leaving for leaving in (*self._leaving, tail) if not leaving.is_gone]
 
     def _comes(self, tail: Tail, *, limit: int) -> bool:
-        """Whether an entry stands at the head of `tail` or above; as many as `limit` are waited for, if they are known to be there."""
+        """Return whether there is an entry at or above the head of `tail`. Waits for up to `limit` entries that are known to be there."""
         if self._is_dry(tail):
             self._ask_bounds()
             check_position(self.name, tail.head, start=self._start, end=self._end)
@@ -324,24 +326,24 @@ class KafkaLog:
         return False
 
     def _is_dry(self, tail: Tail) -> bool:
-        """Whether a tail that goes on has brought all that is known to be there, of which the last may be no entry, and nothing is left."""
+        """Return whether a working tail has delivered everything known to be there. The last known offset may be no entry."""
         return not len(tail) and tail.failure is None and self._end < tail.reached
 
     def _explain(self, failure: KafkaFailed, position: int) -> NoReturn:
-        """Raise what it means that a reader at `position` cannot read on."""
+        """Raise the reason why a reader at `position` cannot read on."""
         self._may_be_another = True
         self._ask_bounds()
         check_position(self.name, position, start=self._start, end=self._end)
         raise self._error(failure) from failure
 
     def _error(self, failed: KafkaFailed, *, in_doubt: bool = False) -> EquipoiseError:
-        """What `failed` says of a log that was opened. A right that it had then is missing for a time, as whoever has been away."""
+        """Translate a failure of an opened log. A right that existed at opening is missing only temporarily."""
         if in_doubt or failed.trouble is Trouble.DENIED:
             return LogUnavailable(log=self.name, problem=failed.problem, in_doubt=in_doubt)
         return failed.as_error(log=self.name, in_doubt=False)
 
     def _ask_bounds(self) -> None:
-        """Ask the partition's leader where the log starts and ends; now and then, and when something was odd, for its topic, too."""
+        """Update the bounds from the partition's leader. Also check the topic, periodically and after anything unusual."""
         try:
             if self._may_be_another:
                 self._look_up_topic()
@@ -351,7 +353,7 @@ class KafkaLog:
             if bounds.high <= self._end:
                 self._look_up_topic()
         except KafkaFailed as failed:
-            self._may_be_another = True  # After an outage it may be.
+            self._may_be_another = True  # After an outage it may be another topic.
             raise self._error(failed) from failed
         if time.monotonic() >= self._look_s:
             with suppress(KafkaFailed):
@@ -366,7 +368,7 @@ class KafkaLog:
             self._check_topic(administrator)
 
     def _check_topic(self, administrator: Administrator) -> None:
-        """As `_look_up_topic`. Raises `KafkaFailed`, also as long as the topic may only be unknown to the one who was asked."""
+        """See `_look_up_topic`. Raises `KafkaFailed` while the topic may merely be unknown to the node that was asked."""
         topic = self._address.topic
         found = administrator.identity(topic, timeout_ms=FIRST_ANSWER_MS_MAX)
         if found is None:

@@ -1,7 +1,6 @@
-"""The settings of the Kafka client, as users write them: parsed, checked, and shown without their secrets.
+"""Parse, check and mask the settings of the Kafka client, and parse `kafka://` addresses.
 
-May live here: the grammar of settings and of `kafka://` addresses, what is not the user's to choose and why, and what is a
-secret. Pure: who calls brings the environment, and the text of the file.
+Pure: the caller reads the environment and files.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from typing import Final
 from equipoise.channel.core.errors import InvalidKafkaSetting, InvalidLogUrl
 
 CONFIG_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG"
-"""Settings as `key=value`, one a line, or with `;` between them where there is only one line."""
+"""Settings as `key=value`, one per line, or separated by `;` on a single line."""
 
 CONFIG_FILE_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG_FILE"
-"""The path of a file of such lines. What `CONFIG_VARIABLE` says goes before what the file says."""
+"""The path of a file of such lines. `CONFIG_VARIABLE` takes precedence."""
 
 MASK: Final = "***"
 
@@ -25,10 +24,10 @@ SNAPSHOT_SUFFIX: Final = "-snapshot"
 HISTORY_SUFFIX: Final = "-history"
 
 SUFFIX_CHARACTERS_MAX: Final = 29
-"""What stands behind the log's name in those of the topics beside it: of its snapshot, its history snapshot, and the load plane."""
+"""The longest suffix of the topics beside the log's: of its snapshot, its history snapshot, and the load plane."""
 
 TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
-"""Kafka takes 249, also of the topics beside it."""
+"""Kafka's limit is 249, also for the topics beside it."""
 
 _BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log rest on it"
 _BY_URL: Final = "the log's URL says it"
@@ -75,9 +74,9 @@ FIXED: Final[Mapping[str, str]] = {
     "sasl.jaas.config": "it is a setting of Java's client; here there are sasl.username and sasl.password",
     "ssl.truststore.location": "it is a setting of Java's client; here there is ssl.ca.location, a file of certificates (PEM)",
 }
-"""What users may not set, and why."""
+"""Settings that users may not set, and why."""
 
-# Whatever may hold a key or a password, now or in a later version of the library: rather one too many than one too few.
+# Matches every setting that may hold a key or a password, also in later versions of the library. Masks too many rather than too few.
 _is_secret: Final = re.compile(r"password|passphrase|secret|credential|token|\.pem$|private|assertion|sasl\.oauthbearer\.config").search
 
 _match_topic: Final = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}").fullmatch
@@ -90,7 +89,7 @@ _REPLICATION_MAX: Final = 32_767  # A signed 16-bit number in Kafka's protocol.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaAddress:
-    """Where a log lies: the brokers to ask first, its topic, and how many copies a topic that is made now is to have."""
+    """Where a log is: the bootstrap brokers, its topic, and the copies that a new topic gets."""
 
     servers: str
     topic: str
@@ -108,7 +107,7 @@ class KafkaAddress:
 
 
 def address_of(url: str) -> KafkaAddress:
-    """The parts of `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `InvalidLogUrl`, and repeats no password."""
+    """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `InvalidLogUrl`, which never repeats a password."""
     rest = url.removeprefix("kafka:")
     if "@" in rest.partition("?")[0]:
         masked = "kafka://" + MASK + rest[rest.rindex("@") :]
@@ -142,9 +141,9 @@ def _replication(url: str, options: str) -> int | None:
 
 
 def parsed(text: str) -> dict[str, str]:
-    """The settings in a text: `key=value`, one a line, `#` before a remark; a single line may hold several, with `;` between them.
+    """Parse settings: `key=value`, one per line, `#` starts a comment line. A single line may hold several, separated by `;`.
 
-    Whoever has a `;` in a value ends the line, or uses a file. Raises `InvalidKafkaSetting`, which never quotes a value.
+    A value with a `;` needs a text of several lines. Raises `InvalidKafkaSetting`, which never quotes a value.
     """
     lines = text.splitlines() if "\n" in text else text.split(";")
     settings: dict[str, str] = {}
@@ -153,14 +152,14 @@ def parsed(text: str) -> dict[str, str]:
             continue
         setting, equals, value = map(str.strip, line.partition("="))
         if not equals or _match_setting(setting) is None:
-            # The name is not repeated: whoever forgot it may have written the password in its place.
+            # Do not repeat the text: it may be a password.
             raise InvalidKafkaSetting(setting=f"number {number}", problem="it is not key=value, such as security.protocol=SASL_SSL")
         settings[setting] = value
     return settings
 
 
 def checked(settings: Mapping[str, str]) -> dict[str, str]:
-    """The same settings. Raises `InvalidKafkaSetting` for one that is not the user's to choose."""
+    """Return the same settings. Raises `InvalidKafkaSetting` for one that users may not set."""
     for setting in sorted(settings):
         if setting in FIXED:
             raise InvalidKafkaSetting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
@@ -170,7 +169,7 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_text(settings: Mapping[str, str]) -> str:
-    """A text that `parsed` reads back, for the environment of a child. Raises `InvalidKafkaSetting` for a value of two lines."""
+    """Return a text that `parsed` reads back, for the environment of a child. Raises `InvalidKafkaSetting` for a multi-line value."""
     for setting, value in settings.items():
         if len(value.splitlines()) > 1:
             raise InvalidKafkaSetting(setting=setting, problem="a value here is one line; name the file that holds it by another setting")
@@ -178,12 +177,12 @@ def as_text(settings: Mapping[str, str]) -> str:
 
 
 def masked(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings with a mask in place of each secret, in order of their names."""
+    """Return the settings sorted by name, with secrets masked."""
     return {setting: MASK if _is_secret(setting) else settings[setting] for setting in sorted(settings)}
 
 
 def without_secrets(text: str, settings: Mapping[str, str]) -> str:
-    """`text`, such as an error of the library, with a mask in place of each secret that stands in it."""
+    """Return `text`, such as an error of the library, with the secrets of `settings` masked."""
     for setting, value in settings.items():
         if value and _is_secret(setting):
             text = text.replace(value, MASK)

@@ -1,10 +1,8 @@
-"""The `SnapshotStore` on a Kafka topic that Kafka itself compacts, beside the topic of its log.
+"""Implement `SnapshotStore` on a compacted Kafka topic beside the log's, for the snapshot and the history snapshot.
 
-May live here: `KafkaSnapshotStore`, which is a log's snapshot or its history snapshot, by the topic that it is given; and which message
-is what: a row under its key, a tombstone for a row that is gone, and the marker last of each transaction.
-
-Kafka's cleaner keeps the last row of each key, so that a snapshot of many years is as long as the view that it holds. It may pass
-while somebody reads: a reader that finds rows which do not fit its marker reads again.
+A message is a row under its key, a tombstone for a removed row, or the marker, which ends each transaction. Kafka's cleaner keeps the last
+row of each key, so the topic stays as long as the view. The cleaner may run during a load: a reader whose rows do not match the marker
+reads again.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS_MAX: Final = 10_000
-"""How long a look at the topic may take: as opening its log."""
+"""How long a check of the topic may take: as long as opening its log."""
 
 SILENCE_MS_MAX: Final = 10_000
-"""How long the next rows may take to come, while more are known to be there."""
+"""How long to wait for the next rows while more are known to be there."""
 
-_ENDED_LOOK_S: Final = 0.005  # A transaction ends on the partition some milliseconds after it was decided on.
+_ENDED_LOOK_S: Final = 0.005  # A transaction ends on the partition some milliseconds after its commit.
 
 _MARKER_KEY: Final = MARKER_KEY.encode()
 
@@ -38,10 +36,10 @@ _TAKE_MS: Final = 100  # Between two calls of `check`.
 
 
 class KafkaSnapshotStore:
-    """The snapshot of one log on Kafka. See `SnapshotStore` for the contract; it belongs to the thread of its log's handle."""
+    """A snapshot of one log on Kafka, used by the thread of the log's handle. See `SnapshotStore` for the contract."""
 
     def __init__(self, clients: Clients, address: KafkaAddress, *, topic: str, log: str) -> None:
-        """`topic` is where it lies, beside the log at `address`; `log` is the log's name, for messages."""
+        """`topic` holds the snapshot, beside the log at `address`. `log` is the log's name, for messages."""
         self._clients = clients
         self._replication = address.replication
         self._topic = topic
@@ -49,7 +47,7 @@ class KafkaSnapshotStore:
         self._producer: TransactionalProducer | None = None
 
     def claim(self, *, timeout_ms: int) -> None:
-        """See `SnapshotStore.claim`. A new claim is a new producer: the old one may have ended."""
+        """See `SnapshotStore.claim`. A new claim uses a new producer: the old one may be unusable."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
         self.close()
         try:
@@ -60,7 +58,7 @@ class KafkaSnapshotStore:
             raise failed.as_error(log=self._log, in_doubt=False) from failed
 
     def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
-        """See `SnapshotStore.load`. Of how many is not known before the end: Kafka tells offsets, of which compaction leaves out most."""
+        """See `SnapshotStore.load`. Reports no total: compaction leaves gaps in the offsets."""
         try:
             if not self._look(create=False, deadline=Deadline.after(timeout_ms=LOOK_MS_MAX)):
                 return None
@@ -77,7 +75,7 @@ class KafkaSnapshotStore:
 
     def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
         """See `SnapshotStore.replace`."""
-        producer, self._producer = self._producer, None  # Whoever fails claims again.
+        producer, self._producer = self._producer, None  # After a failure, the caller must claim again.
         if producer is None:
             raise SnapshotFenced(log=self._log)
         try:
@@ -94,7 +92,7 @@ class KafkaSnapshotStore:
         self._producer = producer
 
     def _await_readable(self, last: int, deadline: Deadline) -> None:
-        """Wait until whoever loads sees the transaction whose last message is at offset `last`. Raises `KafkaFailed`."""
+        """Wait until loads see the transaction whose last message is at offset `last`. Raises `KafkaFailed`."""
         with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
             while consumer.bounds(timeout_ms=max(1, deadline.remaining_ms())).high <= last:
                 if not deadline.remaining_ms():
@@ -103,13 +101,13 @@ class KafkaSnapshotStore:
                 time.sleep(_ENDED_LOOK_S)
 
     def close(self) -> None:
-        """Let go of the claim's client; the claim itself stands until another one comes."""
+        """Close the claim's client. The claim stands until the next one."""
         if self._producer is not None:
             self._producer.close()
             self._producer = None
 
     def _look(self, *, create: bool, deadline: Deadline) -> bool:
-        """Whether the topic is there, as it must be."""
+        """Check the topic, and return whether there is one."""
         replication = self._replication
         with self._clients.administrator() as administrator:
             facts = fitting_topic(
@@ -118,7 +116,7 @@ class KafkaSnapshotStore:
         return facts is not None
 
     def _rows(self, consumer: PartitionConsumer, check: Check, progress: Progress) -> dict[bytes, bytes]:
-        """The last row of each key, as of the last transaction that had ended when this began."""
+        """Return the last row of each key, as of the last transaction that had ended when this began."""
         bounds = consumer.bounds(timeout_ms=LOOK_MS_MAX)
         rows: dict[bytes, bytes] = {}
         reached, done = bounds.low, 0
@@ -131,7 +129,7 @@ class KafkaSnapshotStore:
                 error = message.error()
                 if error is None:
                     reached = _next(message)
-                    # Beyond the end there may be half of what another transaction wrote meanwhile.
+                    # Beyond the end there may be a part of a later transaction.
                     done += reached <= bounds.high and _put(message, rows)
                 else:
                     reached = max(reached, _end_told(consumer, message))
@@ -144,25 +142,25 @@ class KafkaSnapshotStore:
 
 
 def _next(message: Message) -> int:
-    """The position after a message that is one."""
+    """Return the position after a regular message."""
     offset = message.offset()
     assert offset is not None, "a message that is none has an error"
     return offset + 1
 
 
 def _end_told(consumer: PartitionConsumer, message: Message) -> int:
-    """The end that a message tells which is none, or 0. Raises `KafkaFailed`."""
+    """Return the end that an error message marks, or 0. Raises `KafkaFailed`."""
     error = message.error()
     failed = None if error is None else consumer.failed(error)
     if failed is None:
         return message.offset() or 0
-    if failed.trouble is Trouble.AWAY:  # That passes, and the library tries again by itself.
+    if failed.trouble is Trouble.AWAY:  # AWAY passes: the library retries.
         return 0
     raise failed
 
 
 def _put(message: Message, rows: dict[bytes, bytes]) -> bool:
-    """Put one message where it belongs; whether it was a row."""
+    """Apply one message to `rows`. Return whether it was a row."""
     key, value = message.key(), message.value()
     if key is None:
         return False

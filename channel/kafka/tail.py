@@ -1,7 +1,7 @@
-"""One reader's way through a topic: a consumer, the thread that pumps it, and what it has read ahead.
+"""Read a topic ahead for one reader: a consumer, and the thread that pumps it.
 
-May live here: `Tail` with its bounds. The thread waits within the library, where no other thread could wake it, and hands
-over what comes under a condition, on which the handle waits: so nobody asks again and again, and `Log.wake` is heard at once.
+The thread waits in the library, where nothing can wake it, and hands entries over under a condition on which the handle waits. So the
+handle does not poll, and `Log.wake` takes effect at once.
 """
 
 from __future__ import annotations
@@ -17,71 +17,73 @@ from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Message, PartitionConsumer
 
 HEADER_KEY: Final = b"equipoise"
-"""The key of a message that says whose topic it is. It is no entry of the log."""
+"""The key of a message that identifies the topic's owner. It is no entry of the log."""
 
 AHEAD_ENTRIES_MAX: Final = 2 * READ_ENTRIES_MAX
 AHEAD_BYTES_MAX: Final = READ_BYTES_MAX + RECORD_BYTES_MAX
-"""What a tail reads ahead: one full answer, and half of the next while that one is folded."""
+"""What a tail reads ahead: one full answer, and half of the next while the reader folds that one."""
 
 PUMPED_MAX: Final = 1_024
-"""Messages taken from the library in one turn: a millisecond in which this thread keeps the interpreter's lock."""
+"""Messages taken from the library at once: 1 ms during which this thread holds the GIL."""
 
 PUMP_MS_MAX: Final = 100
-"""How long the thread waits in the library at once, and so how long closing takes: ten looks a second, of some ten
-microseconds each. What comes ends the wait."""
+"""How long the thread waits in the library at once, and so how long closing takes.
+
+Ten wake-ups a second of about ten microseconds each are no load. A message ends the wait.
+"""
 
 CLOSE_MS_MAX: Final = 2_000
-"""How long `join` waits for the thread. One that hangs in the library, as in asking for a name, ends when that lets it go."""
+"""How long `join` waits. A thread that hangs in the library, such as in a name lookup, ends later."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 class Tail:
-    """Reads on from one position. Its entries are taken from the front, so that it serves one reader at a time.
+    """Reads on from one position. Entries are taken from the front, so it serves one reader at a time.
 
-    `stop` and `join` are called without `changed`, all else of the handle's side while it is held.
+    Call `stop` and `join` without holding `changed`, and all other methods while holding it.
     """
 
     def __init__(self, consumer: PartitionConsumer, position: int, *, name: str, changed: threading.Condition) -> None:
-        """`consumer` is new, and from here on the tail's; `name` is the log's, for the thread; `changed` tells of all that comes."""
+        """Start reading. Takes ownership of `consumer`. `name` is the log's, for the thread; `changed` is notified of all changes."""
         self.head = position
-        """The position from which on nothing was given away yet."""
+        """The first position not yet given away."""
         self.reached = position
-        """All that stands below was read: it is here, or was given away, or there is nothing."""
+        """Everything below this position was read: held here, given away, or a gap."""
         self.has_begun = False
         """Whether Kafka has answered once."""
         self.missed = 0
-        """How often in a row it was waited for in vain. The handle counts, and what comes ends the row."""
+        """How often in a row a wait was in vain. The handle counts; an arriving entry resets it."""
         self.failure: KafkaFailed | None = None
-        """Why no more will come. What is here can still be taken."""
+        """Why no more entries will come. Held entries can still be taken."""
         self._entries: deque[Entry] = deque()
         self._bytes = 0
         self._changed = changed
         self._is_stopping = False
         self._consumer = consumer
-        # A daemon, so that a name server which never answers does not keep the process from ending.
+        # A daemon thread, so that a name server which never answers does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"kafka {name}", daemon=True)
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many entries are here."""
+        """Return how many entries are held."""
         return len(self._entries)
 
     def __bool__(self) -> bool:
         return True
 
     def holds_enough(self, limit: int) -> bool:
-        """Whether no more is worth waiting for, if there is more: an answer of `limit` entries is here, or nothing fits in."""
+        """Return whether waiting for more is pointless: `limit` entries are held, or no more fit."""
         return len(self._entries) >= limit or self._bytes > READ_BYTES_MAX or self._is_full()
 
     def skip_to(self, position: int) -> None:
-        """Give away what stands below `position`, which lies between `head` and `reached`."""
+        """Give away everything below `position`, which lies between `head` and `reached`."""
         while self._entries and self._entries[0].offset < position:
             self._drop_first()
         self.head = position
 
     def take(self, limit: int) -> Sequence[Entry]:
-        """Give away the first entries: at most `limit`, and no further one after `READ_BYTES_MAX`."""
+        """Give away the first entries: at most `limit`, and none after `READ_BYTES_MAX`."""
         taken: list[Entry] = []
         taken_bytes = 0
         while self._entries and len(taken) < limit and taken_bytes <= READ_BYTES_MAX:
@@ -102,13 +104,13 @@ class Tail:
         return len(self._entries) >= AHEAD_ENTRIES_MAX or self._bytes >= AHEAD_BYTES_MAX
 
     def stop(self) -> None:
-        """Read no further, and let go of the consumer; soon."""
+        """Stop reading and release the consumer soon."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait until the consumer is gone, but not for ever."""
+        """Wait until the consumer is closed, at most `CLOSE_MS_MAX`."""
         self._thread.join(CLOSE_MS_MAX / 1_000)
 
     @property
@@ -132,7 +134,7 @@ class Tail:
             self._consumer.close()
 
     def _wants_more(self) -> bool:
-        """Whether to go on, once there is room."""
+        """Wait for room, and return whether to go on."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopping or not self._is_full())
             return not self._is_stopping and self.failure is None
@@ -148,10 +150,11 @@ class Tail:
                 assert offset is not None, "a message that is none has an error"
                 reached = offset + 1
                 if message.key() != HEADER_KEY:
-                    entries.append(Entry(offset, message.value() or b""))  # Of a tombstone no more is left than that it is no record.
+                    # A tombstone becomes an empty entry, which is no valid record.
+                    entries.append(Entry(offset, message.value() or b""))
             elif (failed := self._consumer.failed(error)) is None:
-                reached = max(reached, -1 if offset is None else offset)  # The end, at this offset.
-            elif failed.trouble is not Trouble.AWAY:  # That passes, and the library tries again by itself.
+                reached = max(reached, -1 if offset is None else offset)  # The end of the partition, at this offset.
+            elif failed.trouble is not Trouble.AWAY:  # AWAY passes: the library retries.
                 failure = failed
         with self._changed:
             self._entries.extend(entries)

@@ -1,8 +1,4 @@
-"""The topic of a log: made as it must be, or checked to be so, and marked as ours.
-
-May live here: which settings a topic and those of its snapshot and its history snapshot must have and why, and what is done to a topic
-when a log on it is opened.
-"""
+"""Create, check and mark the topics of a log, its snapshot and its history snapshot."""
 
 from __future__ import annotations
 
@@ -22,20 +18,20 @@ from equipoise.channel.system.deadline import Deadline
 FORMAT: Final = 1
 
 HEADER: Final = orjson.dumps({"log": "equipoise", "format": FORMAT})
-"""The message at offset 0, which is no entry: a log's first offset is 1. Two who open a new topic at once may both write one."""
+"""The message at offset 0. It is no entry: a log's first offset is 1. Two processes that open a new topic at once may both write one."""
 
 LAG_MS_MIN: Final = 3_600_000
-"""How long the snapshot's rows and tombstones stay readable after newer ones: longer than anybody takes to load them."""
+"""How long the snapshot's rows and tombstones stay readable after newer ones: longer than any load takes."""
 
 REPLICATION: Final = 3
-"""Copies of a topic that is made, if nobody says how many and there are as many brokers: one may fail, and another be upgraded."""
+"""Copies of a new topic by default, if there are as many brokers: one may fail while another is upgraded."""
 
 _MADE_LOOK_S: Final = 0.02  # A new topic is known to all of Kafka within some milliseconds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """One setting: what a topic that is made gets, what one that is found must have, and that in words."""
+    """One setting: the value for new topics, the condition for existing ones, and that condition in words."""
 
     name: str
     made: str
@@ -54,12 +50,12 @@ def _at_least(name: str, value: int) -> Needed:
 
 
 def _made_with(name: str, value: str) -> Needed:
-    """Whoever makes a topic otherwise knows why."""
+    """Return a setting that is only applied to new topics."""
     return Needed(name=name, made=value, words="anything", fits=lambda _: True)
 
 
 def _insync(replication: int) -> Needed:
-    """How many copies an acknowledged record is on: with two, one may be lost for ever and nothing is."""
+    """Return how many copies must have an acknowledged record. With two, one may be lost for ever without loss of data."""
     least = 2 if replication >= REPLICATION else 1
     return Needed(
         name="min.insync.replicas",
@@ -70,9 +66,9 @@ def _insync(replication: int) -> Needed:
 
 
 def needed_of_log(replication: int) -> Sequence[Needed]:
-    """What the topic of a log must have. Nothing in it may go but by truncation, and nothing acknowledged may be taken back."""
+    """Return the settings of a log's topic: only truncation removes records, and no acknowledged record is lost."""
     return (
-        _exactly("cleanup.policy", "delete"),  # Compaction by Kafka keeps a rejected record and drops the accepted one.
+        _exactly("cleanup.policy", "delete"),  # Kafka's compaction would keep a rejected record and drop the accepted one.
         _exactly("retention.ms", "-1"),
         _exactly("retention.bytes", "-1"),
         _insync(replication),
@@ -88,7 +84,7 @@ def needed_of_snapshot(replication: int) -> Sequence[Needed]:
         _exactly("cleanup.policy", "compact"),
         _at_least("min.compaction.lag.ms", LAG_MS_MIN),
         _at_least("delete.retention.ms", LAG_MS_MIN),
-        _made_with("segment.ms", str(LAG_MS_MIN)),  # The cleaner leaves the newest segment alone, for a week by default.
+        _made_with("segment.ms", str(LAG_MS_MIN)),  # The cleaner skips the newest segment, which by default lasts a week.
         _insync(replication),
         _exactly("unclean.leader.election.enable", "false"),
         _at_least("max.message.bytes", REQUEST_BYTES_MAX),
@@ -105,9 +101,9 @@ def fitting_topic(
     create: bool,
     deadline: Deadline,
 ) -> TopicFacts | None:
-    """The topic, which is made if it is not there and `create` says so; None if it is not there otherwise.
+    """Return the facts about a topic, or None if there is none; `create` makes a missing one.
 
-    `replication` is how many copies it must have, if that was said. Raises `UnfitTopic`, `KafkaFailed`.
+    `replication` is the required number of copies, if given. Raises `UnfitTopic`, `KafkaFailed`.
     """
     facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
     if facts is None and create:
@@ -121,7 +117,7 @@ def fitting_topic(
 
 
 def described_when_made(administrator: Administrator, topic: str, deadline: Deadline) -> TopicFacts:
-    """Not every broker knows at once of a topic that one has made."""
+    """Wait until a new topic is known to the broker that is asked, and return its facts."""
     while True:
         facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
         if facts is not None:
@@ -132,7 +128,7 @@ def described_when_made(administrator: Administrator, topic: str, deadline: Dead
 
 
 def check_topic(facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic: str, replication: int | None) -> None:
-    """Raise `UnfitTopic` with the first thing in which a topic is not as it must be."""
+    """Raise `UnfitTopic` with the first requirement that the topic does not meet."""
     if facts.partitions != 1:
         raise UnfitTopic(log=log, topic=topic, setting="the number of partitions", found=str(facts.partitions), needed="1")
     if replication is not None and facts.replication != replication:
@@ -153,13 +149,13 @@ def mark(
     topic: str,
     deadline: Deadline,
 ) -> None:
-    """Write the header to a topic that is empty; see that there is one on a topic that has its first message still.
+    """Write the header to an empty topic, or check the header of one that still has its first message.
 
-    `reader` is of no other use afterwards; without `producer` an empty topic stays empty.
-    Raises `LogNotBegun`, `LogDamaged` for a topic of another program, `KafkaFailed`.
+    `reader` is unusable afterwards. Without `producer` an empty topic stays empty. Raises `LogNotBegun`, `LogDamaged` for a topic of
+    another program, `KafkaFailed`.
     """
     bounds = _bounds_when_led(asker, deadline)
-    if bounds.low > 0:  # Truncated: what was at offset 0 cannot be told any more, and only a log of ours is truncated so.
+    if bounds.low > 0:  # Truncated: the header is gone, but only our logs are truncated like this.
         return
     if bounds.high == 0:
         if producer is None:
@@ -183,7 +179,7 @@ def mark(
 
 
 def _bounds_when_led(asker: PartitionConsumer, deadline: Deadline) -> Bounds:
-    """The bounds of a topic that is there. Who leads it is known somewhat later, if it is new or Kafka has just started."""
+    """Return the bounds of an existing topic. Waits for its leader, which is unknown for a while if the topic or Kafka is new."""
     while True:
         try:
             return asker.bounds(timeout_ms=deadline.remaining_ms())
