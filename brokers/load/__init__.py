@@ -1,1 +1,1 @@
-"""Measuring the use of a broker, and carrying load reports."""
+"""Measure the resources that a broker uses, and exchange load reports."""

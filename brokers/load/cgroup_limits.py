@@ -1,7 +1,4 @@
-"""What the control group of a process allows it: CPU and memory, by Linux' cgroup v1 and v2.
-
-May live here: where the limits stand and how they are spelled. The files are read by whoever asks.
-"""
+"""Read the CPU and memory limits of this process's control groups (Linux cgroup v1 and v2)."""
 
 from __future__ import annotations
 
@@ -13,27 +10,27 @@ MEMBERSHIP: Final = "/proc/self/cgroup"
 _MOUNT: Final = "/sys/fs/cgroup"
 
 Read = Callable[[str], str | None]
-"""The text of a file by its path; None if it cannot be read."""
+"""Returns the text of the file at a path, or None if it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """CPUs, as a number that may be broken, and memory in bytes; None: no limit is set."""
+    """Limits: CPUs (may be fractional) and memory in bytes. None means no limit."""
 
     cpu_cores: float | None = None
     memory_bytes: int | None = None
 
 
 def cgroup_limits(read: Read) -> CgroupLimits:
-    """The tightest limits on the way from this process' groups up to the root; none on a system without control groups.
+    """Return the tightest limits from this process's groups up to the root.
 
-    In a container the group that the kernel names may lie above what is mounted: then its files are not there, and those
-    at the root of the mount are the container's own.
+    In a container the kernel may report a group above the mounted ones. Its files do not exist then, and the files at the root of the mount
+    are the container's own.
     """
     cores: list[float] = []
     memory: list[int] = []
     for controllers, group in _groups(read(MEMBERSHIP) or ""):
-        if not controllers:  # Version 2, in whose one tree all controllers are; beside version 1 it is mounted aside.
+        if not controllers:  # Version 2 has one tree for all controllers; beside version 1 it is mounted separately.
             for folder in (*_upwards(_MOUNT, group), *_upwards(f"{_MOUNT}/unified", group)):
                 cores += _cores_of(read(f"{folder}/cpu.max"))
                 memory += _bytes_of(read(f"{folder}/memory.max"))
@@ -47,7 +44,7 @@ def cgroup_limits(read: Read) -> CgroupLimits:
 
 
 def _groups(membership: str) -> Iterator[tuple[list[str], list[str]]]:
-    """The controllers, and the way to the group, of each tree that the process is in; version 2 names no controllers."""
+    """Yield the controllers and the path of each group of the process. Version 2 has no controllers."""
     for line in membership.splitlines():
         _, _, rest = line.partition(":")
         controllers, separator, group = rest.partition(":")
@@ -56,13 +53,13 @@ def _groups(membership: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _upwards(mount: str, group: Sequence[str]) -> Iterator[str]:
-    """The folder of a group, and those of all groups that it lies in, up to the root."""
+    """Yield the folders of a group and of its parents, up to the root."""
     for depth in range(len(group), -1, -1):
         yield "/".join((mount, *group[:depth]))
 
 
 def _cores_of(text: str | None) -> list[float]:
-    """A quota and its period, both in microseconds; what is no positive number is no limit (`max`, -1)."""
+    """Parse a quota and its period, both in microseconds. Any other value (`max`, -1) means no limit."""
     match (text or "").split():
         case [quota, period] if quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0:
             return [int(quota) / int(period)]

@@ -1,7 +1,4 @@
-"""Looks at what this process and its descendants use of the machine, through psutil.
-
-May live here: what is asked of the operating system. What it comes to is said by `brokers.balancing.resource_use`.
-"""
+"""Measure the resources that this process and its descendants use, through psutil."""
 
 from __future__ import annotations
 
@@ -18,15 +15,15 @@ from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
 
-# psutil says 65,535 where a card does not know its speed on some systems, and 0 on others.
+# Some systems report 65,535 for an unknown speed, others 0.
 _SPEED_UNKNOWN: Final = 65_535
 
 
 class ProcessUse:
-    """The use of resources from one look to the next. A look reads some hundred small files: make it in a thread, one at a time."""
+    """The use of resources between two measurements. Each reads about a hundred small files: run it in a thread, one at a time."""
 
     def __init__(self, *, broker: str, cpu_cores: float | None = None) -> None:
-        """`cpu_cores`: how many CPUs there are for this broker; None: as many as the system lets the process use."""
+        """`cpu_cores` is how many CPUs this broker may use; None means all that the system allows."""
         self._broker = broker
         self._cpu_cores = cpu_cores
         self._process = psutil.Process()
@@ -35,9 +32,10 @@ class ProcessUse:
         self._is_told = False
 
     def look(self, *, at_ms: int, told_in: float = 0.0, told_out: float = 0.0, nic_speed_gbps: float | None = None) -> Resources | None:
-        """The use of each resource since the look before, or the one before that if no time has passed; None at the first look.
+        """Return the use of each resource since the last measurement, or None at the first.
 
-        `at_ms` is of a clock that never goes back. The others are as in `resources_between` and `network_kbits`.
+        Returns the former result if no time has passed. `at_ms` is from a monotonic clock. For the other parameters see `resources_between`
+        and `network_kbits`.
         """
         cards = counting_cards(_cards())
         limits, now = self._limits(cards, nic_speed_gbps), self._count(at_ms, cards)
@@ -57,7 +55,7 @@ class ProcessUse:
                     times = process.cpu_times()
                     memory_bytes += process.memory_info().rss
             except psutil.Error:
-                continue  # It has just ended, and counts at its parent once that has taken note.
+                continue  # It has just ended; its parent's counters will include it.
             cpu_seconds += times.user + times.system + times.children_user + times.children_system
         return Counters(
             at_ms=at_ms,
@@ -74,7 +72,7 @@ class ProcessUse:
             return []
 
     def _limits(self, cards: list[Card], nic_speed_gbps: float | None) -> Limits:
-        allowed = cgroup_limits(_read)  # Anew at each look: a limit can be changed while the process runs.
+        allowed = cgroup_limits(_read)  # Read at each measurement: limits can change while the process runs.
         usable = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         cores = self._cpu_cores if self._cpu_cores is not None else min(allowed.cpu_cores or usable, usable)
         memory = psutil.virtual_memory().total
@@ -89,7 +87,7 @@ class ProcessUse:
 
 
 def _cards() -> list[Card]:
-    """The network cards that are up, without loopback."""
+    """Return the network cards that are up, without loopback."""
     counters = psutil.net_io_counters(pernic=True)
     return [
         Card(

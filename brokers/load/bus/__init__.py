@@ -1,7 +1,4 @@
-"""The load plane: adapters of `shedder.load_reports.LoadBus`, which carry samples and summaries of load between brokers.
-
-Here live the adapters and the choice between them. What a report says, and what is made of it, is pure and lives elsewhere.
-"""
+"""Choose the adapter of `shedder.load_reports.LoadBus` that exchanges load samples and summaries between brokers."""
 
 from __future__ import annotations
 
@@ -17,12 +14,14 @@ from equipoise.shedder.load_reports import LoadBus
 
 
 def open_load_bus(log_url: str, *, keep: bool = False) -> LoadBus:
-    """A new handle on the load bus of the cluster whose log is at `log_url`, a URL as `channel.log.open_log` takes it.
+    """Return a new handle on the load bus of the cluster whose log is at `log_url` (see `channel.log.open_log`).
 
-    The brokers of `sqlite:PATH` use the folder `PATH.loads`, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-loads`, those of
-    `memory:NAME` the memory of their process. With `keep`, each summary that is made of a sample here is also put down for those
-    who look back, on an embedded log in `PATH.observations`; on Kafka the topic keeps them for an hour. Raises `InvalidLogUrl` for
-    any other, and for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    * `sqlite:PATH` uses the folder `PATH.loads`.
+    * `kafka://SERVERS/TOPIC` uses the topic `TOPIC-loads`.
+    * `memory:NAME` uses the memory of the process.
+
+    With `keep`, an embedded log also stores each summary made here in `PATH.observations`; on Kafka the topic keeps them for an hour.
+    Raises `InvalidLogUrl` for any other URL, and for a topic `MissingExtra` and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:

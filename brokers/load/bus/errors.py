@@ -1,7 +1,4 @@
-"""The errors of the load plane's topics; those of load itself are in `brokers.errors`.
-
-May live here: exception classes with typed attributes. A message says what happened, to what, and what to do next.
-"""
+"""Define the errors of the load bus's topics. Errors about load itself are in `brokers.errors`."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from equipoise.channel.core.errors import OperatorError
 
 
 class UnfitLoadTopic(OperatorError):
-    """A Kafka topic of the load plane that load workers cannot share among them."""
+    """A Kafka topic with the wrong number of partitions for load workers."""
 
     def __init__(self, *, topic: str, partitions: int, needed: int, like: str) -> None:
-        """`topic` has `partitions`, and must have `needed`, as the topic `like` has."""
+        """`topic` has `partitions`, but needs `needed`, as many as the topic `like`."""
         self.topic = topic
         self.partitions = partitions
         self.needed = needed

@@ -1,8 +1,7 @@
-"""The load bus of one machine: one small file for each broker, in a folder beside the log.
+"""Exchange load reports on one machine, through one small file per broker in a folder beside the log.
 
-May live here: `FileLoadBus`. A file rather than a table: there is one writer for each, it replaces the file whole, nobody
-waits for anybody, and what a crash leaves behind is one old summary. The averages in it are all that a broker needs to go
-on with them after a restart.
+Files suit this better than a table: each has one writer, which replaces it as a whole, and nobody waits. A crash leaves an old summary,
+whose averages let a restarted broker go on.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from equipoise.brokers.runtime.observations.observed import Kind, Observation, O
 from equipoise.channel.system import private_files
 from equipoise.shedder.load_reports import Sample, Summary, summarized
 
-# A file that its broker has not replaced for an hour tells of a broker that is gone: whoever reads it takes it away.
+# A file not replaced for an hour belongs to a broker that is gone; readers delete it.
 KEPT_SECONDS: Final = 3_600
 
-# Ten times the brokers for which one machine is meant; any more files are left unread.
+# Ten times the brokers for which one machine is meant. Further files are not read.
 REPORTS_MAX: Final = 1_000
 
 _SUFFIX: Final = ".json"
@@ -34,16 +33,16 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class FileLoadBus:
-    """A handle on the bus in `folder`, which is made with the first sample; its parent must exist. See `LoadBus`."""
+    """A handle on the load bus in `folder`, which is created with the first sample in an existing parent. See `LoadBus`."""
 
     def __init__(self, folder: Path, *, observations: Observations | None = None) -> None:
-        """Each summary made here is also added to `observations`, if there are any; that this fails is told, and no more."""
+        """Each summary made here is also added to `observations`, if given. A failure of that is only logged."""
         self._folder = folder
         self._observations = observations
         self._failures: ToldFailures | None = None
 
     def publish(self, sample: Sample) -> None:
-        """See `LoadBus.publish`. Nothing is fsynced: after a power cut the next interval brings a sample anyway."""
+        """See `LoadBus.publish`. Does not fsync: after a power failure the next interval brings a sample."""
         path = self._path_of(sample.broker)
         unfinished = path.with_suffix(".unfinished")
         try:
@@ -51,7 +50,7 @@ class FileLoadBus:
             summary = spell_summary(summarized(_read(path), sample))
             private_files.make(unfinished)
             unfinished.write_bytes(summary)
-            unfinished.replace(path)  # Readers see the former summary, or this one as a whole.
+            unfinished.replace(path)  # Readers see the former summary or the whole new one.
         except OSError as error:
             raise self._unavailable(error) from error
         if self._observations is not None:
@@ -80,17 +79,17 @@ class FileLoadBus:
         try:
             summaries = list(self._read_all())
         except FileNotFoundError:
-            return []  # Nobody has published anything yet.
+            return []  # Nothing has been published yet.
         except OSError as error:
             raise self._unavailable(error) from error
         return sorted(summaries, key=lambda summary: summary.broker)
 
     def _path_of(self, broker: str) -> Path:
-        # Not named by the id itself, which may hold characters, or be of a length, that no file's name may.
+        # A hash, since an id may hold characters or have a length that file names cannot.
         return self._folder / f"{hashlib.sha256(broker.encode()).hexdigest()[:32]}{_SUFFIX}"
 
     def _read_all(self) -> Iterator[Summary]:
-        """Every summary that can be read, of files that are young enough; the others go."""
+        """Yield every readable summary of a recent file. Deletes old files."""
         oldest = time.time() - KEPT_SECONDS
         with os.scandir(self._folder) as entries:
             paths = sorted(Path(entry) for entry in entries if entry.name.endswith(_SUFFIX))
@@ -100,7 +99,7 @@ class FileLoadBus:
                     path.unlink()
                     continue
             except FileNotFoundError:
-                continue  # Another reader has just taken it away.
+                continue  # Another reader has just deleted it.
             if (summary := _read(path)) is not None:
                 yield summary
 
@@ -109,7 +108,7 @@ class FileLoadBus:
 
 
 def _read(path: Path) -> Summary | None:
-    """The summary that a file holds; None if there is no such file, or it holds none."""
+    """Return the summary in a file, or None if there is no file or no summary in it."""
     try:
         with path.open("rb") as file:
             data = file.read(SUMMARY_BYTES_MAX + 1)

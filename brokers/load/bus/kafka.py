@@ -1,8 +1,4 @@
-"""The load bus on Kafka topics beside the log's: brokers write samples and read summaries; load workers make the ones of the others.
-
-May live here: `KafkaLoadBus`. The topics are told in `brokers.load.bus.topics`, the workers in `brokers.load.worker`; what
-Kafka is asked for is in `channel.kafka.client`.
-"""
+"""Exchange load reports on Kafka topics beside the log's: brokers write samples and read the summaries that load workers make."""
 
 from __future__ import annotations
 
@@ -23,30 +19,30 @@ from equipoise.shedder.load_reports import Sample, Summary
 
 logger = logging.getLogger(__name__)
 
-# A third of the default interval, in which a report is of use: what Kafka does not take or give by then is lost, as reports may be.
+# A third of the default report interval. Reports that Kafka does not take or return in this time are lost, which is harmless.
 _ANSWER_MS_MAX: Final = 1_500
 
-# Messages taken at once; each replaces the one before of its broker, so that they do not pile up.
+# Messages taken at once. Each replaces the previous one of its broker, so they do not pile up.
 _TAKEN_MAX: Final = 1_000
 
 
 class KafkaLoadBus:
-    """A handle on the bus beside the log of the topic `log`. Its topics are made with the first sample. See `LoadBus`.
+    """A handle on the load bus beside the topic `log`. The first sample creates its topics. See `LoadBus`.
 
-    A sample becomes a summary once a load worker has read it, within some milliseconds; where none runs, what `latest` gives
-    grows old, which whoever reads it sees by its age.
+    A load worker turns a sample into a summary within milliseconds. Without workers, the results of `latest` grow old, which their age
+    shows.
     """
 
     def __init__(self, clients: Clients, log: str, *, replication: int | None = None) -> None:
-        """`replication` is how many copies topics are made with, if that is said."""
+        """`replication` is the number of copies of new topics, if given."""
         self._clients = clients
         self._topics = LoadTopics(log=log)
         self._replication = replication
         self._is_made = False
         self._producer: PartitionProducer | None = None
         self._consumer: PartitionConsumer | None = None
-        self._position = 0  # Where `_consumer` goes on.
-        self._latest: dict[str, tuple[int, Summary]] = {}  # By broker, with the time at which its worker wrote it.
+        self._position = 0  # Where `_consumer` reads on.
+        self._latest: dict[str, tuple[int, Summary]] = {}  # By broker, with the time at which a worker wrote it.
 
     def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`."""
@@ -67,7 +63,8 @@ class KafkaLoadBus:
         except (KafkaFailed, InvalidKafkaSetting) as error:
             raise _unavailable(topic, str(error)) from error
         if sent.failure is not None:
-            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next sample looks at anew.
+            # AWAY passes without action. After any other failure, the next sample checks the topics again.
+            if sent.failure.trouble is not Trouble.AWAY:
                 self._producer.close()
                 self._producer, self._is_made = None, False
             raise _unavailable(topic, sent.failure.problem) from sent.failure
@@ -92,7 +89,7 @@ class KafkaLoadBus:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
-            if failed.trouble is not Trouble.NO_TOPIC:  # Nobody has published anything yet.
+            if failed.trouble is not Trouble.NO_TOPIC:  # Nothing has been published yet.
                 raise _unavailable(topic, failed.problem) from failed
         except InvalidKafkaSetting as error:
             raise _unavailable(topic, str(error)) from error
@@ -100,7 +97,7 @@ class KafkaLoadBus:
         return [self._latest[broker][1] for broker in sorted(self._latest)]
 
     def _new_messages(self, topic: str, since_ms: int) -> Iterator[Message]:
-        """What came since the last call, up to the end that the topic has now; at the first call, since `since_ms`."""
+        """Yield messages since the last call up to the topic's current end. The first call starts at `since_ms`."""
         consumer = self._consumer
         if consumer is None:
             consumer = self._consumer = self._clients.consumer(topic)
@@ -118,11 +115,11 @@ class KafkaLoadBus:
                     yield message
                 elif error is not None and (failed := consumer.failed(error)) is not None and failed.trouble is not Trouble.AWAY:
                     raise failed
-                elif offset is not None:  # The end, behind what compaction took away.
+                elif offset is not None:  # The end, after a gap from compaction.
                     self._position = max(self._position, offset)
 
     def _take(self, message: Message) -> None:
-        """Note a summary, or that a broker has taken its own back; a message that is neither tells of nobody."""
+        """Store a summary, or remove that of a withdrawn broker. Ignores unreadable messages."""
         _, at_ms = message.timestamp()
         value = message.value()
         if value is None:

@@ -1,6 +1,6 @@
-"""The load bus of one process: a dict shared by name, for clusters whose log is in memory.
+"""Exchange load reports within one process, for clusters whose log is in memory.
 
-May live here: `MemoryLoadBus` and what handles of one name share. A bus lives as long as a handle on it is held.
+A bus lives as long as a handle on it is held.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from equipoise.shedder.load_reports import Sample, Summary, summarized
 
 
 class _Summaries:
-    """What all handles of one name share; `by_broker` is touched only while `lock` is held."""
+    """The state that all handles of one name share. Access `by_broker` only while `lock` is held."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -25,7 +25,7 @@ _shared_lock = threading.Lock()
 
 
 class MemoryLoadBus:
-    """A handle on the bus in memory that bears `name`; the first handle makes it. See `LoadBus`."""
+    """A handle on the in-memory load bus `name`, which the first handle creates. See `LoadBus`."""
 
     def __init__(self, name: str) -> None:
         with _shared_lock:

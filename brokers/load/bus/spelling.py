@@ -1,10 +1,9 @@
-"""How samples and summaries are spelled as bytes: JSON of one line, in which figures stand in rows, to be short.
+"""Encode and decode load samples, summaries and bundles as compact JSON.
 
-May live here: the spelling, and how a sample is made to fit. What is read was written by others, and is checked here by
-hand: each parser returns a value or raises `UnreadableLoad`, whatever it is given. Unknown fields are passed over.
+Input comes from other programs and is checked by hand: each parser returns a value or raises `UnreadableLoad`. Unknown fields are ignored.
 
-A figure that was not a number when it was written, or is beyond all numbers, is `null`, and read as NaN: so whoever weighs
-it finds it (`shedder.loads.fault_of`), and can say whose it is. A count or a name that cannot be makes the whole unreadable.
+NaN and infinities are written as `null` and read as NaN, so that `shedder.loads.fault_of` can detect and attribute them. An invalid count
+or name makes the whole document unreadable.
 """
 
 from __future__ import annotations
@@ -24,28 +23,31 @@ from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, sampl
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 
 SAMPLE_BYTES_MAX: Final = 4_096
-"""What a sample takes at most, once it is `light`: with names of 40 characters, that is about 40 bundles."""
+"""The largest encoded sample, after `light`: about 40 bundles with names of 40 characters."""
 
 SUMMARY_BYTES_MAX: Final = 4 * SAMPLE_BYTES_MAX
-"""What a summary of light samples stays below. It has the same rows; but an average is not rounded, so that a figure of three
-characters may become one of 24, and the shortest row of a bundle three times as long."""
+"""The largest summary of light samples.
 
-# Nobody knows a rate, or how much of a resource is used, any better than to one part in a million.
+It has the same rows, but averages are not rounded: a figure of 3 characters may take 24, which makes the shortest bundle row three times as
+long.
+"""
+
+# Rates and resource use are not known more precisely than to one part in a million.
 _DIGITS: Final = 6
 
 _RESOURCES: Final = tuple(each.name for each in fields(Resources))
 _TRAFFIC: Final = tuple(each.name for each in fields(Traffic))
 
-# Of a row for a bundle: its name, its traffic, four counts, its cost.
+# A bundle's row: its name, its traffic, four counts, its cost.
 _BUNDLE_ROW: Final = 1 + len(_TRAFFIC) + 4 + 1
 
 _Value = TypeVar("_Value")
 
 
 def light(sample: Sample) -> Sample:
-    """The sample as it travels: its figures rounded, and without its lightest bundles if it is too large with them.
+    """Return the sample as it is sent: figures rounded, and the lightest bundles dropped if it is too large.
 
-    Spelled it takes at most `SAMPLE_BYTES_MAX`, however long the names in it are.
+    Its encoding takes at most `SAMPLE_BYTES_MAX`, however long its names are.
     """
     rounded = replace(
         sample,
@@ -58,7 +60,7 @@ def light(sample: Sample) -> Sample:
     room = SAMPLE_BYTES_MAX - len(spell_sample(rounded))
     heaviest_first: list[SampledBundle] = []
     for each in reversed(sample.bundles):
-        bundle = _rounded_bundle(each)  # One by one, because there may be thousands for which there is no room.
+        bundle = _rounded_bundle(each)  # One by one, since thousands may not fit.
         room -= len(spell_bundle(bundle)) + 1  # The comma.
         if room < 0:
             break
@@ -67,7 +69,7 @@ def light(sample: Sample) -> Sample:
 
 
 def spell_sample(sample: Sample) -> bytes:
-    """A sample as bytes."""
+    """Encode a sample."""
     return orjson.dumps(
         {
             "broker": sample.broker,
@@ -85,7 +87,7 @@ def spell_sample(sample: Sample) -> bytes:
 
 
 def spell_summary(summary: Summary) -> bytes:
-    """A summary as bytes. That its broker says nothing of its bundles is spelled as none."""
+    """Encode a summary. A broker that reports no bundles is written with an empty list."""
     load = summary.load
     return orjson.dumps(
         {
@@ -103,22 +105,22 @@ def spell_summary(summary: Summary) -> bytes:
 
 
 def spell_bundle(bundle: SampledBundle) -> bytes:
-    """One bundle as bytes."""
+    """Encode one bundle."""
     return orjson.dumps(_row_of_bundle(bundle))
 
 
 def parse_sample(data: bytes) -> Sample:
-    """The sample that `spell_sample` spelled. Raises `UnreadableLoad` for anything else."""
+    """Decode what `spell_sample` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "sample", _sample)
 
 
 def parse_summary(data: bytes) -> Summary:
-    """The summary that `spell_summary` spelled. Raises `UnreadableLoad` for anything else."""
+    """Decode what `spell_summary` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "summary", _summary)
 
 
 def parse_bundle(data: bytes) -> SampledBundle:
-    """The bundle that `spell_bundle` spelled. Raises `UnreadableLoad` for anything else."""
+    """Decode what `spell_bundle` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
 
 
@@ -206,7 +208,7 @@ def _object(document: object) -> Raw:
 
 
 def _row(value: object, name: str, length: int) -> list[object]:
-    """The first so many of a list; a later version may have more to say."""
+    """Return the first `length` items. Later versions may append more."""
     if not isinstance(value, list) or len(value) < length:
         fail(f"{name} must be a list of at least {length}")
     return value[:length]

@@ -1,7 +1,4 @@
-"""The topics of the load plane are made if they are not there.
-
-May live here: that alone. What they are is told in `brokers.load.bus.topics`.
-"""
+"""Create the topics of the load bus if they are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.channel.system.deadline import Deadline
 
 
 def made(administrator: Administrator, topic: LoadTopic, *, replication: int | None, deadline: Deadline) -> TopicFacts:
-    """What Kafka says of a topic; one that is not there is made, with `replication` copies if that is said. Raises `KafkaFailed`."""
+    """Return the facts about a topic. Creates a missing one, with `replication` copies if given. Raises `KafkaFailed`."""
     facts = administrator.describe(topic.name, timeout_ms=deadline.remaining_ms())
     if facts is not None:
         return facts

@@ -1,12 +1,11 @@
-"""The topics of the load plane, beside that of the log: what each is for, how it is made, and in what one that is found differs.
+"""Define the topics of the load bus beside the log's: names, settings, and how an existing topic differs.
 
-May live here: names and settings, and no IO. Whoever comes first makes the topics, a broker or a load worker; one that is there
-stays as it is, since whoever made it otherwise may know why. Nothing that is kept in them is needed to decide who owns what.
+The first broker or load worker creates the topics; existing ones stay as they are. Ownership never depends on their content.
 
-* `TOPIC-samples`: what brokers say of themselves, by broker.
-* `TOPIC-loads`: the summaries that load workers make of it, by broker. It has one partition: who reads it wants all of them.
-* `TOPIC-load-sightings` and `TOPIC-load-handovers`: what load workers tell one another; see `brokers.load.worker`.
-* `TOPIC-load-brokers-changelog` and `TOPIC-load-bundles-changelog`: their tables.
+* `TOPIC-samples`: samples of brokers, by broker.
+* `TOPIC-loads`: the summaries that load workers make of them, by broker. One partition, since readers want all of them.
+* `TOPIC-load-sightings` and `TOPIC-load-handovers`: messages between load workers (see `brokers.load.worker`).
+* `TOPIC-load-brokers-changelog` and `TOPIC-load-bundles-changelog`: the tables of load workers.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX
 from equipoise.channel.kafka.answers import TopicFacts
 
 PARTITIONS: Final = 8
-"""Of each topic that load workers share among them: as many workers can be busy at once."""
+"""Partitions of each topic that load workers share: the most workers that can be busy at once."""
 
 PASSING_KEPT_MS: Final = 600_000
-"""How long samples stay, and what workers tell one another: workers that were all away for so long begin where brokers are now."""
+"""How long samples and messages between workers are kept. Workers that were all away for longer start from the brokers' current state."""
 
 SUMMARIES_KEPT_MS: Final = 3_600_000
-"""As long as files are kept (`brokers.load.bus.files`): a broker that has said nothing for an hour is gone."""
+"""The same as for files (`brokers.load.bus.files`): a broker without a report for an hour is gone."""
 
-# Nothing is removed from the segment that is written to, and nothing of it is compacted.
+# Kafka neither deletes nor compacts the segment that is being written, so segments are a fraction of the retention.
 _SEGMENTS: Final = 4
 
 # A message, its key of at most 512 characters, and Kafka's framing.
@@ -45,7 +44,7 @@ _SUMMARIES: Final = {
     "segment.ms": str(SUMMARIES_KEPT_MS // _SEGMENTS),
     "max.message.bytes": str(_MESSAGE_BYTES_MAX),
 }
-# Never by age: Faust cannot restore a table from a partition that was emptied so. Workers take away what is old.
+# No retention by age: Faust cannot restore a table from a partition emptied like that. Workers delete old rows.
 _TABLE: Final = {
     "cleanup.policy": "compact",
     "segment.ms": str(SUMMARIES_KEPT_MS // _SEGMENTS),
@@ -55,7 +54,7 @@ _TABLE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTopic:
-    """One topic, as it is made."""
+    """The properties of one topic when it is created."""
 
     name: str
     partitions: int
@@ -64,23 +63,23 @@ class LoadTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadTopics:
-    """The topics beside the log of the topic `log`."""
+    """The topics beside the topic `log`."""
 
     log: str
 
     @property
     def group(self) -> str:
-        """The consumer group of all load workers of this log, and what the names of their tables begin with."""
+        """The consumer group of all load workers of this log, and the prefix of their tables' names."""
         return f"{self.log}-load"
 
     @property
     def samples(self) -> LoadTopic:
-        """What brokers write."""
+        """Samples, written by brokers."""
         return LoadTopic(name=f"{self.log}-samples", partitions=PARTITIONS, settings=_PASSING)
 
     @property
     def summaries(self) -> LoadTopic:
-        """What brokers read."""
+        """Summaries, read by brokers."""
         return LoadTopic(name=f"{self.log}-loads", partitions=1, settings=_SUMMARIES)
 
     def sightings(self, partitions: int) -> LoadTopic:
@@ -88,7 +87,7 @@ class LoadTopics:
         return LoadTopic(name=f"{self.group}-sightings", partitions=partitions, settings=_PASSING)
 
     def handovers(self, partitions: int) -> LoadTopic:
-        """Averages of bundles that came to another broker, in the partition of that one's samples."""
+        """Averages of bundles that moved, in the partition of the new broker's samples."""
         return LoadTopic(name=f"{self.group}-handovers", partitions=partitions, settings=_PASSING)
 
     def brokers_table(self, partitions: int) -> LoadTopic:
@@ -101,7 +100,7 @@ class LoadTopics:
 
 
 def differences(topic: LoadTopic, facts: TopicFacts) -> Sequence[str]:
-    """In what a topic is not as it would be made, for people; nothing breaks of it."""
+    """Return how a topic differs from a newly created one, for people. The differences are harmless."""
     found = {name: facts.settings.get(name, "unknown") for name in topic.settings}
     told = [f"{name} is {found[name]}, not {wanted}" for name, wanted in topic.settings.items() if found[name] != wanted]
     if facts.partitions != topic.partitions:

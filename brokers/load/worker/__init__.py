@@ -1,16 +1,15 @@
-"""Load workers: processes that make summaries of samples, any number of them, in one group for each log on Kafka.
+"""Run load workers: processes that turn samples into summaries, any number in one group per log on Kafka.
 
-Here live what is decided of each message (`steps`, pure), its spelling (`rows`, pure), how Kafka lets a worker in (`access`,
-pure), the Faust app that carries messages and tables (`streams`), and the process around it (`running`).
+Theory of operation:
 
-**Theory of operation.** Samples lie in partitions by broker, so one worker has all of a broker, and keeps its summary, with the
-averages of the bundles that it names, in the table of brokers. That is all, as long as no bundle moves. For those that do, the
-worker tells of each bundle in a summary, by bundle: a *sighting*. Sightings lie in partitions of their own, where a worker keeps
-the last of each in the table of bundles. One that comes from another broker than the one before is of a bundle that has moved:
-its average is made of both, and goes, as a *handover*, to the partition of the new broker's samples, where it replaces the
-average that began anew. So a bundle that moves is known by its long-term average within two messages of its first sample at
-its new broker, and no worker needs to know what another keeps.
-
-Both tables have a changelog on Kafka: another worker restores them from there, even if all were killed. A message that is read twice
-after that is known by its offset, and changes nothing twice.
+* Samples are partitioned by broker, so one worker has all samples of a broker. It keeps the broker's summary, with the averages of the
+  bundles in it, in the table of brokers. Without moves that is all.
+* For bundles that move, the worker sends each bundle of a summary as a *sighting*, by bundle. Sightings have their own partitions, whose
+  workers keep the last sighting of each bundle in the table of bundles.
+* A sighting from another broker than the last one shows a move. The worker blends both averages and sends the result as a *handover* to the
+  partition of the new broker's samples, where it replaces the average that began anew.
+* So a moved bundle has its long-term average within two messages of its first sample at the new broker, and no worker needs another
+  worker's state.
+* Both tables have a changelog on Kafka, from which another worker restores them, even if all were killed. A message read twice is
+  recognised by its offset and has no second effect.
 """

@@ -1,9 +1,7 @@
-"""How Kafka lets a load worker in: the settings of librdkafka, in which users write them, as what Faust's client takes.
+"""Translate librdkafka's access settings, in which users write them, to the options of Faust's client.
 
-May live here: which settings have a meaning there, and which are refused. Pure: whoever connects reads the files.
-
-A load worker first looks at Kafka by librdkafka, like a broker, and then reads and writes by Faust's client, which is another.
-So it takes what says who may come in, and refuses what it cannot do; what tunes librdkafka tunes that one only.
+A load worker first connects through librdkafka, like a broker, and then reads and writes through Faust's client. Access settings apply to
+both, and unsupported ones are refused. Tuning settings apply to librdkafka only. Pure: the caller reads the files.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from typing import Final
 from equipoise.channel.core.errors import InvalidKafkaSetting
 
 _PROTOCOLS: Final = {"plaintext": (False, False), "ssl": (False, True), "sasl_plaintext": (True, False), "sasl_ssl": (True, True)}
-"""Each `security.protocol`: whether it has SASL, and whether it has TLS."""
+"""Each `security.protocol`: whether it uses SASL, and whether it uses TLS."""
 
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 _TRUTHS: Final = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
-# What begins so concerns who may come in: to pass over it would be to come in otherwise than the user said.
+# Settings with these prefixes concern access. Ignoring one would connect in another way than the user configured.
 _ABOUT_ACCESS: Final = ("enable.sasl", "enable.ssl", "https.", "sasl.", "security.", "ssl.")
 
 _KNOWN: Final = frozenset(
@@ -43,7 +41,7 @@ _KNOWN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Password:
-    """SASL by a name and a password."""
+    """SASL with a name and a password."""
 
     mechanism: str
     username: str
@@ -52,7 +50,7 @@ class Password:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS: paths of files (PEM); `authorities` may be a folder, and None is those of the system."""
+    """TLS, with paths of PEM files. `authorities` may be a folder; None means those of the system."""
 
     authorities: str | None
     certificate: str | None
@@ -64,14 +62,14 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How a load worker comes in; None: without that."""
+    """How a load worker connects: with or without SASL and TLS."""
 
     password: Password | None
     tls: Tls | None
 
 
 def access_of(settings: Mapping[str, str]) -> Access:
-    """What the settings of Kafka's client say of access. Raises `InvalidKafkaSetting` for what a load worker cannot do."""
+    """Return the access part of the Kafka client's settings. Raises `InvalidKafkaSetting` for what a load worker does not support."""
     for setting in sorted(settings):
         if setting.startswith(_ABOUT_ACCESS) and setting not in _KNOWN:
             raise InvalidKafkaSetting(setting=setting, problem=f"a load worker does not know it; it knows {', '.join(sorted(_KNOWN))}")

@@ -1,7 +1,6 @@
-"""How load workers spell what they keep, and what they tell one another: a first line of its own, and a body below it.
+"""Encode and decode the table rows and the sightings of load workers: a header line, then a body.
 
-May live here: `Row` and `Sighting`, and both ways of spelling them. What is parsed may be of another version, or of nobody: each
-parser returns a value or raises `UnreadableLoad`.
+Input may be of another version or another program: each parser returns a value or raises `UnreadableLoad`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ _match_row: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,18})\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A row of a table: a summary or a sighting, spelled, and the place of the message that it is of.
+    """A table row: an encoded summary or sighting, and the position of its message.
 
-    `partition` and `offset` are of that message's topic; `at_ms` is Unix time by the worker that took it. A table holds all partitions of
-    its worker, and whoever takes a row away must know its own. `handed` is the offset behind the last handover that is in a summary.
+    * `partition` and `offset` are those of the message in its topic. A table holds all partitions of its worker, and rows are deleted by
+      partition.
+    * `at_ms` is Unix time by the worker that took the message.
+    * `handed` is the offset after the last handover that the summary includes.
     """
 
     partition: int
@@ -39,10 +40,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A bundle as it is known where it is served.
+    """A bundle as its broker reported it.
 
-    * `broker` serves it, and said so `at_ms`, Unix time by its own clock; its samples lie in `partition`.
-    * `bundle` is its average, of which `history` stays after `shedder.loads.STEP_MS`.
+    * `broker` serves it and reported it at `at_ms`, Unix time by its own clock. Its samples are in `partition`.
+    * `bundle` is its average. `history` is the share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
     broker: str
@@ -53,12 +54,12 @@ class Sighting:
 
 
 def spell_row(row: Row) -> bytes:
-    """A row as bytes."""
+    """Encode a row."""
     return b"%d %d %d %d\n%b" % (row.partition, row.offset, row.at_ms, row.handed, row.body)
 
 
 def parse_row(data: bytes) -> Row:
-    """The row that `spell_row` spelled; of its body nothing is known. Raises `UnreadableLoad` for anything else."""
+    """Decode what `spell_row` encoded, without checking the body. Raises `UnreadableLoad` for anything else."""
     match = _match_row(data)
     if match is None:
         raise UnreadableLoad(what="row", problem="it does not begin with a partition, an offset, a time, and an offset")
@@ -67,13 +68,13 @@ def parse_row(data: bytes) -> Row:
 
 
 def spell_sighting(sighting: Sighting) -> bytes:
-    """A sighting as bytes."""
+    """Encode a sighting."""
     head = {"broker": sighting.broker, "at_ms": sighting.at_ms, "partition": sighting.partition, "history": sighting.history}
     return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + spell_bundle(sighting.bundle)
 
 
 def parse_sighting(data: bytes) -> Sighting:
-    """The sighting that `spell_sighting` spelled. Raises `UnreadableLoad` for anything else."""
+    """Decode what `spell_sighting` encoded. Raises `UnreadableLoad` for anything else."""
     head, _, body = data.partition(b"\n")
     bundle = parse_bundle(body)
     try:

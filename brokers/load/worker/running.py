@@ -1,7 +1,4 @@
-"""A load worker as a process: it waits for Kafka within a bound, works until it is told to stop, and ends.
-
-May live here: the order of these, with signals and time limits. What is read and written is in `streams`.
-"""
+"""Run a load worker as a process: wait for Kafka, work until a signal, and stop within a time limit."""
 
 from __future__ import annotations
 
@@ -36,26 +33,26 @@ from equipoise.channel.system.stop_signals import stop_event
 logger = logging.getLogger(__name__)
 
 STOP_S: Final = 5.0
-"""How long a stop may take. All that a worker keeps is on Kafka: one that is cut off then loses nothing."""
+"""How long a stop may take. All state is on Kafka, so a worker that is cut off afterwards loses nothing."""
 
-# The exit code of a command whose log is away.
+# The same exit code as of a command whose log is unavailable.
 _FAILED: Final = 3
 
-# Whose lines of every start and every shared-out partition are no news to an operator.
+# These loggers report every start and every assignment, which is no news to an operator.
 _TALKATIVE: Final = ("aiokafka", "faust", "mode")
 
-# One look at Kafka: six topics, of which each is described, made, and found, in some milliseconds each on a Kafka that answers.
+# The limit of one attempt: six topics to describe and create, some milliseconds each on a healthy Kafka.
 _LOOK_MS: Final = 5_000
 _TRY_AGAIN_S: Final = 1.0
 _TOLD_AGAIN_MS: Final = 10_000
 
 
 def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int) -> None:
-    """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT; a Kafka that is away at the start is waited for so long.
+    """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT. Waits up to `timeout_ms` for Kafka at the start.
 
-    `settings` are those of Kafka's client, checked. Raises `InvalidKafkaSetting` for one that a load worker cannot do, OSError for a
-    file that one names and that cannot be read, `UnfitLoadTopic`, `LogAccessDenied`, `LogUnavailable` at the end of the wait, and
-    `LoadBusUnavailable` when it can go on no longer.
+    `settings` are those of Kafka's client, checked. Raises `InvalidKafkaSetting` for one that a load worker does not support, OSError for a
+    file in them that cannot be read, `UnfitLoadTopic`, `LogAccessDenied`, `LogUnavailable` after the wait, and `LoadBusUnavailable` if the
+    worker cannot go on.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -71,7 +68,7 @@ async def _work(start: _Start, *, timeout_ms: int) -> None:
     if place is None:
         return
     app = Streams(place, folder=_folder()).app
-    # A start waits for the group and restores the tables: whoever wants the end of it must not wait for that.
+    # A start waits for the group and restores the tables. A stop must not wait for that.
     tasks = [asyncio.create_task(_carry(app, place)), asyncio.create_task(stopping.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     reason = app.crash_reason
@@ -89,14 +86,14 @@ async def _work(start: _Start, *, timeout_ms: int) -> None:
 
 
 async def _carry(app: faust.App, place: Place) -> None:
-    """Start the app, and return when it has ended by itself."""
+    """Start the app, and return when it has ended."""
     await app.start()
     logger.info("load worker started", extra={"group": place.topics.group, "partitions": place.partitions})
     await app.wait_until_stopped()
 
 
 def _end_soon(error: Exception | None) -> None:
-    """See to it that the process ends in time, whatever waits for an answer of Kafka then: the loop, a thread, or the interpreter."""
+    """Ensure that the process ends in time, even if the loop, a thread or the interpreter waits for Kafka."""
 
     def cut_off() -> None:
         logger.warning("load worker cut off while it stopped", extra={"problem": str(error or "Kafka does not answer")})
@@ -109,19 +106,19 @@ def _end_soon(error: Exception | None) -> None:
 
 
 def _folder() -> Path:
-    """What Faust makes for tables in files, of which there are none: one for all workers of a user, since one that is killed leaves it."""
+    """Return the folder for Faust's table files, which our tables do not have. All workers of a user share it, since a kill leaves it."""
     return Path(tempfile.gettempdir()) / f"equipoise-load-{os.getuid()}"
 
 
 def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:
-    """Our error for what ended the app."""
+    """Return our error for what ended the app."""
     if isinstance(reason, KafkaError):
         return LoadBusUnavailable(bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__)
     return Bug(f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please report it")
 
 
 class _Start:
-    """The wait for Kafka, and the topics, which are made if they are not there."""
+    """Waits for Kafka and creates missing topics."""
 
     def __init__(self, address: KafkaAddress, *, access: Access, clients: Clients, log_url: str) -> None:
         self._address = address
@@ -131,7 +128,7 @@ class _Start:
         self._topics = LoadTopics(log=address.topic)
 
     async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
-        """Where to work; None if nobody wants that any more. Raises as `run_load_worker` does."""
+        """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker` does."""
         failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
         while not stopping.is_set():
             try:
@@ -151,11 +148,11 @@ class _Start:
         topics = self._topics
         with self._clients.administrator() as administrator:
             if administrator.describe(self._address.topic, timeout_ms=deadline.remaining_ms()) is None:
-                # Brokers may come later, and make it; or somebody has mistyped a name, and waits for averages that nobody needs.
+                # Brokers may start later and create it, or the name is mistyped.
                 logger.warning("there is no such channel yet, and no broker of it", extra={"log": self._log_url})
             partitions = self._made(administrator, topics.samples, deadline).partitions
             self._made(administrator, topics.summaries, deadline)
-            # One worker has the same partition of all of these: Faust shares them out so, and a row is where its messages are.
+            # Faust assigns the same partition of these topics to one worker, so that a row is where its messages are.
             for shared in (topics.sightings, topics.handovers, topics.brokers_table, topics.bundles_table):
                 topic = shared(partitions)
                 facts = self._made(administrator, topic, deadline)

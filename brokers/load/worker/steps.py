@@ -1,7 +1,6 @@
-"""What a load worker decides of one message: a row of a table and a message in, the row from now on and messages out.
+"""Decide what follows from one message: from a table row and a message to the new row and the messages to send.
 
-May live here: those decisions, and why a message is left out. Pure: `now_ms` is Unix time by the worker's clock. A row that cannot
-be read is of another version, and counts as none.
+Pure: `now_ms` is Unix time by the worker's clock. An unreadable row is of another version and counts as none.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from equipoise.shedder.load_reports import Sample, Summary, fault_of_summary, sa
 from equipoise.shedder.loads import kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
-"""How far a sample's time may lie from the worker's. An older one is of no use; one that is further ahead would look fresh for long."""
+"""How far a sample's time may differ from the worker's. An older sample is useless; one further ahead would look fresh for too long."""
 
 _Body = TypeVar("_Body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """A message as it came from a topic."""
+    """A message from a topic."""
 
     partition: int
     offset: int
@@ -37,7 +36,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A message of which nothing follows: whose it is, as far as it says so, and what is wrong with it, if anything is."""
+    """A message without effect: its sender as far as known, and what is wrong with it, if anything."""
 
     subject: str
     problem: str | None
@@ -45,11 +44,12 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What follows from a message about a broker.
+    """The consequences of a message about a broker.
 
-    `row` is what the table of brokers says of it from now on, `summary` what is published; None: nothing any more, and a tombstone.
-    Each of `sightings` has the name of its bundle as its key. `problem` is a figure that cannot be: it goes on to who weighs it, and
-    says whose it is; no average keeps it.
+    * `row`: the broker's new table row. None deletes it.
+    * `summary`: the summary to publish. None is a tombstone.
+    * `sightings`: messages to send, each with its bundle's name as key.
+    * `problem`: an impossible figure. It is passed on with its sender, but enters no average.
     """
 
     row: bytes | None
@@ -60,9 +60,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What follows from a sighting: the bundle's row in its table from now on; and if it has moved, what its new broker's worker is told.
+    """The consequences of a sighting: the bundle's new row, and a handover if the bundle has moved.
 
-    A handover goes to the partition that the sighting names, with that broker as its key.
+    `handover` is (partition, key, value): the partition that the sighting names, with the new broker as the key.
     """
 
     row: bytes
@@ -70,11 +70,11 @@ class Seen:
 
 
 def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
-    """What follows from a message on the topic of samples, of whose broker the table says `row`."""
+    """Return what follows from a message on the topic of samples. `row` is the broker's table row."""
     broker = _broker_in(message)
     if isinstance(broker, LeftOut):
         return broker
-    if message.value is None:  # It leaves.
+    if message.value is None:  # The broker leaves.
         return Told(row=None, summary=None)
     try:
         sample = parse_sample(message.value)
@@ -86,7 +86,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | Lef
     kept, before = _summary_in(row)
     offset = message.offset
     if kept is not None and before is not None and offset <= kept.offset and sample.at_ms <= before.load.taken_ms:
-        summary = before  # A worker took it before, and did not live to say so. What it took after it stays taken, too.
+        summary = before  # A worker took it before, but died before it committed. Later messages that it took count, too.
         offset = kept.offset
     else:
         summary = summarized(before, sample)
@@ -105,7 +105,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | Lef
 
 
 def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions: int) -> Seen | LeftOut:
-    """What follows from a message on the topic of sightings, of whose bundle the table says `row`. Each topic has so many `partitions`."""
+    """Return what follows from a message on the topic of sightings. `row` is the bundle's table row; each topic has `partitions`."""
     try:
         seen = parse_sighting(message.value or b"")
     except UnreadableLoad as error:
@@ -117,7 +117,7 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
         return LeftOut(subject=seen.broker, problem=None)  # It was taken before, as in `on_sample`.
     if before is None or before.broker == seen.broker:
         return Seen(row=_row(message, now_ms, spell_sighting(seen)))
-    if seen.at_ms < before.at_ms:  # The last that its former broker said; it has been seen elsewhere since.
+    if seen.at_ms < before.at_ms:  # The last report of its former broker; it has been seen elsewhere since.
         return LeftOut(subject=seen.broker, problem=None)
     kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
     body = spell_sighting(replace(seen, bundle=seen.bundle.blended(before.bundle, kept=kept)))
@@ -125,9 +125,9 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
 
 
 def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
-    """What follows from a message on the topic of handovers, of whose broker the table says `row`.
+    """Return what follows from a message on the topic of handovers. `row` is the broker's table row.
 
-    The row keeps the offset of its sample, and notes that of the handover: read once more, that would take back what was sampled since.
+    The row keeps the offset of its sample and stores that of the handover: applied again, the handover would undo later samples.
     """
     try:
         handed = parse_sighting(message.value or b"")
@@ -136,7 +136,7 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | L
     kept, summary = _summary_in(row)
     name = handed.bundle.traffic.bundle
     if kept is None or summary is None or summary.broker != handed.broker or name not in summary.costs:
-        return LeftOut(subject=handed.broker, problem=None)  # It has left, or the bundle is none of its busiest any more.
+        return LeftOut(subject=handed.broker, problem=None)  # The broker has left, or the bundle is no longer among its busiest.
     if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
         return LeftOut(subject=handed.broker, problem=None)
     bundles = tuple(handed.bundle.traffic if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
@@ -145,7 +145,7 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | L
 
 
 def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
-    """Whether a row is one of `partition` that nobody has renewed for as long as a summary is kept; also one that nobody can read."""
+    """Return whether to delete a row: unreadable, or of `partition` and not renewed for as long as summaries are kept."""
     try:
         kept = parse_row(row)
     except UnreadableLoad:
@@ -166,7 +166,7 @@ def _broker_in(message: Arrived) -> str | LeftOut:
 
 
 def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
-    """Why a sample is not taken; None if it is."""
+    """Return why a sample is not taken, or None if it is."""
     if sample.broker != broker:
         return f"it says that it is {sample.broker}"
     apart_ms = sample.at_ms - now_ms

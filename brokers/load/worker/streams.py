@@ -1,10 +1,8 @@
-"""The Faust app of a load worker: topics, tables, and agents that carry messages to `steps` and what follows from them to Kafka.
+"""Connect a load worker to Kafka with Faust: topics, tables, and agents that pass messages to `steps` and send the results.
 
-May live here: what Faust is told, and nothing that is decided of a message. The app takes signals from nobody, and has no web server;
-who runs it starts and stops it: see `running`.
-
-Keys and values are bytes to Faust. Its tables are in memory: one worker holds some kilobytes for each broker, and some hundred
-bytes for each bundle that was among the busiest within the last hour.
+* Decisions about messages belong in `steps`. `running` starts and stops the app, which handles no signals and has no web server.
+* Keys and values are bytes to Faust. Its tables are in memory: some kilobytes per broker, and some hundred bytes per bundle that was among
+  the busiest in the last hour.
 """
 
 from __future__ import annotations
@@ -30,18 +28,18 @@ from equipoise.brokers.load.worker.troubles import Troubles
 logger = logging.getLogger(__name__)
 
 SESSION_S: Final = 6.0
-"""How long a worker may be silent before the others take over what it had: the shortest that Kafka allows unless it is told otherwise."""
+"""How long a worker may be silent before others take over its partitions: the shortest that Kafka allows by default."""
 
 _HEARTBEAT_S: Final = 1.5
-_COMMIT_S: Final = 1.0  # After a kill so much is read once more, which changes nothing twice.
+_COMMIT_S: Final = 1.0  # After a kill, messages of this time are read again, without a second effect.
 
-# Rows looked at for each message, as many again as one message makes: so old ones go no slower than new ones come.
+# Rows checked per message, twice as many as a message creates: so old rows go as fast as new ones come.
 _LOOKED_AT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how it is let in, and the topics, which are there."""
+    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how to connect, and the existing topics."""
 
     servers: str
     access: Access
@@ -50,12 +48,12 @@ class Place:
 
 
 class Streams:
-    """The app, and its agents."""
+    """The Faust app and its agents."""
 
     def __init__(self, place: Place, *, folder: Path) -> None:
-        """Nothing is connected yet; `folder` is for what Faust keeps in files.
+        """Set up the app without connecting. `folder` is for Faust's files.
 
-        Raises OSError for a file of certificates or keys that cannot be read; `ssl.SSLError` is one.
+        Raises OSError for a file of certificates or keys that cannot be read, including `ssl.SSLError`.
         """
         self.app = _app(place, folder)
         self._place = place
@@ -81,7 +79,7 @@ class Streams:
         return self.app.Table(name, key_type=bytes, value_type=bytes, partitions=partitions)
 
     async def _tell_partitions(self, _: AppT, /, *assigned: AbstractSet[TP], signal: object, **__: object) -> None:
-        del signal  # Faust says by which of its signals it calls; there is one.
+        del signal  # Faust passes its signal; there is only one.
         mine = sorted(place.partition for places in assigned for place in places if place.topic == self._place.topics.samples.name)
         logger.info("load worker has partitions", extra={"partitions": mine})
 
@@ -123,7 +121,7 @@ class Streams:
             await self._tell(key, outcome)
 
     async def _tell(self, broker: bytes, told: Told) -> None:
-        """Keep and send what follows from a message. Nothing waits between reading a row and writing it, so no other agent does either."""
+        """Store and send the results. Nothing awaits between reading and writing a row, so agents do not interfere."""
         if told.row is not None:
             self._brokers[broker] = told.row
         elif broker in self._brokers:
@@ -143,9 +141,9 @@ class Streams:
 
 
 class _Round:
-    """A look at the rows of a table, some at each message, over and over, which takes away those that nobody has renewed for long.
+    """Goes through a table repeatedly, some rows per message, and deletes rows that are too old.
 
-    A row can be taken away only while a message of its own partition is at hand: Faust writes the changelog there.
+    A row can be deleted only while handling a message of its partition: Faust writes the changelog there.
     """
 
     def __init__(self, table: TableT[bytes, bytes]) -> None:
@@ -153,7 +151,7 @@ class _Round:
         self._keys: Iterator[bytes] = iter(())
 
     def forget(self, partition: int, now_ms: int) -> None:
-        """Look at the next rows."""
+        """Check the next rows."""
         for _ in range(_LOOKED_AT):
             key = next(self._keys, None)
             if key is None:

@@ -1,6 +1,6 @@
-"""What is wrong with what brokers say: counted, and named in a log line now and then.
+"""Count faulty messages per broker, and decide when a log line is due.
 
-May live here: for how many messages a line stands that is due. Pure: the time comes from a clock that never goes back.
+Pure: the caller passes the time of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Final
 from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
 
 TOLD_AGAIN_MS: Final = 60_000
-"""Between two lines about one broker lies a minute at least."""
+"""The least time between two lines about one broker."""
 
 SUBJECTS_MAX: Final = 1_000
-"""So many brokers are told apart, as many as one cluster is meant for: whoever invents names fills no memory."""
+"""The most brokers counted separately, as many as a cluster may have. This bounds the memory if names are forged."""
 
 _OTHERS: Final = "others"
 
 
 class Troubles:
-    """The messages with which something is wrong, by whom they are of."""
+    """Counts faulty messages by their sender."""
 
     def __init__(self) -> None:
         self.total = 0
         self._by_subject: dict[str, RepeatedFailures] = {}
 
     def count(self, subject: str, *, now_ms: int) -> int | None:
-        """For how many messages of `subject` a line stands that is due now, this one among them; None if none is."""
+        """Count a message of `subject`. If a log line is due now, return how many messages it covers, including this one."""
         self.total += 1
         if subject not in self._by_subject and len(self._by_subject) >= SUBJECTS_MAX:
             subject = _OTHERS
