@@ -1,4 +1,1 @@
-"""Clients: who serves a key, from a local table that a stream keeps fresh.
-
-Here live the client, its table, and the two sources of that table: the log itself, or any broker's HTTP.
-"""
+"""Find the broker that serves a key, in a local table that a stream keeps up to date."""

@@ -1,7 +1,6 @@
-"""The client: from a key to the broker that serves it.
+"""Find the broker that serves a key, wait while there is none, and recover from wrong answers.
 
-May live here: `Client` and `ClientInThread`: waiting while nobody serves a key, and healing after a wrong answer. What is
-known comes from a `Source`, and is a hint: whether work is done is decided by the owner's lease, and by the token.
+Answers are hints from a `Source`: the owner's lease and the token decide whether work is done.
 """
 
 from __future__ import annotations
@@ -25,16 +24,18 @@ START_MS: Final = 30_000
 OWNER_MS: Final = 10_000
 
 WAITERS_MAX: Final = 10_000
-"""Callers that wait for an owner at a time. All look again after each change: 10,000 cost some ten milliseconds."""
+"""Callers that wait for an owner at a time. Each change makes all of them look again: 10,000 take some ten milliseconds."""
 
 DISTRUST_MS: Final = 1_000
-"""How long an owner that was wrong is not named again, unless the table says something new of the bundle. A transfer tells
-within milliseconds; a dead broker's address is tried once a second until its lease has run out."""
+"""How long a wrong owner is not returned again, unless the bundle's entry changes.
+
+A transfer changes the entry within milliseconds. A dead broker's address is tried once a second until its lease ends.
+"""
 
 DISTRUSTED_MAX: Final = 10_000
-"""Bundles of which a wrong owner is remembered; the oldest is forgotten first."""
+"""Bundles whose wrong owner is remembered. The oldest is forgotten first."""
 
-# Whoever waits looks again this often even if nothing has changed: a source that has come to its end does not say so.
+# Waiting callers look again this often even without a change, since a source does not notify when it ends.
 _LOOK_AGAIN_MS: Final = 250
 
 _HTTP: Final = ("http://", "https://")
@@ -44,7 +45,7 @@ _ENDED: Final = "it has ended"
 
 
 class InvalidSource(CallerError):
-    """A client needs one log to read, or any number of brokers to ask."""
+    """A client was given neither one log nor a number of brokers."""
 
     def __init__(self, *, sources: tuple[str, ...]) -> None:
         """`sources` as given."""
@@ -53,10 +54,10 @@ class InvalidSource(CallerError):
 
 
 class Client:
-    """Find the broker that serves a key. Use it as an async context; make every call on the event loop that entered it."""
+    """Find the broker that serves a key. Use it as an async context, and make every call on the event loop that entered it."""
 
     def __init__(self, *sources: str) -> None:
-        """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. Any broker that answers is enough.
+        """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
 
         Raises `InvalidSource`.
         """
@@ -70,7 +71,7 @@ class Client:
             self._source = LogSource(sources[0], changed=self._wake)
         self._problem: str | None = _NOT_STARTED
         self._waiting: dict[asyncio.Future[None], None] = {}
-        # Whom a caller has found to be the wrong one, by bundle: the broker, its token, and until when it is believed.
+        # Owners reported as wrong, by bundle: the broker, its token, and until when to avoid it.
         self._distrusted: dict[str, tuple[str, int, int]] = {}
 
     def in_thread(self) -> ClientInThread:
@@ -78,7 +79,7 @@ class Client:
         return ClientInThread(self)
 
     async def __aenter__(self) -> Self:
-        """Start. Raises the error that prevents this, such as a log that does not exist or cannot be read, or `DeadlineExceeded`.
+        """Start. Raises the cause if that fails, such as a log that does not exist or cannot be read, or `DeadlineExceeded`.
 
         Raises `NotRunning` the second time.
         """
@@ -91,7 +92,7 @@ class Client:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._problem = _ENDED
-        self._wake()  # Those who still wait hear of it now, and not at their deadlines.
+        self._wake()  # Waiting callers get their error now, not at their deadlines.
         await self._source.stop()
 
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
@@ -119,11 +120,11 @@ class Client:
         """
         assigned = self._find(namespace, key_hash(key))
         if assigned is None or assigned.peer is None or assigned.peer.broker != seen.broker:
-            return  # It is known already.
+            return  # The table has already changed.
         is_believed_again = not self._distrusted_ms(assigned)
-        before = self._distrusted.pop(assigned.bundle, None)  # It is the newest from now on.
+        before = self._distrusted.pop(assigned.bundle, None)  # Makes it the newest entry.
         if is_believed_again and before is not None and before[:2] == (seen.broker, assigned.token):
-            self._source.refresh(namespace)  # Wrong once more: that was no passing trouble.
+            self._source.refresh(namespace)  # Wrong again, so the trouble was not temporary.
         if len(self._distrusted) >= DISTRUSTED_MAX:
             del self._distrusted[next(iter(self._distrusted))]
         self._distrusted[assigned.bundle] = (seen.broker, assigned.token, time.monotonic_ns() + DISTRUST_MS * 1_000_000)
@@ -134,14 +135,14 @@ class Client:
         return self._source.find(check_namespace(namespace), point)
 
     def _distrusted_ms(self, assigned: Assigned) -> int:
-        """For how long, rounded up, the table is not to be believed about a bundle; 0 if it is."""
+        """Return for how many ms, rounded up, a bundle's owner is still distrusted, or 0."""
         broker, token, until_ns = self._distrusted.get(assigned.bundle, ("", 0, 0))
         if assigned.peer is None or (assigned.peer.broker, assigned.token) != (broker, token):
             return 0
         return max(0, -((time.monotonic_ns() - until_ns) // 1_000_000))
 
     async def _change(self, timeout_ms: int) -> None:
-        """Wait until something has changed, or for `timeout_ms`."""
+        """Wait for a change, at most `timeout_ms`."""
         if len(self._waiting) >= WAITERS_MAX:
             raise Overloaded(what="the row of those who wait for an owner", limit=WAITERS_MAX)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -160,13 +161,13 @@ class Client:
 
 
 class ClientInThread(InThread):
-    """A client with a thread of its own: `with Client(...).in_thread() as client`. Any thread may call it.
+    """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call it.
 
     Entering and the calls raise the errors of `Client`, and `NotRunning` outside the context.
     """
 
     def __init__(self, client: Client) -> None:
-        """Only `Client.in_thread` makes one."""
+        """Use `Client.in_thread` instead."""
         super().__init__(client, what="the client", start_ms=START_MS + CROSSING_MS, stop_ms=START_MS)
         self._client = client
 

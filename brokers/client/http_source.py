@@ -1,6 +1,6 @@
-"""A client's knowledge over HTTP: for each namespace one stream of server-sent events, from any broker that answers.
+"""Follow namespaces over HTTP: one stream of server-sent events per namespace, from any broker that answers.
 
-May live here: `HttpSource`, the streams, and the parsing of what they bring (`brokers.http.assignment` says what that is).
+`brokers.http.assignment` defines the events.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
-"""Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients.
+"""Namespaces that one client follows. Each is a connection to a broker, which accepts ten thousand from all clients.
 
-One more takes the place of one that is not there, or that nobody has asked about for `IDLE_SECONDS`.
+A further namespace replaces one that does not exist or was not asked for during `IDLE_SECONDS`.
 """
 
 IDLE_SECONDS: Final = 60.0
 
 EVENT_BYTES_MAX: Final = 64 << 20
-"""The largest event: a table of 65,536 bundles, each with names and addresses of up to a kilobyte."""
+"""The largest event: a table of 65,536 bundles, with names and addresses of up to 1 KiB each."""
 
 ROWS_MAX: Final = 131_072
 """Bundles of one namespace that a client keeps, half a kilobyte each: twice as many as a namespace may start with."""
@@ -37,20 +37,22 @@ ROWS_MAX: Final = 131_072
 CONNECT_SECONDS_MAX: Final = 2.0
 
 TABLE_SECONDS_MAX: Final = 10.0
-"""How long a broker may take until its table has come; heartbeats alone are no answer."""
+"""How long a broker may take to send its table. Heartbeats alone do not count."""
 
 SILENCE_SECONDS_MAX: Final = 25.0
-"""A stream says something every ten seconds: after two silences it is taken for dead, and another broker is asked."""
+"""A stream sends something every ten seconds. After two missed heartbeats the client asks another broker."""
 
 BACK_OFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""The pause before the next broker is asked, after so many failures in a row; each is drawn from half of it to all of it."""
+"""The pause before the next broker is asked, by failures in a row. Each pause is random, from half of it to all of it."""
 
 UNKNOWN_SECONDS: Final = 1.0
-"""How long an answer that there is no such namespace is believed."""
+"""How long the answer that a namespace does not exist is used."""
 
 REFRESH_SECONDS: Final = 1.0
-"""How often one stream may be changed for another because its knowledge seems to be wrong; and how long one must last to count as a
-success: brokers that send a table and hang up are asked once a second, not once a round trip."""
+"""The least time before a suspect stream is replaced, and the time after which a stream counts as a success.
+
+So brokers that send a table and hang up are asked once a second, not once per round trip.
+"""
 
 
 class _Row(BaseModel):
@@ -62,7 +64,7 @@ class _Row(BaseModel):
     addresses: dict[str, str]
 
     def assigned(self) -> Assigned:
-        """The row as a value."""
+        """Return the row as an `Assigned`."""
         peer = None if self.broker is None else Peer(broker=self.broker, addresses=self.addresses)
         return Assigned(bundle=self.bundle, low=self.low, high=self.high, token=self.token, peer=peer)
 
@@ -73,20 +75,20 @@ class _Rows(BaseModel):
 
 
 class StreamBroken(PeerError):
-    """A broker does not give what it should; another one may."""
+    """A broker's stream is not as it should be. Another broker may do better."""
 
 
 class HttpSource:
-    """Follows namespaces, each from the first question about it. See `Source`."""
+    """Follows each namespace from the first lookup in it. See `Source`."""
 
     def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None]) -> None:
-        """`addresses` are base URLs of brokers, of which any will do; `changed` as in `LogSource`."""
+        """`addresses` are base URLs of brokers, any of which will do. `changed` is as in `LogSource`."""
         self._addresses = [address.rstrip("/") for address in addresses]
         self._changed = changed
         self._session: aiohttp.ClientSession | None = None
         self._streams: dict[str, _Stream] = {}
 
-    async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - nothing is asked before somebody asks us
+    async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - streams start with the first lookup
         """See `Source.start`."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=NAMESPACES_MAX))
@@ -111,7 +113,7 @@ class HttpSource:
         return None if stream.table is None else stream.table.at(point)
 
     def refresh(self, namespace: str) -> None:
-        """See `Source.refresh`: asks the next broker."""
+        """See `Source.refresh`. Asks the next broker."""
         stream = self._streams.get(namespace)
         if stream is not None:
             stream.ask_another()
@@ -127,7 +129,7 @@ class HttpSource:
         return stream
 
     def _make_room(self) -> None:
-        """Forget the namespace that is not there, or else has not been asked about for the longest. Raises `Overloaded`."""
+        """Drop a namespace that does not exist, or else the one not asked for the longest. Raises `Overloaded`."""
         name, stream = min(self._streams.items(), key=lambda item: (item[1].unknown_at is None, item[1].asked_at))
         if stream.unknown_at is None and time.monotonic() - stream.asked_at <= IDLE_SECONDS:
             raise Overloaded(what="the row of namespaces that this client follows", limit=NAMESPACES_MAX)
@@ -135,9 +137,11 @@ class HttpSource:
 
 
 class _Stream:
-    """One namespace: `table` is None until it is known, `unknown_at` is set once a broker has said that there is none.
+    """The stream of one namespace.
 
-    `asked_at` is when somebody asked about it at last.
+    * `table`: None until it is known.
+    * `unknown_at`: when a broker reported that the namespace does not exist, or None.
+    * `asked_at`: the time of the last lookup.
     """
 
     def __init__(self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
@@ -154,20 +158,20 @@ class _Stream:
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"assignment of {namespace}")
 
     def end(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self.task.cancel()
 
     def has_expired(self) -> bool:
-        """Whether what it says, that there is no such namespace, is too old to be repeated."""
+        """Return whether the answer that the namespace does not exist is too old to use."""
         return self.unknown_at is not None and time.monotonic() - self.unknown_at > UNKNOWN_SECONDS
 
     def ask_another(self) -> None:
-        """Leave this broker for the next, unless that has just been done."""
+        """Switch to the next broker, unless that was just done."""
         if self._reading is not None and time.monotonic() - self._connected_at > REFRESH_SECONDS:
             self._reading.cancel()
 
     async def _run(self) -> None:
-        """Follow one broker after the other; what was known stays meanwhile, as a hint, which is all that it ever is."""
+        """Follow one broker after another. The old table stays in use meanwhile, since it is only a hint."""
         failures = 0
         while True:
             before = self.table
@@ -224,13 +228,13 @@ class _Stream:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """The events of a stream, each as its name and its data; comments are passed over. Raises `StreamBroken` for a giant one.
+    """Yield the events of a stream as (name, data), without comments. Raises `StreamBroken` for a giant event.
 
-    Of the format (the HTML standard, "Server-sent events") this takes what our brokers send: lines that end in LF.
+    Supports the part of the format that our brokers send (HTML standard, "Server-sent events"): lines that end in LF.
     """
     buffer = bytearray()
     async for chunk in chunks:
-        searched = max(0, len(buffer) - 1)  # Where no end was found there is none; it may be cut in two by a chunk.
+        searched = max(0, len(buffer) - 1)  # Already searched, except that a chunk may split the separator.
         buffer += chunk
         while (end := buffer.find(b"\n\n", searched)) >= 0:
             fields = dict(line.split(b": ", 1) for line in bytes(buffer[:end]).split(b"\n") if b": " in line and not line.startswith(b":"))

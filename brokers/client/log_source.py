@@ -1,7 +1,4 @@
-"""A client's knowledge from the log itself: for programs that can open it.
-
-May live here: `LogSource`.
-"""
+"""Follow the log directly, for programs that can open it."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ class LogSource:
     """Follows the channel of one log. See `Source`."""
 
     def __init__(self, log_url: str, *, changed: Callable[[], None]) -> None:
-        """`changed` is called whenever a lookup may have another answer than before."""
+        """`changed` is called whenever a lookup may return another answer than before."""
         self._changed = changed
         self._table = TableView(lambda: open_log(log_url, create=False), name=log_url)
 
     async def start(self, *, timeout_ms: int) -> None:
-        """See `Source.start`: reads the log to its end."""
+        """See `Source.start`. Reads the log to its end."""
         self._table.listen(self._folded, resynced=self._resynced)
         self._table.start()
         try:
@@ -41,7 +38,7 @@ class LogSource:
         await self._table.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
     def find(self, namespace: str, point: int) -> Assigned | None:
-        """See `Source.find`. Raises also what has ended the following for good."""
+        """See `Source.find`. Also raises what ended the subscription to the log."""
         if self._table.failure is not None:
             raise self._table.failure
         view = self._table.view
@@ -53,7 +50,7 @@ class LogSource:
         return Assigned(bundle=bundle.name, low=bundle.low, high=bundle.high, token=bundle.token, peer=peer)
 
     def refresh(self, namespace: str) -> None:
-        """See `Source.refresh`: there is nobody else to ask, and the log tells everything by itself."""
+        """See `Source.refresh`. Does nothing: the log is always current."""
 
     def _folded(self, folded: Folded) -> None:
         if folded.verdict.changes:

@@ -1,7 +1,4 @@
-"""What a client knows of one namespace: who serves which part of the hash space.
-
-May live here: that table as a value, and lookups in it. Where it comes from is the sources' business.
-"""
+"""Look up the broker that serves a part of a namespace's hash space."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from equipoise.channel.core.ranges import bundle_contains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One bundle, and the broker that serves it under `token`; None while nobody does, or while it is being handed over."""
+    """One bundle, and the broker that serves it under `token`. `peer` is None while no broker serves it or during a handover."""
 
     bundle: str
     low: int
@@ -26,38 +23,38 @@ class Assigned:
 
 
 class Source(Protocol):
-    """Where a client's knowledge comes from. It is started and stopped as an async context, and used on the loop only."""
+    """Where a client's table comes from. Start it, stop it and use it on the loop."""
 
     async def start(self, *, timeout_ms: int) -> None:
-        """Begin to follow. Raises what makes that impossible, and `DeadlineExceeded`."""
+        """Start to follow. Raises the cause if that fails, and `DeadlineExceeded`."""
         ...
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop to follow."""
         ...
 
     def find(self, namespace: str, point: int) -> Assigned | None:
-        """What is known now of the bundle that holds a point; None while nothing is. Raises `UnknownNamespace`."""
+        """Return the bundle that holds `point`, or None while it is not known. Raises `UnknownNamespace`."""
         ...
 
     def refresh(self, namespace: str) -> None:
-        """What is known of a namespace seems to be wrong: learn it anew, from somebody else if there is anybody."""
+        """Refresh a namespace whose entries seem to be wrong, from another broker if there is one."""
         ...
 
 
 class Table:
-    """The bundles of one namespace, which cover the hash space, or will once the change under way has been taken in."""
+    """The bundles of one namespace. They cover the hash space, except during a change."""
 
     def __init__(self, rows: Iterable[Assigned]) -> None:
         self._by_name = {row.bundle: row for row in rows}
         self._index()
 
     def __len__(self) -> int:
-        """How many bundles there are."""
+        """Return how many bundles there are."""
         return len(self._by_name)
 
     def change(self, rows: Iterable[Assigned], gone: Iterable[str]) -> None:
-        """Take in what has changed: new rows, and the names of bundles that are no more."""
+        """Apply new or changed rows, and remove the bundles named in `gone`."""
         for name in gone:
             self._by_name.pop(name, None)
         renamed = False
@@ -68,7 +65,7 @@ class Table:
             self._index()
 
     def at(self, point: int) -> Assigned | None:
-        """The bundle that holds a point; None if none does."""
+        """Return the bundle that holds `point`, or None."""
         place = bisect_right(self._lows, point) - 1
         if place < 0:
             return None
