@@ -1,7 +1,4 @@
-"""The decision log: adapters of `brokers.balancing.decisions.DecisionLog`, which keep decisions beside the channel.
-
-Here live the adapters and the choice between them. What a decision says is pure and lives elsewhere.
-"""
+"""Choose the adapter of `brokers.balancing.decisions.DecisionLog` that keeps decisions beside the channel."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_pat
 
 
 def open_decision_log(log_url: str) -> DecisionLog:
-    """A new handle on the decision log of the cluster whose channel is at `log_url`, a URL as `channel.log.open_log` takes it.
+    """Return a new handle on the decision log of the cluster whose channel is at `log_url` (see `channel.log.open_log`).
 
-    The brokers of `sqlite:PATH` use a table in that file, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-decisions`, those of
-    `memory:NAME` the memory of their process. Nothing is made before the first decision is written. Raises `InvalidLogUrl` for
-    any other, and for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    * `sqlite:PATH` uses a table in that file.
+    * `kafka://SERVERS/TOPIC` uses the topic `TOPIC-decisions`.
+    * `memory:NAME` uses the memory of the process.
+
+    Nothing is created before the first decision. Raises `InvalidLogUrl` for any other URL, and for a topic `MissingExtra` and
+    `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:

@@ -1,7 +1,4 @@
-"""The decision log on a Kafka topic beside the channel's: one message for each decision, kept for a week.
-
-May live here: `KafkaDecisionLog`, and its topic. What Kafka is asked for is in `channel.kafka.client`.
-"""
+"""Keep decisions on a Kafka topic beside the channel's: one message per decision, for a week."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from equipoise.channel.kafka.kept_topic import ANSWER_MS_MAX, KeptTopic
 TOPIC_SUFFIX: Final = "-decisions"
 
 KEPT_MS: Final = 7 * 86_400_000
-"""How long a decision can be asked for: a weekend, and the days after it in which somebody asks."""
+"""How long decisions are kept: over a weekend and the following days."""
 
 _TAKEN_MAX: Final = 1_000
 
@@ -33,7 +30,7 @@ _SETTINGS: Final = {
 
 
 class KafkaDecisionLog:
-    """A handle on the decisions in one topic, which is made with the first. See `DecisionLog`."""
+    """A handle on the decisions in one topic, which the first decision creates. See `DecisionLog`."""
 
     def __init__(self, clients: Clients, topic: str) -> None:
         self._clients = clients
@@ -41,7 +38,7 @@ class KafkaDecisionLog:
         self._kept = KeptTopic(clients, topic, settings=_SETTINGS)
 
     def write(self, decision: Decision) -> None:
-        """See `DecisionLog.write`. One whose writing failed may appear all the same."""
+        """See `DecisionLog.write`. A decision may appear even if this fails."""
         try:
             self._kept.write([spelled(decision)], key=decision.broker.encode())
         except KafkaFailed as failed:
@@ -55,7 +52,7 @@ class KafkaDecisionLog:
             with closing(self._clients.consumer(self._topic)) as consumer:
                 found = [parsed(document) for document in _last(consumer, at_most)]
         except KafkaFailed as failed:
-            if failed.trouble is Trouble.NO_TOPIC:  # Nobody has decided anything yet.
+            if failed.trouble is Trouble.NO_TOPIC:  # No decision has been written yet.
                 return []
             raise self._unavailable(failed.problem) from failed
         except InvalidKafkaSetting as error:
@@ -67,7 +64,7 @@ class KafkaDecisionLog:
 
 
 def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
-    """The last messages up to the end that the topic has now. Raises `KafkaFailed`, also if they do not come in time."""
+    """Yield the last messages up to the topic's current end. Raises `KafkaFailed`, also if they do not come in time."""
     bounds = consumer.bounds(timeout_ms=ANSWER_MS_MAX)
     end = bounds.high
     position = max(bounds.low, end - at_most)
@@ -84,5 +81,5 @@ def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
             if offset is not None and error is None and position <= offset < end:
                 position = offset + 1
                 yield message.value() or b""
-            elif offset is not None:  # The end, or one that came after it was asked for.
+            elif offset is not None:  # The end, or a message appended after the request.
                 position = max(position, offset)

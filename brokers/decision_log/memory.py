@@ -1,6 +1,6 @@
-"""The decision log of one process, for clusters whose channel is in memory.
+"""Keep the decisions of one process, for clusters whose channel is in memory.
 
-May live here: `MemoryDecisionLog`, and what handles of one name share. A log lives as long as a handle on it is held.
+A log lives as long as a handle on it is held.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from weakref import WeakValueDictionary
 from equipoise.brokers.balancing.decisions import Decision
 
 DECISIONS_MAX: Final = 1_000
-"""An hour and more of rounds at the default interval; a decision takes some kilobytes."""
+"""At least an hour of rounds at the default interval. A decision takes some kilobytes."""
 
 
 class _Decisions:
-    """What all handles of one name share; `newest` is touched only while `lock` is held."""
+    """The state that all handles of one name share. Access `newest` only while `lock` is held."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -30,7 +30,7 @@ _shared_lock = threading.Lock()
 
 
 class MemoryDecisionLog:
-    """A handle on the decision log in memory that bears `name`; the first handle makes it. See `DecisionLog`."""
+    """A handle on the in-memory decision log `name`, which the first handle creates. See `DecisionLog`."""
 
     def __init__(self, name: str) -> None:
         with _shared_lock:

@@ -1,9 +1,7 @@
-"""How a decision is spelled where it is kept: one JSON document, flat enough for SQL and Spark to read.
+"""Encode and decode a decision as one JSON document, flat enough for SQL and Spark.
 
-May live here: the document, its bound, and the way to it and back. A document that is none of ours is told by None: whoever
-reads a log of decisions goes on with the next.
-
-`result`, `cause` and `reason` stand beside what they are made of, for whoever counts decisions and does not read them.
+`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be counted without parsing them. An invalid
+document decodes to None, so that readers skip it.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.shedder.plan import Cause, Idle, Move, Result, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
-"""A round of a thousand moves with their reasons; moves and stays above that are left out, and counted."""
+"""Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and counted."""
 
 
 class _Part(BaseModel):
@@ -71,7 +69,7 @@ class _Idle(_Part):
 
 
 def document_of(decision: Decision) -> dict[str, object]:
-    """The document of a decision: what JSON can express, save for figures that are no numbers."""
+    """Return the document of a decision. It is valid JSON except for figures that are not finite."""
     result, cause = decision.outcome
     return {
         "at_ms": decision.at_ms,
@@ -105,7 +103,7 @@ def document_of(decision: Decision) -> dict[str, object]:
 
 
 def spelled(decision: Decision) -> bytes:
-    """A decision in at most `DOCUMENT_BYTES_MAX` bytes: what is too long loses the last of its moves and stays."""
+    """Encode a decision in at most `DOCUMENT_BYTES_MAX` bytes, dropping its last moves and stays if needed."""
     data = orjson.dumps(document_of(decision))
     while len(data) > DOCUMENT_BYTES_MAX and (decision.moves or decision.stays):
         decision = _shortened(decision)
@@ -125,7 +123,7 @@ def _shortened(decision: Decision) -> Decision:
 
 
 def parsed(data: bytes) -> Decision | None:
-    """The decision in a document; None if it holds none."""
+    """Decode a decision, or return None if the document holds none."""
     try:
         document = _Document.model_validate_json(data)
         idle = _Idle.model_validate_json(data) if document.is_idle else None

@@ -1,10 +1,7 @@
-"""The decision log of one machine: a table in the file of the channel, which SQL and Spark read as it is.
+"""Keep the decisions of one machine in a table of the channel's file, readable with SQL and Spark.
 
-May live here: `SqliteDecisionLog`, and what is asked of its table. What the table looks like is said in `channel.sqlite.format`,
-which leaves it out when it checks what the channel itself stands on.
-
-Each call opens the file and lets go of it: decisions come seconds apart, opening takes a millisecond, and a handle that is kept
-would hold on to a file that is replaced.
+`channel.sqlite.format` defines the table and ignores it when it checks the channel's own tables. Each call opens and closes the file:
+decisions come seconds apart, opening takes 1 ms, and a kept handle could hold a replaced file.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from equipoise.channel.sqlite.storage import SqliteStorage, Synchronous
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final = 100_000
-"""The oldest rows beyond these go: six days of rounds at the default interval, and some 100 MB."""
+"""The rows that are kept: six days of rounds at the default interval, about 100 MB."""
 
-# How long a write or a read waits for the file's writers: what is not written by then is lost, as decisions may be, while a
-# lease would be renewed in time.
+# How long a read or write waits for other writers. A decision not written by then is lost, which is harmless; the wait is short enough for
+# a lease to be renewed in time.
 _LOCK_MS_MAX: Final = 500
 
 _INSERT: Final = "INSERT INTO decisions (at_ms, broker, kind, strategy, result, cause, document) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -46,7 +43,7 @@ class SqliteDecisionLog:
         self._rows_max = rows_max
 
     def write(self, decision: Decision) -> None:
-        """See `DecisionLog.write`. A power cut may take the newest ones back."""
+        """See `DecisionLog.write`. A power failure may undo the newest ones."""
         document = spelled(decision)
         row = (decision.at_ms, decision.broker, decision.kind, decision.strategy, *decision.outcome, document.decode())
 
