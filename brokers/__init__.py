@@ -1,1 +1,1 @@
-"""Who serves: the broker, its pure state machine, the host that drives it, and its ways in (HTTP, command line)."""
+"""Run brokers: their pure state machine, its host, and the HTTP and command-line interfaces."""

@@ -1,7 +1,6 @@
-"""The errors of brokers, and of those who ask them: split by who must act, as in `channel.core.errors`.
+"""Define the errors of brokers and their clients, grouped by who must act, as in `channel.core.errors`.
 
-May live here: exception classes with typed attributes that nothing in `channel` raises. A message says what happened, to what,
-and what to do next.
+Errors that `channel` raises belong there. A message has three parts: what happened, to what, and what to do next.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from equipoise.channel.core.ranges import namespace_in
 
 
 class UnsupportedAlgorithm(CallerError):
-    """A split algorithm that this version does not have."""
+    """The requested split algorithm does not exist in this version."""
 
     def __init__(self, *, algorithm: str, supported: tuple[str, ...]) -> None:
-        """`algorithm` is the name asked for, `supported` the names there are."""
+        """`algorithm` is the requested name, `supported` the existing names."""
         self.algorithm = algorithm
         self.supported = supported
         super().__init__(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(supported)}")
 
 
 class InvalidTiming(OperatorError):
-    """Durations with which a live broker could be declared dead, or a dead one's bundles be owned twice."""
+    """Durations that would let a live broker be declared dead, or a dead broker's bundles be owned twice."""
 
     def __init__(self, *, setting: str, value_ms: int, expected: str) -> None:
         """`setting` has `value_ms`, which must be as `expected`."""
@@ -32,16 +31,16 @@ class InvalidTiming(OperatorError):
 
 
 class ChannelLost(DeadlineExceeded):
-    """What only the channel tells was waited for, at a broker that has lost it."""
+    """A wait for the channel failed at a broker that has lost the channel."""
 
     def __init__(self, *, what: str, waited_ms: int, broker: str, lost_ms: int) -> None:
-        """`what` was waited for at `broker`, which read its last own renewal back `lost_ms` ago."""
+        """`what` was awaited at `broker`, which last read back its own renewal `lost_ms` ago."""
         self.what = what
         self.waited_ms = waited_ms
         self.broker = broker
         self.lost_ms = lost_ms
         lost = f"broker {broker} lost the channel {lost_ms} ms ago"
-        # Past the class between, whose message does not give the reason.
+        # Skip the constructor of DeadlineExceeded, whose message gives no reason.
         PeerError.__init__(self, f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another broker")
 
 
@@ -49,7 +48,7 @@ class BrokerIdTaken(OperatorError):
     """Another process renews under the same broker id."""
 
     def __init__(self, *, broker: str, incarnation: int) -> None:
-        """`incarnation` of `broker` is alive, and is not this process."""
+        """`incarnation` of `broker` is alive, and is another process."""
         self.broker = broker
         self.incarnation = incarnation
         super().__init__(
@@ -58,10 +57,10 @@ class BrokerIdTaken(OperatorError):
 
 
 class NotProposed(PeerError):
-    """A broker could not put a proposal to the channel, or can be sure that the one it made will never be accepted."""
+    """A broker could not append a proposal, or knows that its proposal will never be accepted."""
 
     def __init__(self, *, broker: str, problem: str) -> None:
-        """`broker` was asked, `problem` is what kept it from proposing."""
+        """`broker` was asked; `problem` kept it from proposing."""
         self.broker = broker
         self.problem = problem
         super().__init__(f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker")
@@ -71,7 +70,7 @@ class Rejected(PeerError):
     """The channel rejected a proposal, or would have."""
 
     def __init__(self, *, key: str, reason: str, problem: str | None, offset: int | None) -> None:
-        """`reason` is one of `channel.core.records.Reason`; `offset` is where the rejected record stands, if it was appended."""
+        """`reason` is a `channel.core.records.Reason`. `offset` is that of the rejected record, if it was appended."""
         self.key = key
         self.reason = reason
         self.problem = problem
@@ -82,19 +81,19 @@ class Rejected(PeerError):
 
 
 class UnknownNamespace(CallerError):
-    """A namespace that the channel does not have."""
+    """The namespace does not exist on the channel."""
 
     def __init__(self, *, namespace: str) -> None:
-        """`namespace` is the name asked for."""
+        """`namespace` is the requested name."""
         self.namespace = namespace
         super().__init__(f"there is no namespace {namespace!r}; create it first: equipoise namespaces create {namespace}")
 
 
 class DataDirectoryInUse(OperatorError):
-    """Another process holds a broker's data directory, so that broker is still running."""
+    """Another process holds a broker's data directory: that broker is still running."""
 
     def __init__(self, *, path: str, pid: int | None) -> None:
-        """`path` is the directory, `pid` the process that holds it; None if its lock file does not say."""
+        """`path` is the directory, `pid` the process that holds it, or None if its lock file does not have it."""
         self.path = path
         self.pid = pid
         holder = "another process" if pid is None else f"process {pid}"
@@ -102,38 +101,38 @@ class DataDirectoryInUse(OperatorError):
 
 
 class DataDirectoryUnusable(OperatorError):
-    """A broker's data directory cannot be made, read or written, or is no longer the one that was locked."""
+    """A broker's data directory cannot be created, read or written, or is not the one that was locked."""
 
     def __init__(self, *, path: str, problem: str) -> None:
-        """`path` is the directory, `problem` says what is wrong with it."""
+        """`path` is the directory, `problem` what is wrong with it."""
         self.path = path
         self.problem = problem
         super().__init__(f"the data directory {path} cannot be used: {problem}; mend that, or name another directory")
 
 
 class InvalidConfig(OperatorError):
-    """Settings that cannot be, alone or together."""
+    """Settings that are invalid, alone or together."""
 
     def __init__(self, *, problems: tuple[str, ...]) -> None:
-        """`problems` name each a setting and what is wrong with it."""
+        """Each of `problems` has a setting and what is wrong with it."""
         self.problems = problems
         super().__init__(f"these settings cannot be used: {'; '.join(problems)}; correct them and start again")
 
 
 class AddressInUse(OperatorError):
-    """A broker cannot listen where it was told to."""
+    """A broker cannot listen on its address."""
 
     def __init__(self, *, address: str, problem: str, setting: str = "http_port") -> None:
-        """`address` is host:port, as `setting` has it, and `problem` what the operating system says."""
+        """`address` is host:port from `setting`, `problem` the error of the operating system."""
         self.address, self.problem, self.setting = address, problem, setting
         super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
 
 
 class InvalidSetting(CallerError):
-    """A setting of balancing that cannot be."""
+    """A value that a setting of balancing cannot have."""
 
     def __init__(self, *, setting: str, value: object, expected: str) -> None:
-        """`setting` was to be `value`, and must be as `expected`."""
+        """`setting` cannot be `value`; it must be as `expected`."""
         self.setting = setting
         self.value = value
         self.expected = expected
@@ -141,10 +140,10 @@ class InvalidSetting(CallerError):
 
 
 class UnknownSetting(CallerError):
-    """A setting of balancing that there is not."""
+    """The setting of balancing does not exist."""
 
     def __init__(self, *, setting: str, nearest: str | None) -> None:
-        """`setting` is the name asked for, `nearest` the one that it may be meant for."""
+        """`setting` is the requested name, `nearest` a similar one that exists."""
         self.setting = setting
         self.nearest = nearest
         near = f"; did you mean {nearest}?" if nearest else "; see which there are: equipoise balancing show --all"
@@ -152,10 +151,10 @@ class UnknownSetting(CallerError):
 
 
 class InvalidLoad(CallerError):
-    """A load report, or a service, says what no bundle and no broker can weigh."""
+    """A load report or a service contains an impossible figure."""
 
     def __init__(self, *, subject: str, field: str, value: float) -> None:
-        """`subject` is `bundle` or `topic`, `field` the one that is wrong, `value` what it was set to."""
+        """`subject` is `bundle` or `topic`, `field` the wrong field, `value` its value."""
         self.subject = subject
         self.field = field
         self.value = value
@@ -163,55 +162,55 @@ class InvalidLoad(CallerError):
 
 
 class LoadBusUnavailable(PeerError):
-    """Load reports cannot be exchanged; brokers serve on, and nothing is balanced meanwhile."""
+    """Load reports cannot be exchanged. Brokers keep serving, but nothing is balanced."""
 
     def __init__(self, *, bus: str, problem: str) -> None:
-        """`bus` names the load bus, `problem` says what it did."""
+        """`bus` names the load bus, `problem` is what happened."""
         self.bus = bus
         self.problem = problem
         super().__init__(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
 
 
 class UnreadableLoad(PeerError):
-    """Something on the load bus is no load report; whoever wrote it counts as one that has reported nothing."""
+    """A message on the load bus is no load report. Its sender counts as having reported nothing."""
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """`what` was expected (`sample`, `summary`, `bundle`), and `problem` says what is wrong with what is there."""
+        """`what` was expected (`sample`, `summary`, `bundle`); `problem` is what is wrong."""
         self.what = what
         self.problem = problem
         super().__init__(f"a {what} of load cannot be read: {problem}; look for who writes it, and with which version")
 
 
 class DecisionLogUnavailable(PeerError):
-    """Decisions of balancing cannot be kept or read; balancing goes on."""
+    """Balancing decisions cannot be stored or read. Balancing goes on."""
 
     def __init__(self, *, log: str, problem: str) -> None:
-        """`log` names the decision log, `problem` says what it did."""
+        """`log` names the decision log, `problem` is what happened."""
         self.log = log
         self.problem = problem
         super().__init__(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
 
 
 class UnknownBundle(CallerError):
-    """A bundle that its namespace does not have."""
+    """The bundle does not exist in its namespace."""
 
     def __init__(self, *, bundle: str) -> None:
-        """`bundle` is the name asked for."""
+        """`bundle` is the requested name."""
         self.bundle = bundle
         super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace_in(bundle)}")
 
 
 class UnknownBroker(CallerError):
-    """A broker that the channel does not know."""
+    """The broker has never joined the channel."""
 
     def __init__(self, *, broker: str) -> None:
-        """`broker` is the id asked for."""
+        """`broker` is the requested id."""
         self.broker = broker
         super().__init__(f"no broker {broker!r} has ever joined; see who has: equipoise brokers list --all")
 
 
 class Cancelled(PeerError):
-    """A move that the channel accepted came to nothing: its bundle is not where it was to go."""
+    """A move that the channel accepted was cancelled: its bundle is not at its destination."""
 
     def __init__(self, *, bundle: str, move: str, problem: str) -> None:
         """`move` of `bundle` was cancelled because of `problem`."""
@@ -222,10 +221,10 @@ class Cancelled(PeerError):
 
 
 class BrokerUnreachable(PeerError):
-    """A broker does not answer at the address that it advertises, or answers something else than was asked for."""
+    """A broker does not answer at its advertised address, or its answer is invalid."""
 
     def __init__(self, *, broker: str, address: str, problem: str, in_doubt: bool = False) -> None:
-        """`problem` is what happened when `broker` was asked at `address`; `in_doubt` is true where it may have done it all the same."""
+        """`problem` is what happened at `address`. `in_doubt`: the broker may have executed the request."""
         self.broker = broker
         self.address = address
         self.problem = problem
@@ -234,28 +233,28 @@ class BrokerUnreachable(PeerError):
 
 
 class BrokerRefuses(CallerError):
-    """A broker was asked over HTTP for what it does not do."""
+    """A broker refused an HTTP request that it does not support."""
 
     def __init__(self, *, broker: str, problem: str) -> None:
-        """`problem` is what `broker` says against it."""
+        """`problem` is the reason that `broker` gives."""
         self.broker, self.problem = broker, problem
         super().__init__(f"the broker {broker} refuses: {problem}")
 
 
 class NobodyToAsk(PeerError):
-    """A question that only a broker can answer, while none is alive."""
+    """A question that only a broker can answer, but no broker is alive."""
 
     def __init__(self, *, log: str) -> None:
-        """No broker is alive on `log`."""
+        """`log` has no live broker."""
         self.log = log
         super().__init__(f"no broker is alive on {log}, and only a broker knows; start one, and ask again")
 
 
 class UnknownOffset(CallerError):
-    """An offset at which the channel has no record."""
+    """The channel has no record at this offset."""
 
     def __init__(self, *, log: str, offset: int, end: int) -> None:
-        """`offset` was asked for, `end` is the last offset of `log` at which there is a record, -1 if there is none."""
+        """`offset` was requested. `end` is the offset of the last record of `log`, or -1 if there is none."""
         self.log = log
         self.offset = offset
         self.end = end
@@ -264,10 +263,10 @@ class UnknownOffset(CallerError):
 
 
 class HistoryGone(CallerError):
-    """A moment of which the log does not know: what was before it was compacted, or never was on this log."""
+    """The log does not hold this moment: earlier records were compacted, or never were on this log."""
 
     def __init__(self, *, log: str, moment: str, known_from: int, problem: str | None = None) -> None:
-        """`known_from` is the first logical offset at which the view is known; `problem` says why, where it was not compacted."""
+        """`known_from` is the first logical offset with a known view. `problem` is the reason if it was not compaction."""
         self.log = log
         self.moment = moment
         self.known_from = known_from
@@ -279,10 +278,10 @@ class HistoryGone(CallerError):
 
 
 class TargetNotEmpty(CallerError):
-    """A log that a channel was to be copied or imported to holds something."""
+    """The target of a copy or an import is not empty."""
 
     def __init__(self, *, log: str, problem: str) -> None:
-        """`log` is its URL, `problem` says what was found."""
+        """`log` is its URL, `problem` what was found."""
         self.log = log
         self.problem = problem
         super().__init__(
@@ -291,17 +290,17 @@ class TargetNotEmpty(CallerError):
 
 
 class BrokersAlive(OperatorError):
-    """A channel was to be copied while brokers work with it."""
+    """A channel cannot be copied while brokers use it."""
 
     def __init__(self, *, log: str, brokers: tuple[str, ...]) -> None:
-        """`brokers` of `log` were heard of."""
+        """`brokers` of `log` are alive."""
         self.log = log
         self.brokers = brokers
         super().__init__(f"the log {log} is in use by {', '.join(brokers)}: stop all brokers of it, and copy it then; it is as it was")
 
 
 class CopiedElsewhere(OperatorError):
-    """A channel that was copied was to be copied again to another log: each copy would issue the same tokens."""
+    """A copied channel cannot be copied to a second log: both copies would issue the same tokens."""
 
     def __init__(self, *, log: str, offset: int, copied_to: str | None, target: str) -> None:
         """`log` was closed at `offset` for its copy to `copied_to`, which is not the log `target`."""
@@ -318,10 +317,10 @@ class CopiedElsewhere(OperatorError):
 
 
 class ExportDamaged(OperatorError):
-    """A file that is no export of a channel, or not the one that it claims to be."""
+    """A file is no export of a channel, or does not match its own header."""
 
     def __init__(self, *, file: str, line: int, problem: str) -> None:
-        """`file` as named, `line` counted from 1, `problem` says what does not fit."""
+        """`file` as named, `line` counted from 1, `problem` what does not match."""
         self.file = file
         self.line = line
         self.problem = problem
@@ -329,10 +328,10 @@ class ExportDamaged(OperatorError):
 
 
 class OutputFailed(OperatorError):
-    """What a command has to say cannot be written to where it was sent."""
+    """The output of a command cannot be written."""
 
     def __init__(self, *, output: str, problem: str) -> None:
-        """`output` is a file as named, or the standard output; `problem` is what the operating system says."""
+        """`output` is a file as named, or the standard output; `problem` is the error of the operating system."""
         self.output = output
         self.problem = problem
         super().__init__(
@@ -342,20 +341,20 @@ class OutputFailed(OperatorError):
 
 
 class InvalidRequest(CallerError):
-    """A request whose body or parameters do not have the form that they must have."""
+    """The body or parameters of a request are malformed."""
 
     def __init__(self, *, what: str, problem: str) -> None:
-        """`what` is the part that is wrong, such as `the body`, and `problem` says why."""
+        """`what` is the wrong part, such as `the body`, `problem` the reason."""
         self.what = what
         self.problem = problem
         super().__init__(f"{what} cannot be used: {problem}")
 
 
 class CompactionFailed(PeerError):
-    """A compaction of the log did not come to its end; the log and its snapshot still say the same as before."""
+    """A compaction of the log failed. The log and its snapshot have the same content as before."""
 
     def __init__(self, *, log: str, error: str, problem: str) -> None:
-        """`log` is its URL; `error` names the class of what it met, and `problem` says it."""
+        """`log` is its URL, `error` the class of the error, `problem` its message."""
         self.log = log
         self.error = error
         self.problem = problem
@@ -363,7 +362,7 @@ class CompactionFailed(PeerError):
 
 
 class NotReady(PeerError):
-    """A broker that has not read the channel to its end, or is no member at this moment, and so cannot answer for it."""
+    """A broker has not read the channel to its end or is no member now, and so cannot answer."""
 
     def __init__(self, *, broker: str, problem: str = "it is still reading the channel, or joining") -> None:
         """`broker` is the id of the broker that was asked, `problem` what it lacks."""
@@ -373,7 +372,7 @@ class NotReady(PeerError):
 
 
 class InvalidService(CallerError):
-    """What was given as a service is none, or cannot be loaded or served."""
+    """An object is no service, or cannot be loaded or served."""
 
     def __init__(self, *, service: str, problem: str) -> None:
         """`service` as given, `problem` what is wrong with it."""
@@ -383,10 +382,10 @@ class InvalidService(CallerError):
 
 
 class BrokerFailed(OperatorError):
-    """The process of a broker ended by itself, or did not become ready."""
+    """The process of a broker ended unexpectedly, or did not become ready."""
 
     def __init__(self, *, broker: str, problem: str, log_file: str) -> None:
-        """`problem` says how `broker` ended, and its last words; `log_file` is where it wrote them."""
+        """`problem` is how `broker` ended, with its last output; `log_file` holds all of it."""
         self.broker = broker
         self.problem = problem
         self.log_file = log_file
@@ -394,20 +393,20 @@ class BrokerFailed(OperatorError):
 
 
 class UnknownCluster(CallerError):
-    """A cluster that is not the one whose channel is read here."""
+    """The cluster is not the one of this channel."""
 
     def __init__(self, *, cluster: str, known: str | None) -> None:
-        """`cluster` is the id asked for, `known` the one of the channel."""
+        """`cluster` is the requested id, `known` that of the channel."""
         self.cluster = cluster
         self.known = known
         super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")
 
 
 class UnknownTenant(CallerError):
-    """A tenant that has no namespace, and so is not there."""
+    """The tenant does not exist: it has no namespace."""
 
     def __init__(self, *, tenant: str) -> None:
-        """`tenant` is the name asked for."""
+        """`tenant` is the requested name."""
         self.tenant = tenant
         super().__init__(
             f"there is no tenant {tenant!r}: a tenant is there by its namespaces; "
@@ -416,25 +415,25 @@ class UnknownTenant(CallerError):
 
 
 class UnknownSchema(CallerError):
-    """A schema is asked for that no broker knows."""
+    """No broker knows the requested schema."""
 
     def __init__(self, *, topic: str) -> None:
-        """`topic` is the full name of the topic whose schema was asked for."""
+        """`topic` is the full name of the schema's topic."""
         self.topic = topic
         super().__init__(f"no schema of {topic} is known, or not that one; schemas last as long as the brokers that were told of them")
 
 
 class UnknownTopic(CallerError):
-    """A topic that nobody uses, or that is not partitioned, is asked about."""
+    """The topic is not in use, or not partitioned."""
 
     def __init__(self, *, topic: str) -> None:
-        """`topic` is the full name that was asked for."""
+        """`topic` is the requested full name."""
         self.topic = topic
         super().__init__(f"there is no topic {topic} at present; a topic that is not stored exists while it has a producer or a consumer")
 
 
 class InvalidPolicy(CallerError):
-    """A cluster policy that says what cannot be understood or cannot be meant; what was set before stays."""
+    """A cluster policy is malformed or contradictory. The former policy stays."""
 
     def __init__(self, *, policy: str, problem: str) -> None:
         """`policy` is its key, `problem` the first thing that is wrong with it."""
@@ -444,29 +443,29 @@ class InvalidPolicy(CallerError):
 
 
 class PolicyLeavesNobody(CallerError):
-    """A change of the cluster policies with which no broker that is up could have a bundle any more."""
+    """A change of cluster policies would leave a bundle without a live broker that may own it."""
 
     def __init__(self, *, policy: str, subject: str) -> None:
-        """`policy` is the key of what was to change, `subject` the namespace or bundle that nobody could have, or the policy's brokers."""
+        """`policy` is the key of the change. `subject` is the namespace or bundle without a broker, or the policy's brokers."""
         self.policy = policy
         self.subject = subject
         super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
 
 
 class UnknownPolicy(CallerError):
-    """A cluster policy that the channel does not have."""
+    """The cluster policy does not exist on the channel."""
 
     def __init__(self, *, policy: str) -> None:
-        """`policy` is the key asked for."""
+        """`policy` is the requested key."""
         self.policy = policy
         super().__init__(f"there is no policy {policy!r}; see which there are: equipoise policies list")
 
 
 class DestinationForbidden(CallerError):
-    """A transfer that an operator asked for is to a broker that policies keep from the bundle."""
+    """An operator's transfer is to a broker that policies do not allow for the bundle."""
 
     def __init__(self, *, bundle: str, broker: str, problem: str) -> None:
-        """`problem` is why `broker` may not have `bundle`: the policy, and what it says."""
+        """`problem` is why `broker` may not own `bundle`: the policy and its content."""
         self.bundle = bundle
         self.broker = broker
         self.problem = problem
@@ -477,20 +476,20 @@ class DestinationForbidden(CallerError):
 
 
 class UnreadableProperties(OperatorError):
-    """A file that is to be in the form of Java's properties, and is not."""
+    """A file is not in the format of Java properties."""
 
     def __init__(self, *, line: int, problem: str) -> None:
-        """`line` is counted from 1, `problem` says what is wrong there."""
+        """`line` is counted from 1, `problem` is what is wrong there."""
         self.line = line
         self.problem = problem
         super().__init__(f"the settings cannot be read: line {line}: {problem}; nothing of them was taken")
 
 
 class NoFreshLoad(OperatorError):
-    """Nothing can be said of balancing, because nobody's load is known."""
+    """Nothing is known about balancing, because no broker's load is known."""
 
     def __init__(self, *, log: str, problem: str, advice: str) -> None:
-        """`log` is the URL of the channel, `problem` says who has not reported what, `advice` what to do about it."""
+        """`log` is the URL of the channel, `problem` names the missing reports, `advice` what to do."""
         self.log = log
         self.problem = problem
         self.advice = advice
