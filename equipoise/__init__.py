@@ -1,7 +1,6 @@
-"""The public face of Equipoise: everything that users import.
+"""The public API of Equipoise: everything that users import.
 
-Names are imported from their own modules when they are first used, so that `import equipoise.channel` does not start a web server's
-imports.
+Each name is imported from its module at first use, so that `import equipoise.channel` does not import a web server.
 """
 
 from __future__ import annotations

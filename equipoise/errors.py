@@ -1,6 +1,6 @@
-"""Every error that Equipoise raises on purpose, by who must act: the caller, the operator, or nobody but time.
+"""The errors that Equipoise raises on purpose, grouped by who must act: the caller, the operator, or nobody (retry later).
 
-May live here: names that live in other modules.
+This module only re-exports names.
 """
 
 from equipoise.brokers.errors import NotProposed, Rejected, UnknownNamespace

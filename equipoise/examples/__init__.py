@@ -1,1 +1,1 @@
-"""Examples to run and to copy from. They import nothing of Equipoise but `equipoise` itself, as users do."""
+"""Examples to run and to copy from. They import only the public API `equipoise`, as users do."""

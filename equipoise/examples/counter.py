@@ -1,7 +1,7 @@
-"""A counter for each key, whose every write carries its token to a store that refuses an older one.
+"""Count calls per key, with a fencing token on every write, in a store that refuses older tokens.
 
-`POST /counter/{tenant}/{namespace}/{key}` adds one. Each broker answers for the keys that it owns and sends callers of the
-others on (307). A call that says the same `X-Request-Id` twice counts once. `EQUIPOISE_COUNTER_STORE` names the store's file.
+`POST /counter/{tenant}/{namespace}/{key}` adds one. Each broker answers for the keys that it owns, and redirects other calls to their owner
+(307). Two calls with the same `X-Request-Id` count once. `EQUIPOISE_COUNTER_STORE` names the store's file.
 """
 
 import os
@@ -18,7 +18,7 @@ from equipoise.examples.counter_store import CounterStore, Increment, RequestReu
 
 
 class Counter(Service):
-    """One instance serves all bundles of its broker. The counters are in the store, so that nothing is handed over."""
+    """One instance serves all bundles of its broker. The counters are in the store, so there is nothing to hand over."""
 
     def __init__(self, store: CounterStore | None = None) -> None:
         self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", "counter.db"))
@@ -26,25 +26,25 @@ class Counter(Service):
         self._counted_since = time.monotonic()
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Nothing to load: the store knows everything."""
+        """There is nothing to load: the counters are in the store."""
         self._namespaces.add(ownership.bundle.namespace)
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        """Nothing to save: a call that is under way fails its second check, and its caller asks again."""
+        """There is nothing to save. A call that is under way fails its second check, and its caller asks again."""
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What the broker serves on its port."""
+        """Return the routes that the broker serves on its port."""
         return [web.post("/counter/{tenant}/{namespace}/{key}", self.increment)]
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """Calls per second of each bundle since this was asked last."""
+        """Return the calls per second of each bundle since the last request."""
         now = time.monotonic()
         seconds, self._counted_since = max(now - self._counted_since, 0.001), now
         calls, self._calls = self._calls, Tally()
         return {bundle: BundleLoad(calls_per_second=count / seconds) for bundle, count in calls.items()}
 
     async def increment(self, request: web.Request) -> web.Response:
-        """Add one to a key, if this broker owns it; else say who does."""
+        """Add one to a key if this broker owns it. Otherwise redirect the caller to the owner."""
         namespace, key = "{tenant}/{namespace}".format(**request.match_info), request.match_info["key"]
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         if not (request_id.isascii() and request_id.isprintable()):
@@ -66,12 +66,12 @@ class Counter(Service):
         increment = Increment(key=f"{namespace}/{key}", token=work.token, broker=self.host.broker_id, request=request_id)
         try:
             stored = await self._store.increment(increment)
-            work.finish()  # The second: the answer may be given.
+            work.finish()  # The second check: the answer may be sent.
         except RequestReused as error:
             return web.Response(status=409, text=str(error))
-        except (StaleToken, Overloaded) as error:  # Nothing was written, and this promises it.
+        except (StaleToken, Overloaded) as error:  # Certainly nothing was written.
             return _later(error)
-        except (OwnershipLost, StoreFailed) as error:  # It may have been written, and no other status may deny that.
+        except (OwnershipLost, StoreFailed) as error:  # It may have been written, so no other status would be correct.
             return web.Response(status=500, text=str(error))
         return web.json_response({"key": increment.key, "value": stored.value, "token": stored.token, "broker": stored.broker})
 

@@ -1,11 +1,11 @@
-"""The counters' store: one SQLite file for all brokers, which refuses a write whose token is older than one it has seen.
+"""Store the counters in one SQLite file for all brokers, and refuse a write with an older token than one already seen.
 
-That refusal is what the token is for. A broker can stall between its last look at its ownership and the moment at which
-its write arrives; meanwhile another broker may own the key. Only the store sees both writes, so only it can tell.
+This refusal is the purpose of the token. A broker can stall between its last ownership check and the arrival of its write, while another
+broker comes to own the key. Only the store sees both writes.
 
-All writes that wait become one transaction, made in a thread of the store's own. `synchronous=NORMAL` does not wait for the
-disk: whatever a process dies of, its writes survive; a power cut may take the last ones back, all of them together, so that
-the counters stay in step with the tokens. A store that must survive that too says FULL, and pays a disk write per batch.
+All waiting writes become one transaction, in the store's own thread. `synchronous=NORMAL` does not wait for the disk: writes survive the
+death of a process, but a power failure may undo the newest ones, counters and tokens together. A store that must survive that uses FULL, at
+the cost of a disk write per batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Final
 
 from equipoise.errors import CallerError, EquipoiseError, OperatorError, Overloaded, PeerError
 
-BATCH_MAX: Final = 256  # A transaction of so many writes takes some 5 ms, which is what another broker's may wait for.
-QUEUE_MAX: Final = 4_096  # Sixteen batches: whoever comes after them would wait for a tenth of a second.
+BATCH_MAX: Final = 256  # A transaction of this size takes about 5 ms, which is how long other brokers wait.
+QUEUE_MAX: Final = 4_096  # Sixteen batches, a tenth of a second of work.
 BUSY_SECONDS_MAX: Final = 5.0  # How long a batch waits for the writes of other brokers.
 OPEN_SECONDS_MAX: Final = 5.0
 
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS refusals(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """Add one to `key`, under `token`, on behalf of `broker`. The same `request` is applied once, however often it comes."""
+    """Add one to `key` under `token`, for `broker`. Repeats with the same `request` count once."""
 
     key: str
     token: int
@@ -54,7 +54,7 @@ class Increment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The row of an increment: the counter's value after it, and the token and broker that it was made under."""
+    """The row of an increment: the new value of the counter, and the token and broker that wrote it."""
 
     value: int
     token: int
@@ -62,15 +62,15 @@ class Stored:
 
 
 class StaleToken(PeerError):
-    """The write came from a broker that had lost the key already; nothing was written."""
+    """The broker had already lost the key. Nothing was written."""
 
 
 class RequestReused(CallerError):
-    """The request's id was used for another key before; nothing was written."""
+    """The request id was used for another key before. Nothing was written."""
 
 
 class StoreFailed(PeerError):
-    """The store cannot say whether the write was made."""
+    """The store does not know whether the write was made."""
 
 
 class StoreUnusable(OperatorError):
@@ -78,16 +78,16 @@ class StoreUnusable(OperatorError):
 
 
 class CounterStore:
-    """A handle on the store in one file, with a thread of its own. Close it, or let the process end."""
+    """A handle on the store in one file, with its own thread. Close it, or let the process end."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, making it if it is not there. Raises `StoreUnusable`."""
+        """Open the file, and create a missing one. Raises `StoreUnusable`."""
         try:
-            # For its owner alone; SQLite gives its other files the same mode. A file that is there keeps its own.
+            # For its owner only; SQLite gives its other files the same mode. An existing file keeps its mode.
             with suppress(FileExistsError):
                 os.mknod(path, 0o600)
             self._connection = sqlite3.connect(path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False)
-            # The change to WAL, which several brokers may make of a new file at once, waits for nobody by itself.
+            # SQLite does not wait for other brokers here, which may switch a new file to WAL at the same time.
             self._execute_patiently("PRAGMA journal_mode=WAL", seconds_max=OPEN_SECONDS_MAX)
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.executescript(_SCHEMA)
@@ -100,7 +100,7 @@ class CounterStore:
         self._thread.start()
 
     async def increment(self, increment: Increment) -> Stored:
-        """Apply an increment, or find that it was applied before.
+        """Apply an increment, or return the result of its earlier application.
 
         Raises `StaleToken`, `RequestReused` or `Overloaded` if nothing was written, `StoreFailed` if that is not known.
         """
@@ -129,7 +129,7 @@ class CounterStore:
             while len(items) < BATCH_MAX and not self._queue.empty():
                 items.append(self._queue.get())
             is_open = None not in items
-            # A caller that has gone away meanwhile takes its write along.
+            # Drop the writes of callers that have gone.
             self._write([item for item in items if item is not None and item[1].set_running_or_notify_cancel()])
 
     def _write(self, batch: Sequence[tuple[Increment, Future[Stored]]]) -> None:
@@ -142,7 +142,7 @@ class CounterStore:
             except BaseException:
                 self._connection.rollback()
                 raise
-        except Exception as error:  # noqa: BLE001 - whatever it was, no caller may wait for ever
+        except Exception as error:  # noqa: BLE001 - after any error, no caller may wait for ever
             outcomes = [StoreFailed(f"the counters' store failed: {error}; ask again with the same request id")] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Stored):
@@ -154,13 +154,13 @@ class CounterStore:
         self._execute_patiently("BEGIN IMMEDIATE", seconds_max=BUSY_SECONDS_MAX)
 
     def _execute_patiently(self, statement: str, *, seconds_max: float) -> None:
-        """Execute what needs a lock. Brokers that wait with equal, growing pauses starve each other; short and random ones do not."""
+        """Execute a statement that needs a lock. Pauses are short and random; equal, growing ones let brokers starve one another."""
         give_up = time.monotonic() + seconds_max
         while True:
             try:
                 self._connection.execute(statement)
             except sqlite3.OperationalError as error:
-                # The low byte: those above tell for what it is busy, such as what a broker that was killed left to be recovered.
+                # The low byte. The higher bytes hold the cause, such as the recovery of a killed broker's writes.
                 if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                     raise
                 time.sleep(random.uniform(0.0001, 0.001))  # noqa: S311 - jitter, no secret

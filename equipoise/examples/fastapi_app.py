@@ -1,6 +1,6 @@
-"""A FastAPI program with a broker inside: visits of pages, each counted by the one program that owns the page.
+"""Embed a broker in a FastAPI program: count page visits, each page in the one program that owns it.
 
-Start as many as you like, each with its own address:
+Start any number of programs, each with its own address:
 
     EQUIPOISE_ADDRESS=http://127.0.0.1:8001 uvicorn equipoise.examples.fastapi_app:app --port 8001
 """
@@ -21,31 +21,31 @@ NAMESPACE = "web/pages"
 
 
 class Visits(Service):
-    """Counts in memory. They go with their bundle from owner to owner, and are lost with a program that dies."""
+    """Counts in memory. They move with their bundle from owner to owner, and are lost if the program dies."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Take over what the former owner counted."""
+        """Take over the former owner's counts."""
         self.counts.update(json.loads(handover or b"{}"))
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        """Give away what was counted in this bundle; so a split or a merge of bundles changes nothing here."""
+        """Hand over the counts of this bundle. Splits and merges of bundles need no extra code."""
         leaving = {page: count for page, count in self.counts.items() if bundle.contains(key_hash(page))}
         for page in leaving:
             del self.counts[page]
         return json.dumps(leaving).encode()
 
     def visit(self, ownership: Ownership, page: str) -> int:
-        """Count one visit. Raises `OwnershipLost`, perhaps after it was counted: see the counter for a store that tells."""
-        with ownership.begin(page):  # Checks when the work starts, and again at its end.
+        """Count one visit. Raises `OwnershipLost`, possibly after counting; the counter example has a store that prevents this."""
+        with ownership.begin(page):  # Checks ownership at the start and at the end of the work.
             self.counts[page] += 1
             return self.counts[page]
 
 
 def make_app(log_url: str, address: str) -> FastAPI:
-    """The program. `address` is where other programs and their clients find it, such as `http://host:8001`."""
+    """Return the program. `address` is where other programs and clients reach it, such as `http://host:8001`."""
     visits = Visits()
     worker = Worker(log_url, visits, advertised_addresses={"http": address})
 
@@ -63,7 +63,7 @@ def make_app(log_url: str, address: str) -> FastAPI:
 
     @app.get("/health")
     async def health() -> str:
-        worker.check()  # Raises `WorkerEnded` once the broker has ended: start this program again.
+        worker.check()  # Raises `WorkerEnded` once the broker has ended: restart this program.
         return "ok"
 
     @app.post("/visits/{page}")
