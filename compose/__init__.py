@@ -1,4 +1,4 @@
-"""What runs around Equipoise: files for docker compose, and a local Kafka for machines without Docker.
+"""Run services around Equipoise: files for docker compose, and a local Kafka for machines without Docker.
 
-Nothing of the product imports this, and it is not installed with it.
+The product neither imports nor installs this package.
 """

@@ -1,10 +1,7 @@
-"""Grafana's dashboard as a table of panels; `python -m compose.dashboard` writes the JSON that Grafana reads.
+"""Generate Grafana's dashboard from a table of panels; `python -m compose.dashboard` writes its JSON.
 
-May live here: which metrics are shown, how they are asked for, and how Grafana wants that spelled. What a metric means is said in
-docs/reference/metrics.md.
-
-What is about the channel and about moves covers the whole cluster, as each broker reads it: so it is never summed over brokers, and
-`max` takes it from one that reads.
+docs/reference/metrics.md describes the metrics. Metrics of the channel and of moves cover the whole cluster, as each broker reads it. So
+never sum them over brokers: `max` takes one broker's value.
 """
 
 from __future__ import annotations
@@ -26,9 +23,10 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One picture: curves over time, a number, or a bar of states; `queries` are PromQL by the legends of their answers.
+    """One panel: curves over time, a number, or a bar of states.
 
-    `unit` is one of Grafana's names.
+    * `queries`: PromQL by legend.
+    * `unit`: one of Grafana's names.
     """
 
     title: str
@@ -41,7 +39,7 @@ class Panel:
 
 
 def _quantiles(buckets: str) -> Mapping[str, str]:
-    """The median of a histogram, and what one in twenty and one in a hundred exceeds."""
+    """Return the queries for a histogram's median, 95th and 99th percentile."""
     return {f"p{int(of * 100)}": f"histogram_quantile({of}, {buckets})" for of in (0.5, 0.95, 0.99)}
 
 
@@ -292,14 +290,14 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
 
 
 def dashboard() -> Json:
-    """The dashboard as Grafana reads it (its classic model)."""
+    """Return the dashboard in Grafana's classic model."""
     return {
         "uid": "equipoise",
         "title": "Equipoise",
         "tags": ["equipoise"],
         "timezone": "browser",
         "editable": True,
-        "graphTooltip": 1,  # One crosshair over all panels: what happened at once is seen at once.
+        "graphTooltip": 1,  # One crosshair over all panels shows what happened at the same time.
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
         "schemaVersion": 39,
@@ -310,7 +308,7 @@ def dashboard() -> Json:
 
 
 def _placed() -> Iterator[Json]:
-    """Rows and panels with their places: from left to right, and on a new line where one does not fit."""
+    """Yield rows and panels with their positions: left to right, with a new line where a panel does not fit."""
     top = 0
     for title, panels in ROWS.items():
         yield {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": top, "w": _GRID_WIDTH, "h": 1}}
@@ -351,7 +349,7 @@ def _spelled(panel: Panel) -> Json:
 
 
 def text() -> str:
-    """The file as it must be."""
+    """Return the content of the dashboard's file."""
     return json.dumps(dashboard(), indent=2) + "\n"
 
 

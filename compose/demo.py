@@ -1,6 +1,6 @@
-"""`python -m compose.demo`: the demo on a real Kafka of this machine, which is killed in its midst and comes back.
+"""Run the demo on a real Kafka of this machine that is killed and restarted: `python -m compose.demo`.
 
-May live here: the Kafka of the demo and its load workers, and the acts in which these are away. All else is `brokers.local.demo`.
+Everything that does not concern Kafka or its load workers is in `brokers.local.demo`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from equipoise.brokers.local.demo.load_acts import comes_true, evenness
 from equipoise.brokers.local.demo.stage import Stage
 from equipoise.channel.system.deadline import Deadline
 
-# Longer than the lease on Kafka (15 s): every broker stops serving in it, and none may be taken for dead after it.
+# Longer than the lease on Kafka (15 s): every broker stops serving, and none may be declared dead afterwards.
 _AWAY_S: Final = 20.0
 
-# A node that comes back reads its topics, and waits until its former session has run out (9 s).
+# A restarted node reads its topics, and waits until its former session has expired (9 s).
 _BACK_MS: Final = 60_000
 
-# Longer than reports count for, so that the leader knows that it knows nothing.
+# Longer than load reports are valid, so that the leader has no valid report.
 _UNKNOWN_S: Final = 6.0
 
-# A load worker joins its group and reads its tables first, which takes it some seconds.
+# A load worker first joins its group and reads its tables, which takes some seconds.
 _WORKERS_BACK_MS: Final = 40_000
 
 
 class Outage:
-    """The act in which Kafka is killed, and started again after a while."""
+    """The act in which Kafka is killed and later restarted."""
 
     def __init__(self, kafka: Cluster) -> None:
         self._kafka = kafka
 
     async def __call__(self, stage: Stage) -> None:
-        """Kill Kafka, start it again, and wait until every broker has renewed its lease and every bundle is served."""
+        """Kill Kafka, restart it, and wait until every broker has renewed its lease and every bundle is served."""
         view, deaths = stage.table.view, stage.chronicle.deaths
         lasts = {broker.broker: broker.last for broker in view.live_brokers()}
         stage.say(
@@ -64,7 +64,7 @@ class Outage:
 
 
 async def kill_load_workers(stage: Stage) -> None:
-    """Kill all load workers, see that nothing moves for want of knowledge, and that the averages go on when they are back."""
+    """Kill all load workers, check that nothing moves without load reports, and that the averages continue after the restart."""
     workers = stage.cluster.load_workers
     if not workers.pids:
         stage.say("no load workers run: the extra `load` is not installed")
@@ -84,12 +84,12 @@ async def kill_load_workers(stage: Stage) -> None:
 
 
 def _newest_ms(stage: Stage) -> int:
-    """The time of the newest report that has gone through the load plane."""
+    """Return the time of the newest report on the load bus."""
     return max((summary.load.taken_ms for summary in stage.summaries), default=0)
 
 
 def main() -> int:
-    """Start a Kafka, play the demo on it, and stop it; the exit code, as of `brokers.local.demo`, and 4 if there is no Kafka."""
+    """Start a Kafka, run the demo on it, and stop it. Return the exit code of `brokers.local.demo`, or 4 if there is no Kafka."""
     arguments = parser("python -m compose.demo")
     parsed = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="equipoise-kafka-") as folder:

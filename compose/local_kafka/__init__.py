@@ -1,5 +1,5 @@
-"""A real Kafka on this machine, one node or three, from Maven's jars: for tests and for trying things, without Docker.
+"""Run a real Kafka on this machine, with one node or three, from Maven's jars: for tests and for trials, without Docker.
 
-`python -m compose.local_kafka` is its command line (`make kafka`); tests use `Cluster` and `Node` themselves. Only the standard
-library is needed, Java 17 or newer, and Maven once.
+`python -m compose.local_kafka` is the command line (`make kafka`); tests use `Cluster` and `Node`. It needs only the standard library, Java
+17 or newer, and Maven once.
 """

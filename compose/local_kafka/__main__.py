@@ -1,6 +1,6 @@
-"""`python -m compose.local_kafka`: the command line of the local Kafka.
+"""Provide the command line of the local Kafka, `python -m compose.local_kafka`.
 
-May live here: options, and what is printed. The address goes to the standard output, all else to the standard error.
+It prints the address to the standard output, and everything else to the standard error.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from compose.local_kafka.jars import HOME, class_path
 PORT: Final = 9092
 
 _PORT_MAX: Final = 65_535 - 8
-_DOWN: Final = 3  # As init scripts say it.
+_DOWN: Final = 3  # The exit code of init scripts.
 
 
 def main(words: Sequence[str]) -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command line and return the exit code."""
     arguments = _parser().parse_args(words)
     commands = {"jars": _jars, "start": _start, "stop": _stop, "status": _status, "leash": _leash}
     try:
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int:
-    """A port from which on nine are left: those of three nodes."""
+    """Parse a port that leaves room for the nine ports of three nodes."""
     port = int(text)
     if not 0 <= port <= _PORT_MAX:
         raise argparse.ArgumentTypeError(f"{text} is not 0 to {_PORT_MAX}")
@@ -64,14 +64,14 @@ def _port(text: str) -> int:
 
 
 def _folders(arguments: argparse.Namespace) -> Sequence[Path]:
-    """Where the clusters are that a command is about: the one that is named, or else all."""
+    """Return the folders of a command's clusters: the named one, or else all."""
     if arguments.folder:
         return [arguments.folder]
     return [HOME / f"nodes-{nodes}" for nodes in ([arguments.nodes] if arguments.nodes else NODES)]
 
 
 def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
-    """The clusters that a command is about, those that are there. Raises `NoCluster` if one is named, and is not."""
+    """Return the existing clusters of a command. Raises `NoCluster` if a named one does not exist."""
     found = []
     for folder in _folders(arguments):
         try:
@@ -127,8 +127,8 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _leash(arguments: argparse.Namespace) -> int:
-    """Whoever holds the other end of the standard input cannot die without letting go of it, and takes its Kafka along."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for whoever holds the leash.
+    """Kill the cluster when the standard input ends: so the process at its other end cannot die without stopping its Kafka."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for that process.
     while sys.stdin.buffer.read(4_096):
         pass
     for cluster in _clusters(arguments):

@@ -1,7 +1,4 @@
-"""The nodes of a cluster together: laid out in a folder, started, and stopped.
-
-May live here: what nodes have in common, and the file that remembers it.
-"""
+"""Lay out a cluster of Kafka nodes in a folder, start it, and stop it."""
 
 from __future__ import annotations
 
@@ -24,20 +21,20 @@ from compose.local_kafka.node import READY_S, STOP_S, Node
 from compose.local_kafka.server_properties import HOST, Ports, server_properties
 
 NODES: Final = (1, 3)
-"""How many nodes a cluster may have: two would be less available than one, since both are needed for a majority."""
+"""How many nodes a cluster may have. Two would be less available than one, since both are needed for a majority."""
 
 HEAP_MB: Final = 256
-"""Kafka's heap; the process takes as much again."""
+"""Kafka's heap in MB. The process uses about twice that."""
 
 _PORT_MIN: Final = 10_000
 _KERNELS_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Of a few thousand ports that nobody uses by default, one in a hundred tries that are all taken does not happen by chance.
+# A few thousand ports are unused by default, so a hundred tries that are all taken do not happen by chance.
 _TRIES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What makes a cluster this one: `proxies` and `extra` are those of `server_properties`."""
+    """The identity and settings of a cluster. For `proxies` and `extra` see `server_properties`."""
 
     cluster_id: str
     ports: tuple[Ports, ...]
@@ -46,22 +43,22 @@ class Layout:
     heap_mb: int = HEAP_MB
 
     def to_json(self) -> str:
-        """As text; `from_json` reads it."""
+        """Return the layout as text, for `from_json`."""
         return json.dumps(asdict(self), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """From text that `to_json` wrote."""
+        """Return the layout from a text of `to_json`."""
         known = json.loads(text)
         ports, proxies = tuple(Ports(**one) for one in known.pop("ports")), tuple(known.pop("proxies"))
         return cls(ports=ports, proxies=proxies, **known)
 
 
 class Cluster:
-    """A Kafka of one node or three in a folder, which remembers how it is laid out. Whoever opens the folder means the same Kafka."""
+    """A Kafka of one node or three in a folder that stores its layout. Opening the same folder returns the same Kafka."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
-        """`lay_out` and `laid_out` make one."""
+        """Use `lay_out` or `laid_out` instead."""
         self.folder = folder
         self.layout = layout
         numbers = range(1, len(layout.ports) + 1)
@@ -69,7 +66,7 @@ class Cluster:
 
     @classmethod
     def laid_out(cls, folder: Path) -> Self:
-        """The cluster that was laid out in a folder before. Raises `NoCluster`, or `OtherLayout` if its file cannot be read."""
+        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `OtherLayout` if its file cannot be read."""
         folder = folder.absolute()
         try:
             return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
@@ -89,11 +86,10 @@ class Cluster:
         extra: Mapping[str, str] | None = None,
         heap_mb: int = HEAP_MB,
     ) -> Self:
-        """The cluster of a folder, which is laid out if it is not there, and anew if nothing of it runs; its data stays.
+        """Return the cluster of a folder. Lays it out if it does not exist, and anew if no node runs; its data stays.
 
-        The first node takes clients at `port`, the next ones at those that follow; with 0, where they did before, or else at any that
-        are free.
-        Raises `OtherLayout` if a Kafka of another kind is there, or runs.
+        `port` is the first node's port for clients; the next nodes use the following ports. With 0 the former ports are used, or free ones.
+        Raises `OtherLayout` if the folder holds a different Kafka, or a running one with other settings.
         """
         assert nodes in NODES, f"{nodes} nodes"
         folder = folder.absolute()
@@ -115,33 +111,33 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where clients begin (`bootstrap.servers`)."""
+        """The addresses for clients (`bootstrap.servers`)."""
         return ",".join(f"{HOST}:{one.client}" for one in self.layout.ports)
 
     @property
     def proxied_addresses(self) -> Sequence[str]:
-        """Where each node takes connections that come through its proxy, which has to forward them to there."""
+        """The address of each node to which its proxy must forward connections."""
         return [f"{HOST}:{one.proxied}" for one in self.layout.ports]
 
     @property
     def is_running(self) -> bool:
-        """Whether any of its nodes runs."""
+        """Whether any node runs."""
         return any(node.pid is not None for node in self.nodes)
 
     def node(self, number: int) -> Node:
-        """A node by its number, from 1. Raises `NoCluster`."""
+        """Return a node by its number, from 1. Raises `NoCluster`."""
         if not 1 <= number <= len(self.nodes):
             raise NoCluster(folder=str(self.folder), problem=f"it has no node {number}, only 1 to {len(self.nodes)}")
         return self.nodes[number - 1]
 
     def check_same(self, wanted: Layout, *, port: int) -> None:
-        """Raise `OtherLayout` unless the running cluster is as wanted; its ports are if they begin at `port`, or that is 0."""
+        """Raise `OtherLayout` unless the running cluster has the wanted settings and begins at `port` (0 for any)."""
         running = replace(self.layout, cluster_id=wanted.cluster_id, ports=())
         if running != wanted or port not in (0, self.layout.ports[0].client):
             raise OtherLayout(folder=str(self.folder), problem=f"it runs at {self.address}, with other settings than those asked for")
 
     def write(self) -> None:
-        """Write down how it is laid out, for itself and for its nodes."""
+        """Write the layout, and the settings of the nodes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _layout_file(self.folder).write_text(self.layout.to_json())
         for node in self.nodes:
@@ -153,17 +149,17 @@ class Cluster:
     def start(self, *, timeout_s: float = READY_S) -> None:
         """Start the nodes that do not run, and wait until they serve.
 
-        Raises `PortTaken`, `NodeFailed` (what was started is then ended), `ToolMissing`, `JarsNotFetched`.
+        Raises `PortTaken`, `NodeFailed` (after killing the started nodes), `ToolMissing`, `JarsNotFetched`.
         """
         with locked(self.folder):
             starting = [node for node in self.nodes if node.pid is None]
             for node in starting:
                 self._check_ports(node)
-            class_path()  # Once, before several ask for it.
+            class_path()  # Once, before several nodes need it.
             with ThreadPoolExecutor(len(self.nodes)) as pool:
                 list(pool.map(lambda node: node.format(self.layout.cluster_id), starting))
             try:
-                for node in starting:  # All before any is waited for: none is ready without a majority.
+                for node in starting:  # Start all before waiting: none is ready without a majority.
                     node.begin()
                 for node in starting:
                     node.wait_ready(timeout_s=timeout_s)
@@ -173,14 +169,14 @@ class Cluster:
                 raise
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Have all nodes leave in good order, those that run; what is left after `timeout_s` is killed. Raises `NotStopped`."""
+        """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed. Raises `NotStopped`."""
         for node in self.nodes:  # All at once: the last ones would wait in vain for a majority.
             node.ask_to_stop()
         for node in self.nodes:
             node.stop(timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """End all nodes at once (`kill -9`). Raises `NotStopped`."""
+        """Kill all nodes (`kill -9`). Raises `NotStopped`."""
         for node in self.nodes:
             node.kill()
 
@@ -188,7 +184,7 @@ class Cluster:
         ports = self.layout.ports[node.number - 1]
         for port in (ports.client, ports.controller, *([ports.proxied] if self.layout.proxies else [])):
             with socket.socket() as trying:
-                trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As Java does: what has just been closed is no hindrance.
+                trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As Java does, so that a port closed just now is usable.
                 if not _binds(trying, port):
                     raise PortTaken(port=port)
 
@@ -198,20 +194,20 @@ def _layout_file(folder: Path) -> Path:
 
 
 def _cluster_id() -> str:
-    """As Kafka's own tool makes them: 16 bytes at random; a leading hyphen would be taken for an option."""
+    """Return an id as Kafka's own tool makes it: 16 random bytes. A leading hyphen would look like an option."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def _ports(nodes: int, first: int) -> tuple[Ports, ...]:
-    """The ports of so many nodes: those from `first` on, or any that are free."""
+    """Return the ports of the nodes, from `first` on, or any free ones if it is 0."""
     ports = list(range(first, first + 3 * nodes)) if first else free_ports(3 * nodes)
     return tuple(Ports(client=ports[node], controller=ports[nodes + node], proxied=ports[2 * nodes + node]) for node in range(nodes))
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, none of them one that the kernel gives to connections going out.
+    """Return ports that are free now, outside the kernel's range for outgoing connections.
 
-    Of those, one could be taken while its node is down, and the node could not come back.
+    A port in that range could be taken while its node is down, and the node could not restart.
     """
     port_max = int(_KERNELS_PORTS.read_text().split()[0])
     found: list[int] = []

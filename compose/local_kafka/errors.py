@@ -1,7 +1,4 @@
-"""What can go wrong with a local Kafka, and what to do then.
-
-May live here: exception classes with typed attributes, all under `LocalKafkaError`.
-"""
+"""Define the errors of the local Kafka, all under `LocalKafkaError`."""
 
 from __future__ import annotations
 
@@ -11,26 +8,26 @@ class LocalKafkaError(Exception):
 
 
 class ToolMissing(LocalKafkaError):
-    """A program that this machine must have is not on its path."""
+    """A required program is not on the path."""
 
     def __init__(self, *, tool: str, package: str) -> None:
-        """`tool` is the program, `package` what brings it on Debian."""
+        """`tool` is the program, `package` its Debian package."""
         self.tool = tool
         self.package = package
         super().__init__(f"a local Kafka needs {tool}, which is not on the path; on Debian: apt-get install {package}")
 
 
 class JarsNotFetched(LocalKafkaError):
-    """Maven could not fetch the jars of Kafka."""
+    """Maven could not fetch Kafka's jars."""
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` is what Maven said."""
+        """`problem` is Maven's output."""
         self.problem = problem
         super().__init__(f"Maven could not fetch the jars of Kafka; see that it reaches its repository, and try again. It said:\n{problem}")
 
 
 class OtherLayout(LocalKafkaError):
-    """A folder holds a Kafka that cannot become the one that is asked for."""
+    """A folder holds a Kafka that cannot become the requested one."""
 
     def __init__(self, *, folder: str, problem: str) -> None:
         """`folder` is that of the cluster, `problem` what differs."""
@@ -40,20 +37,20 @@ class OtherLayout(LocalKafkaError):
 
 
 class NoCluster(LocalKafkaError):
-    """There is no Kafka in a folder, or no such node in it."""
+    """A folder holds no Kafka, or no such node."""
 
     def __init__(self, *, folder: str, problem: str) -> None:
-        """`folder` is where it was looked for, `problem` what is not there."""
+        """`folder` was searched, `problem` is what is missing."""
         self.folder = folder
         self.problem = problem
         super().__init__(f"{folder}: {problem}; start a Kafka there first")
 
 
 class PortTaken(LocalKafkaError):
-    """Another program listens where a node is to listen."""
+    """Another program listens on a node's port."""
 
     def __init__(self, *, port: int) -> None:
-        """`port` is the one that is taken."""
+        """`port` is the taken port."""
         self.port = port
         super().__init__(f"port {port} is taken by another program; name another port, or 0 for any that are free")
 
@@ -71,10 +68,10 @@ class NodeFailed(LocalKafkaError):
 
 
 class NotSuspended(LocalKafkaError):
-    """A node that was told to stand still goes on: the kernel holds it in a call that does not end, such as to a hung disk."""
+    """A suspended node still runs: the kernel holds it in a call that does not end, such as to a hung disk."""
 
     def __init__(self, *, node: str, pid: int) -> None:
-        """`pid` is the process that does not stand still."""
+        """`pid` is the process that does not stop."""
         self.node = node
         self.pid = pid
         super().__init__(
@@ -83,7 +80,7 @@ class NotSuspended(LocalKafkaError):
 
 
 class NotStopped(LocalKafkaError):
-    """A node is still there after it was killed: the kernel holds it in a call that does not end, such as to a hung disk."""
+    """A killed node still exists: the kernel holds it in a call that does not end, such as to a hung disk."""
 
     def __init__(self, *, node: str, pid: int) -> None:
         """`pid` is the process that does not end."""

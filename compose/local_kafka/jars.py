@@ -1,7 +1,4 @@
-"""The jars of Kafka: fetched once by Maven, into the repository that it keeps for this user.
-
-May live here: what knows of Java and Maven. `pom.xml` beside this file names the jars.
-"""
+"""Fetch Kafka's jars once with Maven, into the user's Maven repository. `pom.xml` beside this file lists them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from compose.local_kafka.errors import JarsNotFetched, ToolMissing
 from compose.local_kafka.locked import locked
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
-"""What all local clusters of this clone share, beside the Makefile."""
+"""The folder that all local clusters of this clone share, beside the Makefile."""
 
 POM: Final = Path(__file__).with_name("pom.xml")
 
@@ -27,7 +24,7 @@ _PACKAGES: Final = {"java": "default-jre-headless", "mvn": "maven"}
 
 
 def tool(name: str) -> str:
-    """Where `java` or `mvn` is. Raises `ToolMissing`."""
+    """Return the path of `java` or `mvn`. Raises `ToolMissing`."""
     found = shutil.which(name)
     if found is None:
         raise ToolMissing(tool=name, package=_PACKAGES[name])
@@ -35,14 +32,14 @@ def tool(name: str) -> str:
 
 
 def kafka_version() -> str:
-    """The version of Kafka whose jars these are."""
+    """Return the version of the Kafka jars."""
     found = re.search(r"<kafka\.version>(.+)</", POM.read_text())
     assert found is not None, "the file beside this one has it"
     return found[1]
 
 
 def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: None) -> str:
-    """Java's class path for Kafka, whose jars are fetched if they are not there; `telling` hears of that, since it takes its time.
+    """Return Java's class path for Kafka. Fetches missing jars, and reports that to `telling`, since it takes time.
 
     Raises `ToolMissing`, `JarsNotFetched`.
     """
@@ -56,12 +53,12 @@ def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: 
 
 
 def _is_whole(kept: Path) -> bool:
-    """Whether a class path has been found before, and all its jars are still there."""
+    """Return whether the class path is known and all its jars exist."""
     return kept.exists() and all(Path(jar).exists() for jar in kept.read_text().strip().split(":"))
 
 
 def _fetch(kept: Path) -> None:
-    """Have Maven fetch the jars, and write their class path. Raises `ToolMissing`, `JarsNotFetched`."""
+    """Fetch the jars with Maven, and write their class path. Raises `ToolMissing`, `JarsNotFetched`."""
     goals = ["dependency:build-classpath", "-DincludeScope=runtime", f"-Dmdep.outputFile={kept}"]
     words = [tool("mvn"), "--quiet", "--batch-mode", f"--file={POM}", *goals]
     try:

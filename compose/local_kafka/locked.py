@@ -1,7 +1,4 @@
-"""One at a time: a lock that ends with its process.
-
-May live here: `locked`.
-"""
+"""Lock a folder between processes. The lock ends with its process."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """In the body nobody else is in the body of the same folder, which is made if it is not there."""
+    """Hold the lock of a folder during the block. Creates the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

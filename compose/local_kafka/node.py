@@ -1,7 +1,4 @@
-"""One node: started, found again by its folder, stopped, killed, suspended.
-
-May live here: what concerns one process of Kafka. What nodes have in common is in cluster.py.
-"""
+"""Start, find, stop, kill and suspend one node, a process of Kafka."""
 
 from __future__ import annotations
 
@@ -18,28 +15,28 @@ from compose.local_kafka.process import handle, has_ended, pid_of, send, stands_
 from compose.local_kafka.server_properties import spelled
 
 READY_S: Final = 120.0
-"""A node needs 3 s on two quiet cores, and 20 s on busy ones; three at once, three times as long, with as much in reserve."""
+"""A node needs 3 s on two quiet cores and 20 s on busy ones. Three nodes need three times as long; the same again is reserve."""
 
 STOP_S: Final = 15.0
-"""A node that leaves in good order takes a second. One whose fellows are gone already would ask them for minutes, and is killed."""
+"""A clean stop takes a second. A node whose peers are gone would try to reach them for minutes, and is killed."""
 
-_SUSPEND_S: Final = 15.0  # It takes up to 60 ms on a machine whose cores all have other things to do.
-_KILL_S: Final = 15.0  # What the kernel takes to free 500 MB, on a machine that swaps.
+_SUSPEND_S: Final = 15.0  # It takes up to 60 ms on a busy machine.
+_KILL_S: Final = 15.0  # The time for the kernel to free 500 MB on a machine that swaps.
 _LOOK_S: Final = 0.05
-_FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones, three at once.
+_FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones with three nodes.
 _LAST_WORDS_BYTES: Final = 4_000
-_STARTED: Final = b"Kafka Server started"  # By KafkaRaftServer, once other nodes and clients may use it.
-# Java's own choice is made for servers that run for weeks: for the first minutes it spends more on compiling than Kafka on its work.
-# With these a node is ready in half the time, and 3,000 appends one by one cost it 0.8 s of a core instead of 6.5.
+_STARTED: Final = b"Kafka Server started"  # Logged by KafkaRaftServer once other nodes and clients may use it.
+# Java's defaults suit servers that run for weeks: in the first minutes they spend more on compiling than Kafka on its work. With these
+# options a node is ready in half the time, and 3,000 single appends cost it 0.8 s of a core instead of 6.5.
 _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 
 
 class Node:
-    """A node of a cluster, which may run or not; whoever names the same folder means the same node."""
+    """A node of a cluster, running or not. The same folder always means the same node."""
 
     def __init__(self, folder: Path, *, number: int, heap_mb: int) -> None:
-        """All that the node leaves behind is below `folder`, an absolute path."""
+        """All files of the node are below `folder`, an absolute path."""
         self.number = number
         self.folder = folder
         self._heap_mb = heap_mb
@@ -50,17 +47,17 @@ class Node:
 
     @property
     def name(self) -> str:
-        """As messages name it."""
+        """The name in messages."""
         return f"node {self.number}"
 
     @property
     def data(self) -> Path:
-        """Where its topics are."""
+        """The folder of its topics."""
         return self.folder / "data"
 
     @property
     def pid(self) -> int | None:
-        """Its process; None if it does not run."""
+        """Its process id, or None if it does not run."""
         with handle(self._pid_file, mark=self._mark) as held:
             return None if held is None else pid_of(self._pid_file)
 
@@ -69,12 +66,12 @@ class Node:
         return str(self._properties)
 
     def configure(self, properties: Mapping[str, str]) -> None:
-        """Give it its settings, which it reads when it starts."""
+        """Write its settings, which it reads when it starts."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._properties.write_text(spelled(properties))
 
     def format(self, cluster_id: str) -> None:
-        """Make its folder that of a member of a cluster, unless it is one. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        """Format its data folder for the cluster, unless that is done. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
         if (self.data / "meta.properties").exists():
             return
         options = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(self._properties)]
@@ -102,17 +99,17 @@ class Node:
             time.sleep(_LOOK_S)
 
     def start(self, *, timeout_s: float = READY_S) -> None:
-        """Start it again where it left off, unless it runs. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        """Start it with its former data, unless it runs. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
         if self.pid is None:
             self.begin()
             self.wait_ready(timeout_s=timeout_s)
 
     def ask_to_stop(self) -> None:
-        """Tell it to leave in good order, and do not wait."""
+        """Ask it to stop cleanly, without waiting."""
         self._signal(signal.SIGTERM)
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Have it leave in good order; it is killed after `timeout_s`. Raises `NotStopped`."""
+        """Stop it cleanly, or kill it after `timeout_s`. Raises `NotStopped`."""
         self.ask_to_stop()
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None or has_ended(held, timeout_s=timeout_s):
@@ -120,7 +117,7 @@ class Node:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once (`kill -9`), and wait until it is gone. Raises `NotStopped`."""
+        """Kill it (`kill -9`), and wait until it is gone. Raises `NotStopped`."""
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None:
                 return
@@ -129,7 +126,7 @@ class Node:
                 raise NotStopped(node=self.name, pid=pid_of(self._pid_file) or 0)
 
     def suspend(self) -> None:
-        """Stop it in its tracks (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `NotSuspended`."""
+        """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `NotSuspended`."""
         with handle(self._pid_file, mark=self._mark) as held:
             pid = pid_of(self._pid_file)
             if held is None or pid is None:
@@ -152,7 +149,7 @@ class Node:
         return [tool("java"), *memory, *_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", class_path()]
 
     def _said(self) -> bytes:
-        """What it has said since it was started last."""
+        """Return its output since its last start."""
         if not self._output.exists():
             return b""
         with self._output.open("rb") as output:

@@ -1,7 +1,4 @@
-"""The settings of a node, from where it and its neighbours listen: pure.
-
-May live here: Kafka's names and values. Which ports are free, and which files hold them, is the cluster's business.
-"""
+"""Compute the settings of a node from the ports of all nodes. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Where a node listens: for clients and other nodes; for the controllers' quorum; for clients that come through a proxy."""
+    """The ports of a node: for clients and other nodes, for the controllers' quorum, and for clients behind a proxy."""
 
     client: int
     controller: int
@@ -25,10 +22,10 @@ class Ports:
 def server_properties(
     number: int, *, ports: Sequence[Ports], proxies: Sequence[str], data: Path, extra: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The settings of node `number` (from 1) of those with `ports`, which keeps its data in the folder `data`.
+    """Return the settings of node `number` (from 1) of the nodes with `ports`. It keeps its data in the folder `data`.
 
-    Clients learn from Kafka where to connect to. So whoever is to stay behind a proxy must have come in by a listener that names
-    the proxy: `proxies` has an address (`host:port`) for each node, or nothing at all. `extra` goes before all else.
+    Kafka reports to clients where to connect. Clients behind a proxy need a listener that advertises the proxy: `proxies` holds an address
+    (`host:port`) for each node, or nothing. `extra` overrides all other settings.
     """
     own, nodes = ports[number - 1], len(ports)
     listeners = {"CLIENT": own.client, "CONTROLLER": own.controller}
@@ -47,7 +44,7 @@ def server_properties(
         "inter.broker.listener.name": "CLIENT",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
-        "auto.create.topics.enable": "false",  # A topic made by a typing error has the wrong settings.
+        "auto.create.topics.enable": "false",  # Otherwise a mistyped name would create a topic with wrong settings.
         "default.replication.factor": replicas,
         "min.insync.replicas": in_sync,
         # Kafka's own topics: as safe as the nodes allow, and no larger than one machine needs.
@@ -60,12 +57,12 @@ def server_properties(
         "share.coordinator.state.topic.replication.factor": replicas,
         "share.coordinator.state.topic.min.isr": in_sync,
         "group.initial.rebalance.delay.ms": "0",
-        # The default of 128 MiB would be half of the heap; 16 MiB hold 600,000 keys of 24 bytes, nine tenths full.
+        # The default of 128 MiB would be half of the heap. 16 MiB hold 600,000 keys of 24 bytes, nine tenths full.
         "log.cleaner.dedupe.buffer.size": str(16 << 20),
         **extra,
     }
 
 
 def spelled(properties: Mapping[str, str]) -> str:
-    """Settings as a file of Java's properties."""
+    """Format settings as a file of Java properties."""
     return "".join(f"{name}={value}\n" for name, value in properties.items())
