@@ -28,6 +28,7 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown, PeerError
+from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import BrokerRecord, NamespaceRecord, Unreadable
@@ -170,9 +171,19 @@ async def asking(cluster: Cluster) -> AsyncIterator[list[Asked]]:
             answers += asked
 
 
+def opened(log_url: str) -> Log:
+    """Open a log of a Kafka that has just come back: on a busy machine its controller may need longer than one attempt."""
+    deadline = Deadline.after(timeout_ms=60_000)
+    while True:
+        try:
+            return open_log(log_url, create=False)
+        except LogUnavailable:
+            deadline.check(f"opening {log_url}")
+
+
 def history(log_url: str) -> Iterator[Folded]:
     """Every record of the log, folded."""
-    log, reader = open_log(log_url, create=False), Reader(log=log_url)
+    log, reader = opened(log_url), Reader(log=log_url)
     try:
         end = log.end()
         while reader.position <= end and (entries := log.read(reader.position, limit=1_000)):

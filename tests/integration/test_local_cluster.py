@@ -243,7 +243,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
 
 def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
-    monkeypatch.setattr("equipoise.brokers.local.local_cluster.BURIAL_MS", 100)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.DEATH_DECLARATION_MS", 100)
     diary = Diary()
 
     async def kill_while_the_log_is_away() -> None:

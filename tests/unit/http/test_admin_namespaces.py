@@ -285,7 +285,7 @@ def test_a_move_that_is_cancelled_says_why(tmp_path: Path) -> None:
             target = brokers.other_than(source)
             target.service.refuses.add(bundle)
             answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            assert (409, "CalledOff") == (answer.status, answer.body and answer.json()["error"])  # type: ignore[index]
+            assert (409, "Cancelled") == (answer.status, answer.body and answer.json()["error"])  # type: ignore[index]
             assert "no room here" in answer.reason
             assert f"; now {bundle} is owned({source.id}#" in answer.reason
             assert source is brokers.owner_of(bundle)

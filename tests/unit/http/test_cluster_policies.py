@@ -215,7 +215,7 @@ def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
             transfer = await stalled(brokers, bundle)
             assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
             answer = await transfer
-            assert ((409, "CalledOff"), True) == (told(answer), '("cancelled by an admin")' in answer.reason)
+            assert ((409, "Cancelled"), True) == (told(answer), '("cancelled by an admin")' in answer.reason)
             after = brokers.view.bundles[bundle]
             assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
             refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
@@ -253,7 +253,7 @@ def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
         async with cluster(tmp_path, brokers=2) as brokers:
             transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
             assert 204 == (await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
-            assert {(409, "CalledOff")} == {told(await transfer) for transfer in transfers}
+            assert {(409, "Cancelled")} == {told(await transfer) for transfer in transfers}
             assert {"owned"} == {bundle.phase for bundle in brokers.view.bundles_of(NAMESPACE)}
             path = "/admin/v2/namespaces/acme/nowhere/unload"
             assert (404, "UnknownNamespace") == told(await brokers.brokers[0].ask("DELETE", path))
