@@ -1,6 +1,6 @@
 #!/bin/sh
-# One broker in a container: where it listens is said by variables, so that the check of its health knows it, too.
-# EQUIPOISE_LOG names the channel; whatever else a broker can be told comes as arguments, such as --set lookup_ms=5000.
+# Run one broker in a container. Variables set its addresses, so that the health check has them, too.
+# EQUIPOISE_LOG names the channel. Pass other options as arguments, such as --set lookup_ms=5000.
 exec equipoise broker \
   --data /var/lib/equipoise/broker \
   --host 0.0.0.0 --insecure --advertised-host "${ADVERTISED_HOST:-$(hostname)}" \

@@ -1,1 +1,1 @@
-"""The log as a Kafka topic."""
+"""Keep the log in a Kafka topic."""

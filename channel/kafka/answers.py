@@ -80,7 +80,7 @@ class Sent:
 
     @classmethod
     def of(cls, outcomes: Sequence[int | KafkaFailed | None], *, queued: int, silence: Callable[[], KafkaFailed]) -> Sent:
-        """Return the outcome of a batch, of which the library took `queued` records.
+        """Return the outcome of a batch. The library took its first `queued` records.
 
         `outcomes` holds an offset, a failure, or None (no answer yet) per record. `silence` makes the failure where no record has one.
 

@@ -13,7 +13,7 @@ from equipoise.channel.kafka.client import Clients, PartitionProducer
 from equipoise.channel.kafka.topic import REPLICATION
 
 ANSWER_MS_MAX: Final = 3_000
-"""Documents come seconds apart and may be lost: one that Kafka does not take or return in this time is."""
+"""Documents come seconds apart and may be lost: Kafka has this long to take or return one."""
 
 
 class KeptTopic:

@@ -115,7 +115,7 @@ class Tail:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the consumer is gone."""
+        """Whether the consumer is closed."""
         return not self._thread.is_alive()
 
     # --- in the thread ---

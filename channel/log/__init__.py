@@ -1,1 +1,1 @@
-"""Opening a log, following it in a thread, and the views that follow it."""
+"""Open a log, follow it in a thread, and fold it into views."""

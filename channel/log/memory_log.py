@@ -52,7 +52,7 @@ class MemoryLog:
         self._compacted_snapshot = MemorySnapshotStore(self._storage.compacted_snapshot, name=name)
         self._history_snapshot = MemorySnapshotStore(self._storage.history_snapshot, name=name)
 
-    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - this log is never locked for long
         """See `Log.append`."""
         check_batch(self.name, batch)
         storage = self._storage
@@ -138,7 +138,7 @@ class MemoryLog:
         """See `Log.history_snapshot`."""
         return self._history_snapshot
 
-    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
+    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - this log is never locked for long
         """See `Log.truncate`."""
         storage = self._storage
         with storage.changed:

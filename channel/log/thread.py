@@ -219,7 +219,7 @@ class LogThread:
             self._wake()
         except EquipoiseError as error:
             self._fail(place, error)
-        except Exception as error:  # noqa: BLE001 - whatever it was, this host has missed something and must not go on
+        except Exception as error:  # noqa: BLE001 - after any error this host has missed something and must not go on
             self._fail(place, _bug(self.name, error))
 
     def _fail(self, place: Place, error: EquipoiseError) -> None:
@@ -229,7 +229,7 @@ class LogThread:
         self.leave(place)
         try:
             place.failed(error)
-        except Exception as raised:  # noqa: BLE001 - it has failed already, and there are others to be told
+        except Exception as raised:  # noqa: BLE001 - it has failed already, and other hosts must be notified
             assert self._loop is not None
             message = f"a follower of {self.name} failed when it was told of its end"
             self._loop.call_exception_handler({"message": message, "exception": raised})

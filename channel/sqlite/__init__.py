@@ -1,1 +1,1 @@
-"""The embedded log: an SQLite file that the brokers of one machine share."""
+"""Keep the log in an SQLite file that the brokers of one machine share."""

@@ -113,7 +113,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _inotify_init() -> int | None:
-    """Return a new inotify descriptor, or None if there is none to be had."""
+    """Return a new inotify descriptor, or None if the system has none left."""
     if not hasattr(_libc, "inotify_init1"):
         return None
     descriptor = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))

@@ -114,7 +114,7 @@ class CounterStore:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Write what is queued, and close the file."""
+        """Write the queued increments, and close the file."""
         self._is_open = False
         self._queue.put(None)
         self._thread.join()

@@ -38,7 +38,7 @@ class Visits(Service):
         return json.dumps(leaving).encode()
 
     def visit(self, ownership: Ownership, page: str) -> int:
-        """Count one visit. Raises `OwnershipLost`, possibly after counting; the counter example has a store that prevents this."""
+        """Count one visit. Raises `OwnershipLost`, possibly after counting; in the counter example, a repeated call counts once."""
         with ownership.begin(page):  # Checks ownership at the start and at the end of the work.
             self.counts[page] += 1
             return self.counts[page]

@@ -24,7 +24,7 @@ from equipoise.shedder.load_reports import Sample, Summary, summarized
 # A file not replaced for an hour belongs to a broker that is gone; readers delete it.
 KEPT_SECONDS: Final = 3_600
 
-# Ten times the brokers for which one machine is meant. Further files are not read.
+# Ten times the brokers that one machine is meant for. Further files are not read.
 REPORTS_MAX: Final = 1_000
 
 _SUFFIX: Final = ".json"
