@@ -82,7 +82,7 @@ class HttpSource:
     """Follows each namespace from the first lookup in it. See `Source`."""
 
     def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None]) -> None:
-        """`addresses` are base URLs of brokers, any of which will do. `changed` is as in `LogSource`."""
+        """`addresses` are base URLs of brokers; one that answers is enough. `changed` is as in `LogSource`."""
         self._addresses = [address.rstrip("/") for address in addresses]
         self._changed = changed
         self._session: aiohttp.ClientSession | None = None

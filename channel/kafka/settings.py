@@ -27,7 +27,7 @@ SUFFIX_CHARACTERS_MAX: Final = 29
 """The longest suffix of the topics beside the log's: of its snapshot, its history snapshot, and the load plane."""
 
 TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
-"""Kafka's limit is 249, also for the topics beside it."""
+"""Kafka's limit of 249, less the longest suffix."""
 
 _BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log rest on it"
 _BY_URL: Final = "the log's URL says it"

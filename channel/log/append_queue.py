@@ -119,7 +119,7 @@ class AppendQueue:
 
 
 def next_batch(waiting: deque[AppendQueue]) -> list[Attempt]:
-    """Take as many attempts as one append may hold from the `waiting` queues, none of which is empty.
+    """Take as many attempts as one append may hold from the `waiting` queues, which are not empty.
 
     The queues take turns, one attempt each, so that a renewal is in the next batch however much another writer appends. The attempts of one
     queue keep their order. A queue that becomes empty leaves `waiting`.

@@ -164,7 +164,7 @@ class SqliteSnapshotStore:
         raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
 
     def _is_sound(self) -> bool:
-        """Return whether it can be loaded and replaced, whatever its rows hold."""
+        """Return whether it can be loaded and replaced, regardless of its rows' data."""
         try:
             self._state()
         except LogDamaged:

@@ -197,7 +197,7 @@ class SqliteStorage:
         if self._wal_bytes < WAL_BYTES_MAX:
             return
         self._wal_bytes = 0
-        with contextlib.suppress(sqlite3.Error):  # The append stands, whatever happens to the WAL.
+        with contextlib.suppress(sqlite3.Error):  # The append stands, even if this fails.
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _prepare(self, boot: str, *, may_create: bool) -> str:
