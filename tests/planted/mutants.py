@@ -164,7 +164,7 @@ Scenario: reshaping
 --- a/channel/core/view.py
 +++ b/channel/core/view.py
 @@
-     # One number for all absent keys: a create must be based on it, so a late duplicate of an old create revives nothing.
+     # One offset for all absent keys. A create must expect it, so a late duplicate of an old create restores nothing.
 -    view.removed_at = offset
      view.scalars_changed()
 """,
