@@ -1,7 +1,7 @@
 """Declare a broker dead (section 4 of the protocol), so that its bundles move before its lease expires.
 
 The proof of death is the lock of the broker's data directory: a caller that can take the lock knows that the process has ended. The parent
-of a local cluster uses this, and so does a service manager's stop hook with `equipoise brokers declare dead`.
+of a local cluster uses this, and so does a service manager's stop hook with `equipoise brokers declare-dead`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DeathDeclaration:
 
 
 def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration, ...]:
-    """Declare dead each live incarnation whose instance id is in `data_directory`. Return none if there is none.
+    """Declare each live incarnation dead whose instance id is in `data_directory`. Return none if there is none.
 
     Callers may run this after every end of a process. After a graceful stop there is nothing to declare. The lock is taken before the
     channel is read, so the last records of the process are on the log by then.

@@ -1,5 +1,6 @@
-"""Every adapter of `Log`, for the suites that ask the same of each: tests/contract/test_log_contract.py and test_twin_contract.py.
+"""Every adapter of `Log`, for the suites that ask the same of each.
 
+The suites are tests/contract/test_log_contract.py and test_snapshot_store_contract.py.
 May live here: how each is opened, and made anew. What is asked of them is the suites' business.
 """
 

@@ -162,7 +162,7 @@ def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url
 
 
 def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path, log_url: str) -> None:
-    """Without `declare dead` a death is left to the lease, as on machines without a supervisor."""
+    """Without `declare_dead` a death is left to the lease, as on machines without a supervisor."""
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), tell=diary) as cluster:
         cluster.kill(0)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ADMIN: Final = "admin:impostor"
 LOG: Final = "log:"
 
-# Forged sequences resync ahead of everything that the honest broker still has in flight.
+# Forged sequences jump ahead of everything that the honest broker still has in flight.
 LEAP: Final = 1
 
 

@@ -214,7 +214,7 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # Often no other broker can declare dead one that lost its directory: it must wait out its own silence.
+        # Often no other broker can declare a broker dead that lost its directory: it must wait out its own silence.
         name="two-brokers",
         brokers=2,
         duplicates=1,

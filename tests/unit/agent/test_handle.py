@@ -45,7 +45,7 @@ def test_a_lease_that_was_never_given_is_not_good() -> None:
 
 
 def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
-    """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the resync."""
+    """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the jump."""
     lease = lease_until(10_000)
     assert lease.good(instant(8_000, ahead_ms=250))
     assert not lease.good(instant(8_000, ahead_ms=251))

@@ -86,7 +86,7 @@ def test_an_accuser_that_was_away() -> None:
 
 
 def test_a_proof_that_was_rejected() -> None:
-    """That somebody tried to declare dead a broker with a wrong nonce is told, although the fold did not let it."""
+    """That somebody tried to declare a broker dead with a wrong nonce is told, although the fold did not let it."""
     story = BrokerStory().joined()
     offset = story.member("down", verdict="still_alive", publisher="admin:a", nonce="guessed")
     assert [("false_proof", (offset,))] == story.found
