@@ -65,7 +65,7 @@ def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: Bund
     return broker in left
 
 
-def compacted_snapshot(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
+def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
     """All bundles that are owned by a broker that is up and may not have them, found by looking at each."""
     view = case.channel.view
     found = []
@@ -99,7 +99,7 @@ def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, we
         return moves, [stay.subject for stay in stays]
 
     moves, stays = found(EVERYTHING)
-    assert compacted_snapshot(case, loads) == sorted([*stays, *(move.bundle for move in moves)])
+    assert model(case, loads) == sorted([*stays, *(move.bundle for move in moves)])
     movable = {move.bundle for move in moves}
     for _ in range(len(movable) + 1):
         moves, _ = found(at_most)
@@ -110,5 +110,5 @@ def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, we
             carry_out(case.channel, move)
             movable.remove(move.bundle)
     assert set() == movable
-    assert sorted(stays) == compacted_snapshot(case, loads)
+    assert sorted(stays) == model(case, loads)
     case.channel.check()

@@ -72,24 +72,22 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 @given(TURNS)
 def test_columns_are_what_each_bundle_would_be_by_itself(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
     """Whatever comes and goes, each bundle has the average of its own loads, and a sample the sums and the busiest of them."""
-    averages, compacted_snapshot, times = BundleAverages(half_life_ms=HALF_LIFE_MS), dict[str, list[float]](), dict[str, int]()
+    averages, model, times = BundleAverages(half_life_ms=HALF_LIFE_MS), dict[str, list[float]](), dict[str, int]()
     for names, loads, elapsed_ms in turns:
         carried = averages.update(names, loads, elapsed_ms=elapsed_ms)
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         now = {name: plain(loads.get(name, BundleLoad())) for name in names}
         times = {name: times.get(name, 0) + 1 for name in names}
-        before = {name: compacted_snapshot[name] if times[name] > 2 else figures for name, figures in now.items()}
-        compacted_snapshot = {
+        before = {name: model[name] if times[name] > 2 else figures for name, figures in now.items()}
+        model = {
             name: [old * kept + new * (1 - kept) for old, new in zip(before[name], figures, strict=True)] for name, figures in now.items()
         }
-        assert close(compacted_snapshot, carried)
+        assert close(model, carried)
         sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]
         assert list(top_bundles(settled, at_most=20)) == [bundle.traffic for bundle in sample.bundles]
-        assert math.isclose(sum(figures[-1] for figures in compacted_snapshot.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
-        assert math.isclose(
-            sum(figures[0] for figures in compacted_snapshot.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6
-        )
+        assert math.isclose(sum(figures[-1] for figures in model.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
+        assert math.isclose(sum(figures[0] for figures in model.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6)
 
 
 FIGURES = st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 1e300])

@@ -38,7 +38,7 @@ def reports(draw: st.DrawFn) -> list[BundleTraffic]:
     return [replace(bundle, bundle=f"{bundle.bundle}/0x{place:08x}_0x{place + 1:08x}") for place, bundle in enumerate(drawn)]
 
 
-def compacted_snapshot(bundles: list[BundleTraffic], at_most: int) -> list[str]:
+def model(bundles: list[BundleTraffic], at_most: int) -> list[str]:
     """All that may be reported, ranked in full, and cut off."""
     fit = [
         bundle
@@ -66,7 +66,7 @@ def figures_of(bundle: BundleTraffic) -> tuple[int, ...]:
 @given(reports(), st.one_of(st.integers(0, 3), st.integers(0, 14)), st.randoms(use_true_random=False))
 def test_the_choice_is_that_of_the_dumb_twin(bundles: list[BundleTraffic], at_most: int, chance: random.Random) -> None:
     """The heaviest are chosen, the lightest of them first, in whatever order the bundles are told."""
-    expected = compacted_snapshot(bundles, at_most)
+    expected = model(bundles, at_most)
     assert expected == [bundle.bundle for bundle in top_bundles(bundles, at_most=at_most)]
     shuffled = chance.sample(bundles, len(bundles))
     assert expected == [bundle.bundle for bundle in top_bundles(shuffled, at_most=at_most)]

@@ -122,7 +122,7 @@ def test_moves_under_way_are_as_last_told() -> None:
     assert 1 == value(metrics, "equipoise_balancing_moves_under_way")
 
 
-def test_each_of_pulsars_series_has_a_snapshot() -> None:
+def test_each_of_pulsars_series_has_a_counterpart() -> None:
     """What is told under the name of Pulsar's admin API is told under that of its exposition, with the cluster's name."""
     metrics = Metrics(broker="b")
     metrics.balancing.decided(shed())
@@ -131,10 +131,10 @@ def test_each_of_pulsars_series_has_a_snapshot() -> None:
     samples = scraped(metrics)
     cluster = channel_with("b").view.cluster
     assert cluster
-    compacted_snapshots = {
+    counterparts = {
         (name.replace("brk_lb_", "pulsar_lb_"), tuple(sorted((*labels, ("cluster", cluster))))): count
         for (name, labels), count in samples.items()
         if name.startswith("brk_lb_")
     }
-    assert compacted_snapshots == {key: count for key, count in samples.items() if key[0].startswith("pulsar_lb_")}
-    assert 28 == len(compacted_snapshots)
+    assert counterparts == {key: count for key, count in samples.items() if key[0].startswith("pulsar_lb_")}
+    assert 28 == len(counterparts)
