@@ -252,7 +252,7 @@ def operations(draw: st.DrawFn) -> case.Operation:
 
 
 @given(st.lists(operations(), min_size=1))
-def test_the_sweep_agrees_with_its_slow_snapshot(of_key: list[case.Operation]) -> None:
+def test_the_sweep_agrees_with_its_slow_model(of_key: list[case.Operation]) -> None:
     """The sweep finds exactly the operations that comparing all pairs finds, each with a true culprit."""
 
     def broken(earlier: case.Operation, later: case.Operation) -> bool:

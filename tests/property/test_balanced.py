@@ -56,7 +56,7 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
     return Snapshot(brokers=tuple(cluster.values()))
 
 
-def first_move_of_the_snapshot(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
+def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
     """The first move, found by trying all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     fill = fills(snapshot)
@@ -103,7 +103,7 @@ WHOLE_WEIGHTS = st.integers(10, 200).map(float)
 
 @st.composite
 def small_clusters(draw: st.DrawFn) -> Snapshot:
-    """Clusters whose numbers are small and whole, so that the snapshot's arithmetic and ours round alike; ties are common."""
+    """Clusters whose numbers are small and whole, so that the model's arithmetic and ours round alike; ties are common."""
     brokers = []
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
@@ -119,7 +119,7 @@ def test_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot) -> None:
     """Bisection over sorted costs finds the very move that trying everything finds."""
     balanced_shedder = BalancedShedder(moves_max=1)
     found = [(move.bundle, move.destination) for move in balanced_shedder.plan(snapshot).moves]
-    expected = first_move_of_the_snapshot(snapshot, balanced_shedder)
+    expected = first_move_of_the_model(snapshot, balanced_shedder)
     assert [] == found if expected is None else [expected] == found
 
 
@@ -128,7 +128,7 @@ def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snaps
     """Whatever rules forbid, the move that is found is the best of those that they allow."""
     balanced_shedder, ruled = BalancedShedder(moves_max=1), forbidding(snapshot, chance)
     found = [(move.bundle, move.destination) for move in balanced_shedder.plan(ruled).moves]
-    expected = first_move_of_the_snapshot(ruled, balanced_shedder)
+    expected = first_move_of_the_model(ruled, balanced_shedder)
     assert [] == found if expected is None else [expected] == found
 
 

@@ -1,4 +1,4 @@
-"""Histories of random channels against a slow and obvious snapshot, which looks at whole views before and after each record.
+"""Histories of random channels against a slow and obvious model, which looks at whole views before and after each record.
 
 May live here: properties of transitions, ownership intervals and transfers over any log. Single stories are told in
 tests/unit/spark/test_histories.py.
@@ -41,7 +41,7 @@ def rows_of(emitted: list[Emitted], table: Table) -> list[Row]:
 
 
 class Obvious:
-    """The snapshot: after each record it compares each bundle of the view with what it was before."""
+    """The model: after each record it compares each bundle of the view with what it was before."""
 
     def __init__(self) -> None:
         self.bundles: dict[str, BundleEntry] = {}
@@ -99,7 +99,7 @@ class Obvious:
 
 
 def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tuple[list[Emitted], Obvious]:
-    """What histories and their snapshot tell of a walk; after the records of these numbers the histories go on from their rows."""
+    """What histories and their model tell of a walk; after the records of these numbers the histories go on from their rows."""
     view, histories, model = View(), Histories(), Obvious()
     emitted: list[Emitted] = []
     state: dict[str, bytes] = {}
@@ -123,7 +123,7 @@ def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tup
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX))
-def test_histories_are_those_of_the_obvious_snapshot(seed: int, length: int) -> None:
+def test_histories_are_those_of_the_obvious_model(seed: int, length: int) -> None:
     """Whatever stands on a log, every transition, every ownership that ended and every transfer that ended is told once, and rightly."""
     emitted, model = told(Walk(seed), length)
     transitions, intervals, transfers = (

@@ -239,7 +239,7 @@ def test_equal_questions_have_equal_answers(case: Case) -> None:
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), chance=st.randoms(use_true_random=False))
 def test_what_moved_since_the_reports_is_found_wherever_it_is(case: Case, chance: random.Random) -> None:
-    """Each bundle that a report names counts at its owner of now, on its way or not; snapshot: look at every one of them."""
+    """Each bundle that a report names counts at its owner of now, on its way or not; model: look at every one of them."""
     channel, view = case.channel, case.channel.view
     loads: dict[str, BrokerLoad] = {}
     for broker in view.live_brokers():

@@ -1,6 +1,6 @@
 """Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves.
 
-May live here: properties of `brokers.balancing.policy_violations`, with a snapshot that looks at every bundle and goes through every rule
+May live here: properties of `brokers.balancing.policy_violations`, with a model that looks at every bundle and goes through every rule
 anew.
 """
 
@@ -88,7 +88,7 @@ def carry_out(channel: Channel, move: Move) -> None:
 @settings(max_examples=150, deadline=None)
 @given(case=cases(), weighs=st.booleans(), at_most=st.integers(1, 9))
 def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, weighs: bool) -> None:
-    """All that the snapshot finds moves or is told to stay, each move is to who may have it, and when all are made none is left to make."""
+    """All that the model finds moves or is told to stay, each move is to who may have it, and when all are made none is left to make."""
     loads = dict(believed(case.loads)) if weighs else {}
     placement: Placement = LeastLongTermMessageRate(loads=loads, rules=case.rules) if weighs else FewestBundles(rules=case.rules)
     view = case.channel.view

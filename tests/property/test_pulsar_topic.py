@@ -1,7 +1,7 @@
 """A topic against its slow model, over any interleaving of what clients and moves may do.
 
-May live here: the snapshot, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
-subscription has a choice, the snapshot takes the real one's word for it, after checking that it was allowed.
+May live here: the model, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
+subscription has a choice, the model takes the real one's word for it, after checking that it was allowed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KINDS = {
 
 
 @dataclass
-class SnapshotSubscription:
+class ModelSubscription:
     kind: SubscriptionKind
     consumers: list[Consumer] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Model:
     opened_ms: int = 0
     is_holding: bool = False
     is_absence_over: bool = True
-    subscriptions: dict[str, SnapshotSubscription] = field(default_factory=dict)
+    subscriptions: dict[str, ModelSubscription] = field(default_factory=dict)
     permits: dict[Consumer, int] = field(default_factory=dict)
     blocked: list[Consumer] = field(default_factory=list)
     flowed: list[Consumer] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Model:
     receipts: list[tuple[Producer, int]] = field(default_factory=list)
     dropped: int = 0
 
-    def allowed(self, subscription: SnapshotSubscription, entry: Entry) -> list[Consumer]:
+    def allowed(self, subscription: ModelSubscription, entry: Entry) -> list[Consumer]:
         """Who may get this entry now; several only for a Shared subscription."""
         ready = [each for each in subscription.consumers if self.permits[each] > 0 and each not in self.blocked]
         match subscription.kind:
@@ -93,7 +93,7 @@ class Model:
                 chosen = min(subscription.consumers, key=lambda each: each.name, default=None)
         return [chosen] if chosen in ready and chosen is not None else []
 
-    def deliver(self, subscription: SnapshotSubscription, entry: Entry) -> bool:
+    def deliver(self, subscription: ModelSubscription, entry: Entry) -> bool:
         """Explain the next delivery by this entry; False if nobody may get it."""
         allowed = self.allowed(subscription, entry)
         if not allowed:
@@ -133,7 +133,7 @@ class Model:
         elif name in self.subscriptions:
             self.release(self.subscriptions[name])
 
-    def release(self, subscription: SnapshotSubscription) -> None:
+    def release(self, subscription: ModelSubscription) -> None:
         """Once nobody need be waited for: what waited, as far as those are ready who should have it."""
         if subscription.is_waiting and subscription.is_complete():
             subscription.is_parted = subscription.kind is SubscriptionKind.KEY_SHARED and bool(subscription.consumers)
@@ -148,7 +148,7 @@ class Model:
             if not subscription.is_waiting:
                 subscription.missing, subscription.coming = [], []
 
-    def has_free_way(self, subscription: SnapshotSubscription, entry: Entry) -> bool:
+    def has_free_way(self, subscription: ModelSubscription, entry: Entry) -> bool:
         """Whether nothing waits for the consumer of this entry."""
         holders = [key_holder(subscription.consumers, each.block) for each in subscription.backlog]
         return subscription.is_parted and key_holder(subscription.consumers, entry.block) not in holders
@@ -172,7 +172,7 @@ class Model:
         entries = 0
         while self.noted:
             name = self.noted[0]
-            subscription = self.subscriptions.get(name, SnapshotSubscription(KINDS[name]))
+            subscription = self.subscriptions.get(name, ModelSubscription(KINDS[name]))
             if entries and entries + len(subscription.backlog) > LIMITS.step_entries_max:
                 return
             entries += len(subscription.backlog)
@@ -216,7 +216,7 @@ class Model:
         self.held = []
 
     def join(self, name: str, consumer: Consumer) -> None:
-        subscription = self.subscriptions.setdefault(name, SnapshotSubscription(KINDS[name], is_waiting=self.is_holding))
+        subscription = self.subscriptions.setdefault(name, ModelSubscription(KINDS[name], is_waiting=self.is_holding))
         subscription.consumers.append(consumer)
         subscription.is_parted = False
         self.permits[consumer] = 0
@@ -264,7 +264,7 @@ def key_holder(consumers: list[Consumer], block: bytes) -> Consumer | None:
 
 
 class Pair:
-    """A real topic and its snapshot, and the clients of both."""
+    """A real topic and its model, and the clients of both."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -280,7 +280,7 @@ class Pair:
             self.topic.add_producer(producer)
 
     def compare(self, outcome: Outcome) -> None:
-        """What the snapshot did must be all that the topic did."""
+        """What the model did must be all that the topic did."""
         assert [] == self.model.unexplained
         assert self.model.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
         assert self.model.dropped == outcome.dropped
@@ -404,7 +404,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.i
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_a_topic_does_what_its_snapshot_says(steps: list[tuple[str, int, int]]) -> None:
+def test_a_topic_does_what_its_model_says(steps: list[tuple[str, int, int]]) -> None:
     """Over any steps: the same deliveries, drops and receipts, one receipt for each publish in order, and nothing delivered twice."""
     pair = Pair()
     for what, which, amount in steps:

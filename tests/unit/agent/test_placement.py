@@ -1,4 +1,4 @@
-"""Placement: the quick choice is the one that a slow and obvious snapshot makes.
+"""Placement: the quick choice is the one that a slow and obvious model makes.
 
 May live here: `brokers.balancing.placement.FewestBundles` over views that tests set up.
 """
@@ -31,7 +31,7 @@ def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
     return channel
 
 
-def snapshot_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+def model_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
     """One bundle after the other, to whoever has the smallest share after taking it, counting bundles one by one."""
     placed: dict[str, int] = {}
     for bundle in bundles:
@@ -50,7 +50,7 @@ def snapshot_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, froz
 
 
 @given(data=st.data())
-def test_the_choice_is_that_of_the_snapshot(data: st.DataObject) -> None:
+def test_the_choice_is_that_of_the_model(data: st.DataObject) -> None:
     """For any capacities, any bundles held, drained brokers and refusals, both place the same, of any number at most."""
     names = data.draw(st.permutations(["a", "b", "c", "d"]))
     capacities = {name: data.draw(st.sampled_from([1, 50, 100, 300])) for name in names}
@@ -63,7 +63,7 @@ def test_the_choice_is_that_of_the_snapshot(data: st.DataObject) -> None:
     refusers = st.frozensets(st.sampled_from([channel.incarnation(name) for name in names]))
     avoid = {bundle.name: data.draw(refusers) for bundle in free[::2]}
     at_most = data.draw(st.integers(0, len(free) + 1))
-    assert snapshot_of(channel.view, free, avoid, at_most) == FewestBundles().place(channel.view, free, avoid=avoid, at_most=at_most)
+    assert model_of(channel.view, free, avoid, at_most) == FewestBundles().place(channel.view, free, avoid=avoid, at_most=at_most)
 
 
 def test_a_batch_is_weighed_whole() -> None:

@@ -1,6 +1,6 @@
 """Waking: an agent that is woken only when it asks to be misses nothing, and one that has nothing to do sleeps.
 
-May live here: `Agent.wake_at_ms`, against a snapshot that is woken every millisecond.
+May live here: `Agent.wake_at_ms`, against a second agent that is woken every millisecond.
 """
 
 from __future__ import annotations
