@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "audit"
 
-STATE_VERSION: Final = 2
+STATE_VERSION: Final = 3
 """Raise it with every change that makes the state of existing checkpoints unusable."""
 
 TOLD_MAX: Final = 50
