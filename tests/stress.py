@@ -23,7 +23,7 @@ def main() -> int:
     """Run, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress")
     parser.add_argument(
-        "--seed", type=int, default=0, help="the order of events; with an odd one nobody declares dead the dead (default: 0)"
+        "--seed", type=int, default=0, help="the order of events; with an odd one nobody declares a broker dead (default: 0)"
     )
     add_log_option(parser)
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")

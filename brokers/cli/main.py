@@ -25,7 +25,7 @@ GROUPS: Final = {
     "topics": ("equipoise.brokers.cli.commands.topics", "List topics, look at their stats, make partitioned ones."),
     "bundles": ("equipoise.brokers.cli.commands.bundles", "Look at bundles and their owners; cancel moves."),
     "policies": ("equipoise.brokers.cli.commands.policy_commands", "Say which brokers may have which bundles."),
-    "brokers": ("equipoise.brokers.cli.commands.broker_commands", "See who is a member; drain a broker, declare dead a dead one."),
+    "brokers": ("equipoise.brokers.cli.commands.broker_commands", "See who is a member; drain a broker, declare a dead one dead."),
     "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "See what balancing has decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),

@@ -256,7 +256,7 @@ RULES: Final[tuple[Rule, ...]] = (
         says="A bundle that is on its way arrives, or is cancelled, within the bound; one that is free has an owner within five times "
         "that, while a broker is up that may take it.",
         means="Clients of the bundle may wait, and nobody steps in.",
-        remedy="See whether its brokers answer; `equipoise bundles cancel` calls a transfer off. What stays free is refused by all who are "
+        remedy="See whether its brokers answer; `equipoise bundles cancel` cancels a transfer. What stays free is refused by all who are "
         "asked, or the policies leave nobody for it.",
     ),
     Rule(

@@ -142,7 +142,7 @@ def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
         os.kill(cluster.pids[destination], signal.SIGKILL)
         assert -signal.SIGKILL == cluster.heard("ended", destination)["exit_code"]
         declared_dead = cluster.heard("declared_dead", destination)
-        view = look(cluster.log, lambda view: all(owners(view)), what="an child for each bundle")
+        view = look(cluster.log, lambda view: all(owners(view)), what="a child for each bundle")
         assert ("down", False) == (view.brokers[destination].status, destination in owners(view))
 
         owner = owners(view)[0]

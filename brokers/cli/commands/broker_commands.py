@@ -33,7 +33,7 @@ from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
-app = group("See who is a member; drain a broker, declare dead a dead one.")
+app = group("See who is a member; drain a broker, declare a dead one dead.")
 
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
 _ACCEPTED: Final = frozenset({200, 202, 204})
