@@ -21,7 +21,7 @@ class Kind(StrEnum):
     TOKEN_FELL = "token_fell"  # noqa: S105 - a fencing token
     DEAD_HOLDER = "dead_holder"
     SNAPSHOT = "snapshot"
-    HISTORY = "history snapshot"
+    HISTORY = "history_snapshot"
     INCOMPLETE = "incomplete"
     CLOCK = "clock"
 

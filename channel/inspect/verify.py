@@ -178,7 +178,7 @@ class Audit:
 
     def _of(self, kind: Kind, facts: SnapshotFacts | Promise, text: str) -> None:
         horizon = 0 if facts.marker is None else facts.marker.horizon
-        self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind} up to there: {text}"))
+        self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind.replace('_', ' ')} up to there: {text}"))
 
     def _keep_promises(self) -> None:
         """Compare the view with each marker whose horizon it has reached."""

@@ -153,5 +153,5 @@ def test_a_damaged_history_is_told_of(log: str) -> None:
     verified = run("channel", "verify", log=log)
     assert 1 == verified.exit_code
     assert (
-        "offset 0: history snapshot: the history snapshot up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
+        "offset 0: history_snapshot: the history snapshot up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
     )
