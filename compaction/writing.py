@@ -52,7 +52,7 @@ class Writing(NamedTuple):
 
 
 SNAPSHOT: Final = Writing("snapshot", Step.FIRST_ROW, Step.LAST_ROW, Step.REPLACED, Step.READ_BACK)
-HISTORY: Final = Writing("history", Step.HISTORY_FIRST_ROW, Step.HISTORY_LAST_ROW, Step.HISTORY_REPLACED, Step.HISTORY_READ_BACK)
+HISTORY: Final = Writing("history snapshot", Step.HISTORY_FIRST_ROW, Step.HISTORY_LAST_ROW, Step.HISTORY_REPLACED, Step.HISTORY_READ_BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
