@@ -254,7 +254,7 @@ NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") 
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]:
-    """Any round: neighbours, some of whose figures are none, some restless, some with a row that has begun."""
+    """Any round: neighbours, some of whose figures are none, some pending, some with a row that has begun."""
     names = draw(st.lists(st.sampled_from([*NAMES, "nonsense", bundle_name("t/ns1", 0, HASH_MAX)]), unique=True))
     traffics = st.builds(Traffic, messages_in_per_second=FIGURES, bytes_out_per_second=FIGURES)
     snapshot = MergeSnapshot(

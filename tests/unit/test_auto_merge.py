@@ -127,7 +127,7 @@ def test_merges_are_bounded(case: Bound) -> None:
 
 
 def test_only_neighbours_that_rest_here_are_merged() -> None:
-    """No gap, no other namespace, nothing restless, and nothing whose figures or name are none."""
+    """No gap, no other namespace, nothing pending, and nothing whose figures or name are none."""
     other = "t/other/0x40000000_0x80000000"
     for stranger in (C, other):
         plan = plan_merges(snapshot(bundle(A), bundle(stranger)), AT_ONCE, {})

@@ -92,7 +92,7 @@ def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
 
 
 def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
-    """What is seen for the first time, or has changed since, is restless for a while; what somebody else has is so for ever."""
+    """What is seen for the first time, or has changed since, is pending for a while; what somebody else has is so for ever."""
     channel, splitting_memory = owned_four(), SplittingMemory()
     first, second, _, fourth = names_of(channel)
 
