@@ -227,11 +227,15 @@ def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
 
 def _about(what: str, key: str | None) -> BundleName:
     """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form."""
-    if key is None and "://" not in what:
+    if key is not None:
+        namespace, point = check_namespace(what), key_hash(key)
+    elif "://" in what:
+        topic = parse_topic(what)
+        namespace, point = topic.namespace, topic_hash(topic.full)
+    else:
         return parse_bundle(what)
-    namespace, point = (parse_topic(what).namespace, topic_hash(parse_topic(what).full)) if key is None else (what, key_hash(key))
     low = min(point, HASH_MAX - 1)  # The last bundle contains its upper end.
-    return BundleName(check_namespace(namespace), low, low + 1)
+    return BundleName(namespace, low, low + 1)
 
 
 def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
