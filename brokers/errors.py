@@ -5,7 +5,7 @@ Errors that `channel` raises belong there. A message has three parts: what happe
 
 from __future__ import annotations
 
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OperatorError, PeerError
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
 from equipoise.channel.core.ranges import namespace_in
 
 
@@ -80,7 +80,7 @@ class Rejected(PeerError):
         super().__init__(f"the proposal about {key} was rejected{where}: {reason}{detail}; look at its present state and decide anew")
 
 
-class UnknownNamespace(CallerError):
+class UnknownNamespace(NotFound):
     """The namespace does not exist on the channel."""
 
     def __init__(self, *, namespace: str) -> None:
@@ -191,7 +191,7 @@ class DecisionLogUnavailable(PeerError):
         super().__init__(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
 
 
-class UnknownBundle(CallerError):
+class UnknownBundle(NotFound):
     """The bundle does not exist in its namespace."""
 
     def __init__(self, *, bundle: str) -> None:
@@ -200,7 +200,7 @@ class UnknownBundle(CallerError):
         super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace_in(bundle)}")
 
 
-class UnknownBroker(CallerError):
+class UnknownBroker(NotFound):
     """The broker has never joined the channel."""
 
     def __init__(self, *, broker: str) -> None:
@@ -392,7 +392,7 @@ class BrokerFailed(OperatorError):
         super().__init__(f"the broker {broker} failed: {problem}; see {log_file}")
 
 
-class UnknownCluster(CallerError):
+class UnknownCluster(NotFound):
     """The cluster is not the one of this channel."""
 
     def __init__(self, *, cluster: str, known: str | None) -> None:
@@ -402,7 +402,7 @@ class UnknownCluster(CallerError):
         super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")
 
 
-class UnknownTenant(CallerError):
+class UnknownTenant(NotFound):
     """The tenant does not exist: it has no namespace."""
 
     def __init__(self, *, tenant: str) -> None:
@@ -414,7 +414,7 @@ class UnknownTenant(CallerError):
         )
 
 
-class UnknownSchema(CallerError):
+class UnknownSchema(NotFound):
     """No broker knows the requested schema."""
 
     def __init__(self, *, topic: str) -> None:
@@ -423,7 +423,7 @@ class UnknownSchema(CallerError):
         super().__init__(f"no schema of {topic} is known, or not that one; schemas last as long as the brokers that were told of them")
 
 
-class UnknownTopic(CallerError):
+class UnknownTopic(NotFound):
     """The topic is not in use, or not partitioned."""
 
     def __init__(self, *, topic: str) -> None:
@@ -452,7 +452,7 @@ class PolicyLeavesNobody(CallerError):
         super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
 
 
-class UnknownPolicy(CallerError):
+class UnknownPolicy(NotFound):
     """The cluster policy does not exist on the channel."""
 
     def __init__(self, *, policy: str) -> None:

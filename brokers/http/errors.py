@@ -21,17 +21,9 @@ from equipoise.brokers.errors import (
     InvalidRequest,
     PolicyLeavesNobody,
     Rejected,
-    UnknownBroker,
-    UnknownBundle,
-    UnknownCluster,
-    UnknownNamespace,
-    UnknownPolicy,
-    UnknownSchema,
-    UnknownTenant,
-    UnknownTopic,
 )
 from equipoise.brokers.http.answers import json_answer
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, OutcomeUnknown, PeerError
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, NotFound, OutcomeUnknown, PeerError
 from equipoise.channel.core.records import Reason
 
 _logger: Final = logging.getLogger(__name__)
@@ -47,7 +39,7 @@ _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 # operation began and may still happen, so a blind retry is wrong.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
-    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownPolicy, UnknownTopic, UnknownSchema), 404),
+    ((NotFound,), 404),
     ((Cancelled, PolicyLeavesNobody), 409),
     ((CallerError,), 412),
     # The broker waited for records. No operation began.

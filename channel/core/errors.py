@@ -22,6 +22,10 @@ class PeerError(EquipoiseError):
     """Another part is away, slow or changed its mind. A later retry may work."""
 
 
+class NotFound(CallerError):
+    """The caller named something that does not exist. HTTP answers 404."""
+
+
 class Bug(EquipoiseError):
     """Equipoise broke an invariant of its own. Report it with the message."""
 
