@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.channel.log.seat import Outage
+from equipoise.channel.log.subscription import Outage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,8 +48,7 @@ from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.view import View
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
 from equipoise.channel.log.open_log import open_log, opened_in_thread
-from equipoise.channel.log.seat import FROM_NOTHING, LogSeat
-from equipoise.channel.log.sharing import sit_down
+from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
 from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
@@ -174,7 +173,8 @@ class Worker:
         )
         self._replay_check = ReplayCheck(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._fail)
         self._directory = DirectoryThread(directory)
-        self._seat = LogSeat(
+        self._subscription = Subscription(
+            lambda: handle,
             name=handle.name,
             position=FROM_NOTHING if restored is None else reader.position,
             deliver=self._deliver,
@@ -184,7 +184,7 @@ class Worker:
             cluster=self.config.cluster,
         )
         self._finished = asyncio.get_running_loop().create_future()
-        sit_down(self._seat, handle)
+        self._subscription.start()
 
     async def ready(self, *, timeout_ms: int) -> None:
         """Wait until it has read to the log's end at its start, and its own `joined`. Raise the error that ends it earlier."""
@@ -246,7 +246,7 @@ class Worker:
             await self._runner.stop()
             if is_sound and not abruptly and self._caught_up:
                 self._snapshots.save(self.agent.view, self._directory)
-            await self._seat.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
+            await self._subscription.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
         finally:
             self._replay_check.cancel()
             await asyncio.to_thread(self._witnesses.close)
@@ -322,7 +322,7 @@ class Worker:
         elif isinstance(effect, Resync):
             self._observe_resync(effect)
         elif isinstance(effect, Append):
-            self._seat.append(effect.data, partial(self._appended, effect))
+            self._subscription.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
             self._lines.begun(effect, self.agent.view)
             self._witnesses.begun(effect)
@@ -484,14 +484,14 @@ class Worker:
     @property
     def channel_loss(self) -> ChannelLoss | None:
         """The loss of the channel; None while the broker has it."""
-        return channel_loss(self.agent, self._seat.outage, self.clock)
+        return channel_loss(self.agent, self._subscription.outage, self.clock)
 
     @property
     def log_is_available(self) -> bool:
         """Whether the log can be read now."""
-        return self._seat.outage is None
+        return self._subscription.outage is None
 
     @property
     def lag_records(self) -> int:
         """Records that were on the log at the last look and are not folded yet."""
-        return self._seat.lag_entries
+        return self._subscription.lag_entries

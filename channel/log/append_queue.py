@@ -1,6 +1,6 @@
-"""Queue the records to append, one bounded queue per writer, and draw fair batches from the queues.
+"""Queue records to append within bounds, append them in batches, and give each attempt its outcome.
 
-Nothing here is thread-safe: callers that share queues between threads hold a lock.
+Nothing here is thread-safe: a caller that shares a queue between threads holds a lock.
 """
 
 from __future__ import annotations
@@ -8,22 +8,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogUnavailable, Overloaded
-from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, check_batch
+from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Log, check_batch
 
 APPENDS_QUEUED_MAX: Final = 2 * BATCH_ENTRIES_MAX
-"""Attempts that one queue holds: one batch that is being appended, and one that waits.
-
-The bound applies per queue, so that a busy writer does not cause refusals for others.
-"""
+"""Attempts that one queue holds: one batch that is being appended, and one that waits."""
 
 APPENDS_QUEUED_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 """Bytes of attempts that one queue holds: two batches, as above.
 
-Twenty-five full queues would hold 400 MiB. In practice queues stay small: a broker writes renewals and moves, and its largest record (1
-MiB) creates a namespace.
+In practice queues stay small: a broker writes renewals and moves, and its largest record (1 MiB) creates a namespace.
+"""
+
+APPEND_MS_MAX: Final = 500
+"""How long an append, and with it tailing, waits for other writers.
+
+Four busy writers delay one another by 50 ms, so after 500 ms one of them is stopped. A lease of 3 s leaves time to decide again.
+"""
+
+ATTEMPT_AGE_MS_MAX: Final = 2 * APPEND_MS_MAX
+"""The greatest age of an attempt when its append begins: one append that times out and one slow read.
+
+An older attempt dates from before an outage or a sleep of the machine. Its decision is out of date, so it is refused.
 """
 
 
@@ -70,8 +78,15 @@ class Attempt:
             self.done(outcome)
 
 
+class Settled(NamedTuple):
+    """An attempt and its outcome."""
+
+    attempt: Attempt
+    outcome: AppendOutcome
+
+
 class AppendQueue:
-    """The attempts of one writer to `log`, oldest first."""
+    """The attempts that wait to be appended to `log`, oldest first."""
 
     def __init__(self, log: str) -> None:
         """Create an empty queue. `log` is the log's name, for messages."""
@@ -99,16 +114,15 @@ class AppendQueue:
         self._attempts.append(attempt)
         self._bytes += len(attempt.data)
 
-    def take(self) -> Attempt:
-        """Remove and return the oldest attempt."""
-        attempt = self._attempts.popleft()
-        self._bytes -= len(attempt.data)
-        return attempt
-
-    @property
-    def oldest_bytes(self) -> int:
-        """The size of the oldest attempt."""
-        return len(self._attempts[0].data)
+    def take_batch(self) -> Sequence[Attempt]:
+        """Remove and return as many of the oldest attempts as one append may hold."""
+        batch: list[Attempt] = []
+        batch_bytes = 0
+        while self._attempts and len(batch) < BATCH_ENTRIES_MAX and batch_bytes + len(self._attempts[0].data) <= BATCH_BYTES_MAX:
+            batch.append(self._attempts.popleft())
+            batch_bytes += len(batch[-1].data)
+        self._bytes -= batch_bytes
+        return batch
 
     def drain(self) -> Sequence[Attempt]:
         """Remove and return all attempts."""
@@ -118,19 +132,23 @@ class AppendQueue:
         return drained
 
 
-def next_batch(waiting: deque[AppendQueue]) -> list[Attempt]:
-    """Take as many attempts as one append may hold from the `waiting` queues, which are not empty.
+def all_settled(attempts: Sequence[Attempt], outcome: AppendOutcome) -> Sequence[Settled]:
+    """Give every attempt the same outcome."""
+    return [Settled(attempt, outcome) for attempt in attempts]
 
-    The queues take turns, one attempt each, so that a renewal is in the next batch however much another writer appends. The attempts of one
-    queue keep their order. A queue that becomes empty leaves `waiting`.
-    """
-    batch: list[Attempt] = []
-    batch_bytes = 0
-    while waiting and len(batch) < BATCH_ENTRIES_MAX and batch_bytes + waiting[0].oldest_bytes <= BATCH_BYTES_MAX:
-        queue = waiting.popleft()
-        attempt = queue.take()
-        batch.append(attempt)
-        batch_bytes += len(attempt.data)
-        if queue:
-            waiting.append(queue)
-    return batch
+
+def append_batch(log: Log, attempts: Sequence[Attempt], *, now_ns: int) -> Sequence[Settled]:
+    """Append `attempts` as one batch, without those that are too old at `now_ns`. Raises only on a bug in the log's adapter."""
+    oldest_ns = now_ns - ATTEMPT_AGE_MS_MAX * 1_000_000
+    batch = [attempt for attempt in attempts if attempt.queued_ns >= oldest_ns]
+    too_old = LogUnavailable(log=log.name, problem=f"the record waited for more than {ATTEMPT_AGE_MS_MAX} ms", in_doubt=False)
+    refused = all_settled([attempt for attempt in attempts if attempt.queued_ns < oldest_ns], NotAppended(error=too_old))
+    if not batch:
+        return refused
+    try:
+        offsets = log.append([attempt.data for attempt in batch], timeout_ms=APPEND_MS_MAX)
+    except LogUnavailable as error:
+        return [*refused, *all_settled(batch, InDoubt(error=error) if error.in_doubt else NotAppended(error=error))]
+    except EquipoiseError as error:
+        return [*refused, *all_settled(batch, NotAppended(error=error))]
+    return [*refused, *(Settled(attempt, Appended(offset=offset)) for attempt, offset in zip(batch, offsets, strict=True))]

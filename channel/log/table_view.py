@@ -24,8 +24,7 @@ from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.snapshot import from_bytes
 from equipoise.channel.core.view import View
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, NotAppended
-from equipoise.channel.log.seat import FROM_NOTHING, LogSeat, Outage
-from equipoise.channel.log.thread import LogThread
+from equipoise.channel.log.subscription import FROM_NOTHING, Outage, Subscription
 from equipoise.channel.system.deadline import Deadline
 
 WAITERS_MAX: Final = 10_000
@@ -81,9 +80,9 @@ class TableView:
         """
         self.name = name
         self._reader = Reader(log=name, cluster=cluster, view=None if snapshot is None else from_bytes(snapshot))
-        # The thread opens the handle, so that a log that does not exist yet is an ordinary outage.
-        self._thread = LogThread(open_handle, name=name)
-        self._seat = LogSeat(
+        # Its thread opens the handle, so that a log that does not exist yet is an ordinary outage.
+        self._subscription = Subscription(
+            open_handle,
             name=name,
             position=FROM_NOTHING if snapshot is None else self._reader.position,
             deliver=self._deliver,
@@ -114,20 +113,20 @@ class TableView:
     @property
     def outage(self) -> Outage | None:
         """Set while the log cannot be read. The view is then as old as the outage."""
-        return self._seat.outage
+        return self._subscription.outage
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What ended the subscription for good: see `LogSeat`, and what `Reader.feed` raises."""
-        return self._seat.failure
+        """What ended the subscription for good: see `Subscription`, and what `Reader.feed` raises."""
+        return self._subscription.failure
 
     def start(self) -> None:
         """Start to follow."""
-        self._seat.join(self._thread)
+        self._subscription.start()
 
     async def stop(self, deadline: Deadline) -> None:
         """Stop to follow and release the log. Pending waits run into their deadlines. Raises `DeadlineExceeded` if the log hangs."""
-        await self._seat.stop(deadline)
+        await self._subscription.stop(deadline)
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -181,7 +180,7 @@ class TableView:
             raise self.failure
         verdict: asyncio.Future[Folded] = asyncio.get_running_loop().create_future()
         proposal = _Proposal(log=self.name, key=record.key, data=encode(record), verdict=verdict)
-        self._seat.append(proposal.data, partial(self._settle, proposal))
+        self._subscription.append(proposal.data, partial(self._settle, proposal))
         try:
             return await deadline.wait(verdict, what="the verdict")
         except DeadlineExceeded as error:

@@ -14,7 +14,7 @@ from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.channel.core.errors import LogUnavailable
-from equipoise.channel.log.seat import Outage
+from equipoise.channel.log.subscription import Outage
 
 NOW = Instant(100_000, 1_700_000_000_000)
 

@@ -443,7 +443,7 @@ def test_a_proposal_appended_after_the_end_is_unknown() -> None:
         log.gate.clear()
         proposing = asyncio.create_task(view.append(policy(view), soon()))
         await asyncio.to_thread(log.at_gate.wait, 30)
-        view._thread._fail(view._seat._place, LogDamaged(log="x", problem="rust"))  # noqa: SLF001 - an end that no real log can bring about just here
+        view._subscription._fail(LogDamaged(log="x", problem="rust"))  # noqa: SLF001 - an end that no real log can bring about just here
         log.gate.set()
         with pytest.raises(OutcomeUnknown, match="rust") as caught:
             await proposing

@@ -1,0 +1,459 @@
+"""Subscribe to a log: tail it and append to it, in a thread that owns the handle.
+
+The thread does not interpret records, and it does not retry appends: a proposal that was not appended must be decided anew.
+
+Theory of operation: one turn of the thread
+1. Append the queued records as one batch, so that everything queued during the last turn costs one commit.
+2. Read at once, since the next entry is usually the one just appended.
+3. Pass outcomes and entries to the loop in one call. An outcome comes before the entry that it is about.
+4. Restore from the snapshot if truncation or a copy has removed the position.
+5. Wait for an entry, or for something to append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from equipoise.channel.core.errors import BegunAbove, Bug, ChannelIncomplete, EquipoiseError, LogTruncated, LogUnavailable, LogWentBack
+from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.log.append_queue import AppendQueue, Attempt, Done, InDoubt, NotAppended, Settled, all_settled, append_batch
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.deadline import Deadline
+
+FROM_NOTHING: Final = FIRST_OFFSET - 1
+"""The position of a subscriber that has read nothing and has no snapshot."""
+
+READ_ENTRIES: Final = 512
+"""Entries that the loop gets in one turn: about 5 ms of folding, the longest that a replay may delay other work."""
+
+UNDELIVERED_ENTRIES_MAX: Final = 2 * READ_ENTRIES
+"""Entries read but not yet taken by the loop: one batch being folded, and the next one."""
+
+BACK_OFF_MS_MIN: Final = 50
+BACK_OFF_MS_MAX: Final = 500
+"""The pause between attempts to read during an outage, doubled each time. Short against a lease, cheap for a log that recovers."""
+
+OUTAGE_LOG_INTERVAL_MS: Final = 10_000
+"""The least time between two outages that are logged."""
+
+WAIT_MS_MAX: Final = 1_000
+"""How long one call waits for the log.
+
+Any event ends the wait, except the closing of the loop, which is noticed after at most this time.
+"""
+
+RESYNCS_MAX: Final = 3
+"""How often a subscription is restored before it reads an entry again.
+
+A restored reader has at least the ten minutes of log that are always retained. A second truncation is bad luck; a third means that
+restoring takes longer than ten minutes.
+"""
+
+COPY_MS_MAX: Final = 60_000
+"""How long a subscriber of an empty log waits for the snapshot of a copy, whose genesis record comes first.
+
+A copy of 100,000 bundles takes under 10 s. After this time the copy has failed, and the subscription ends.
+"""
+
+Argument = TypeVar("Argument")
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The log cannot be read.
+
+    * `since_ns`: when that began, on the clock that runs on while the machine sleeps.
+    * `error`: the last error of the log.
+    """
+
+    since_ns: int
+    error: LogUnavailable
+
+
+class Subscription:
+    """One subscription to a log, with its own handle and thread. Its methods and callbacks run on the loop that starts it.
+
+    * `deliver` gets the entries in order, each once. An `EquipoiseError` that it raises ends the subscription.
+    * `caught_up` is called once, when everything has been delivered that was on the log at the start. It gets the physical end at that
+      time, which may be a gap.
+    * `resynced` gets a reader that `channel.snapshots.restore` made, when entries are missing: truncation removed them, or `deliver` raised
+      `BegunAbove` because a channel was copied to an empty log. `deliver` goes on from the reader's position. If no reader can be made, the
+      subscription ends with what `restored` raises.
+    * `failed` is called at most once, with what ended the subscription: an `OperatorError` (the log is damaged, was replaced or went back),
+      what `deliver` raised, or a `Bug`.
+
+    `LogUnavailable` does not end a subscription: it sets `outage`, and reading is retried for ever from the same position.
+    """
+
+    def __init__(
+        self,
+        open_handle: Callable[[], Log],
+        *,
+        name: str,
+        position: int,
+        deliver: Callable[[Sequence[Entry]], None],
+        caught_up: Callable[[int], None],
+        resynced: Callable[[Reader], None],
+        failed: Callable[[EquipoiseError], None],
+        cluster: str | None = None,
+        now_ns: Callable[[], int] = boot_ns,
+    ) -> None:
+        """Create a subscription that does not follow yet.
+
+        * `open_handle`: opens the log, within the thread, which closes it.
+        * `name`: the log's URL, for messages and as the thread's name.
+        * `position`: the first offset to deliver. With `FROM_NOTHING`, `resynced` is called first, with the best reader to begin with.
+        * `cluster`: the cluster that the log must belong to.
+        """
+        self.name = name
+        self._now_ns = now_ns
+        # The loop's side.
+        self.failure: EquipoiseError | None = None  # What ended the subscription; None while it runs, or if `stop` ended it.
+        self.outage: Outage | None = None  # Set while the log cannot be read.
+        self._deliver, self._caught_up, self._resynced, self._failed = deliver, caught_up, resynced, failed
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._awaits_resync = False
+        self._logged_outage: Outage | None = None
+        self._quiet_until_ns = 0
+        # Shared: changed while `_changed` is held.
+        self._changed = threading.Condition()
+        self._queue = AppendQueue(name)
+        self._undelivered = 0
+        self._behind = 0
+        self._is_leaving = False
+        self._is_gone = False
+        # Shared flags. `_awaits_copy`: the loop requests a resync into a copy, the thread clears it when done. `_is_caught_up`: the thread
+        # sets it when all is read, the loop clears it if the entries were not folded.
+        self._awaits_copy = False
+        self._is_caught_up = False
+        # The thread's side. The loop calls only the handle's `wake`, which is thread-safe.
+        self._open_handle = open_handle
+        self._log: Log | None = None
+        self._cluster = cluster
+        self._position = position
+        self._resyncs = 0
+        self._end_at_start: int | None = None
+        self._read_outage: Outage | None = None
+        self._back_off_ms = BACK_OFF_MS_MIN
+
+    # --- on the loop, for the subscriber ---
+
+    def start(self) -> None:
+        """Start to follow."""
+        assert self._loop is None, "a subscription starts once"
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        # A daemon thread, so that a disk which never answers does not keep the process from ending.
+        threading.Thread(target=self._run, name=f"log {self.name}", daemon=True).start()
+
+    @property
+    def lag_entries(self) -> int:
+        """About how many entries the subscriber has not taken yet, as of the last read. Gaps count as entries."""
+        return self._undelivered + self._behind
+
+    def append(self, data: bytes, done: Done | None = None) -> None:
+        """Queue one record. Never blocks. `done` is called on the loop with the outcome, never before this returns.
+
+        A refusal (`AppendTooLarge`, `Overloaded`, an ended subscription) is an outcome, too.
+        """
+        assert self._loop is not None, "a subscription starts before it is used"
+        attempt = Attempt(data=data, done=None if done is None else partial(self._call, done), queued_ns=self._now_ns())
+        with self._changed:
+            refusal = (self.failure or self._stopped()) if self._is_gone else self._queue.refusal(data)
+            is_first = not self._queue
+            if refusal is None:
+                self._queue.put(attempt)
+                self._changed.notify_all()
+        if refusal is not None:
+            self._loop.call_soon(attempt.settle, NotAppended(error=refusal))
+        elif is_first:  # Otherwise a wake is already under way.
+            self._wake()
+
+    async def stop(self, deadline: Deadline) -> None:
+        """End the subscription and close the handle. Queued records get `NotAppended`.
+
+        Raises `DeadlineExceeded` if the log blocks the thread for longer; the subscription then ends when the log returns.
+        """
+        if self._ended is None:
+            return
+        self._leave()
+        await deadline.wait(asyncio.shield(self._ended), what=f"the end of the thread of {self.name}")
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_leaving = True
+            self._changed.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._log is not None:
+            self._log.wake()
+
+    def _stopped(self) -> LogUnavailable:
+        return LogUnavailable(log=self.name, problem="this process no longer uses it", in_doubt=False)
+
+    # --- on the loop, for the thread ---
+
+    def _take(self, settled: Sequence[Settled], entries: Sequence[Entry]) -> None:
+        """Take the results of one turn. After a failure, outcomes still count and entries do not."""
+        try:
+            for attempt, outcome in settled:
+                attempt.settle(outcome)
+            if entries and self.failure is None and not self._awaits_resync:
+                self._call(self._deliver, entries)
+        finally:
+            with self._changed:
+                self._undelivered -= len(entries)
+                self._changed.notify_all()
+
+    def _take_caught_up(self, end: int) -> None:
+        if self._awaits_resync:
+            self._is_caught_up = False  # The entries were not folded; the thread checks again.
+        elif self.failure is None:
+            self._call(self._caught_up, end)
+
+    def _take_resync(self, reader: Reader) -> None:
+        self._awaits_resync = False
+        if self.failure is None:
+            self._call(self._resynced, reader)
+
+    def _take_outage(self, outage: Outage | None) -> None:
+        """Set or clear the outage. Log its beginning and its end, at most once per `OUTAGE_LOG_INTERVAL_MS`."""
+        self.outage = outage
+        now_ns = self._now_ns()
+        if outage is None and self._logged_outage is not None:
+            outage_ms = (now_ns - self._logged_outage.since_ns) // 1_000_000
+            _logger.info("the log can be read again: %s", self.name, extra={"outage_ms": outage_ms})
+            self._logged_outage = None
+        elif outage is not None and self._logged_outage is None and now_ns >= self._quiet_until_ns:
+            _logger.warning("the log cannot be read: %s", outage.error)
+            self._logged_outage, self._quiet_until_ns = outage, now_ns + OUTAGE_LOG_INTERVAL_MS * 1_000_000
+
+    def _take_end(self, failure: EquipoiseError | None) -> None:
+        if failure is not None:
+            self._fail(failure)
+        assert self._ended is not None
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _call(self, callback: Callable[[Argument], None], argument: Argument) -> None:
+        """Call the subscriber. An error ends the subscription, except `BegunAbove`, which triggers a resync."""
+        try:
+            callback(argument)
+        except BegunAbove:  # Skip what is on its way: the new reader covers it.
+            self._awaits_resync = self._awaits_copy = True
+            self._wake()
+        except EquipoiseError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - after any error the subscriber has missed something and must not go on
+            self._fail(_bug(self.name, error))
+
+    def _fail(self, error: EquipoiseError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = error
+        self._leave()
+        try:
+            self._failed(error)
+        except Exception as raised:  # noqa: BLE001 - the subscription has failed already, and must still end
+            assert self._loop is not None
+            message = f"the failure callback of a subscription to {self.name} failed"
+            self._loop.call_exception_handler({"message": message, "exception": raised})
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        failure: EquipoiseError | None = None
+        try:
+            try:
+                self._tail()
+            finally:
+                if self._log is not None:
+                    self._log.close()
+        except EquipoiseError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - a thread that dies silently is a broker that hangs
+            failure = _bug(self.name, error)
+        with self._changed:
+            self._is_gone = True
+        self._refuse_queued(failure or self._stopped())
+        self._post(self._take_end, failure)
+
+    def _tail(self) -> None:
+        assert self._loop is not None
+        while not (self._is_leaving or self._loop.is_closed()):  # Closing the loop wakes nobody.
+            try:
+                self._turn()
+            except LogUnavailable as error:
+                self._set_outage(Outage(since_ns=self._read_outage.since_ns if self._read_outage else self._now_ns(), error=error))
+                if self._log is None:
+                    self._refuse_queued(error)
+                self._pause(self._back_off_ms)
+                self._back_off_ms = min(2 * self._back_off_ms, BACK_OFF_MS_MAX)
+
+    def _turn(self) -> None:
+        """Run one turn (see the module docstring). Raises what reading the log raises, and what ends the subscription."""
+        log = self._log or self._opened()
+        settled = self._append_queued(log)  # 1.
+        has_room = self._has_room()
+        entries: Sequence[Entry] = ()
+        is_cut_off = self._awaits_copy
+        try:
+            if has_room and not is_cut_off:
+                entries = self._read(log)  # 2.
+        except LogTruncated:
+            is_cut_off = True
+        finally:
+            self._hand_over(settled, entries)  # 3.
+        if not has_room:
+            self._await_room()
+            return
+        if is_cut_off:
+            self._restore(log)  # 4.
+        self._set_outage(None)
+        self._back_off_ms = BACK_OFF_MS_MIN
+        self._check_caught_up(log)
+        if self._may_wait():
+            _is_there(log, self._position, timeout_ms=WAIT_MS_MAX)  # 5.
+
+    def _opened(self) -> Log:
+        log = self._open_handle()
+        # Set this before checking the state that the loop changes, so that a later change finds a handle to wake.
+        self._log = log
+        return log
+
+    def _append_queued(self, log: Log) -> Sequence[Settled]:
+        """Append the oldest queued records as one batch."""
+        if not self._queue:
+            return ()
+        with self._changed:
+            batch = self._queue.take_batch()
+        try:
+            return append_batch(log, batch, now_ns=self._now_ns())
+        except Exception as error:
+            # This ends the thread. First give the authors their outcome, since nobody can later.
+            problem = f"the append failed with {type(error).__name__}: {error}"
+            self._hand_over(all_settled(batch, InDoubt(error=LogUnavailable(log=self.name, problem=problem))), ())
+            raise
+
+    def _read(self, log: Log) -> Sequence[Entry]:
+        if self._end_at_start is None:
+            self._end_at_start = log.end()
+        entries = log.read(self._position, limit=READ_ENTRIES)
+        if entries:
+            # Look up the end only after a full read: otherwise the read reached it.
+            self._behind = log.end() - entries[-1].offset if len(entries) == READ_ENTRIES else 0
+        return entries
+
+    def _hand_over(self, settled: Sequence[Settled], entries: Sequence[Entry]) -> None:
+        if entries:
+            self._position = entries[-1].offset + 1
+            self._resyncs = 0
+            with self._changed:
+                self._undelivered += len(entries)
+        if settled or entries:
+            self._post(self._take, settled, entries)
+
+    def _restore(self, log: Log) -> None:
+        """Restore the subscriber from the channel's snapshot. Raises `LogUnavailable`, and what ends the subscription."""
+        if self._resyncs == RESYNCS_MAX:
+            raise LogTruncated(log=self.name, position=self._position, start=log.start())
+        try:
+            reader = restored(log, cluster=self._cluster, check=self._check_wanted)
+        except _NotWantedError:
+            return
+        except LogTruncated:
+            self._resyncs += 1  # Truncated again during the restore.
+        except ChannelIncomplete as error:
+            if self._awaits_copy and not self._outage_exceeds(COPY_MS_MAX):
+                raise LogUnavailable(log=self.name, problem="a channel is being copied to it", in_doubt=False) from error
+            raise
+        else:
+            self._resyncs += 1
+            self._position, self._awaits_copy = reader.position, False
+            self._post(self._take_resync, reader)
+
+    def _outage_exceeds(self, duration_ms: int) -> bool:
+        return self._read_outage is not None and self._now_ns() - self._read_outage.since_ns >= duration_ms * 1_000_000
+
+    def _check_wanted(self) -> None:
+        """Abort a restore if the subscriber has left."""
+        if self._is_leaving:
+            raise _NotWantedError
+
+    def _check_caught_up(self, log: Log) -> None:
+        if self._is_caught_up or self._is_leaving or self._awaits_copy:
+            return
+        assert self._end_at_start is not None, "the log has been read"
+        if self._position > self._end_at_start or not _is_there(log, self._position, timeout_ms=0):
+            self._is_caught_up = True
+            self._post(self._take_caught_up, self._end_at_start)
+
+    def _may_wait(self) -> bool:
+        """Return whether there is nothing to do. Call it after the last check of the log without a wait, which may consume a wake."""
+        with self._changed:
+            return self._is_caught_up and not self._is_wanted()
+
+    def _refuse_queued(self, error: EquipoiseError) -> None:
+        """Answer the queued records with an error."""
+        with self._changed:
+            refused = self._queue.drain()
+        self._hand_over(all_settled(refused, NotAppended(error=error)), ())
+
+    def _set_outage(self, outage: Outage | None) -> None:
+        if outage is not self._read_outage:
+            self._read_outage = outage
+            self._post(self._take_outage, outage)
+
+    def _has_room(self) -> bool:
+        return self._undelivered + READ_ENTRIES <= UNDELIVERED_ENTRIES_MAX
+
+    def _is_wanted(self) -> bool:
+        """Return whether there is work that needs no entry. The caller holds `_changed`."""
+        return bool(self._queue) or self._is_leaving or self._awaits_copy
+
+    def _pause(self, pause_ms: int) -> None:
+        """Pause, unless there is something to append: the log may accept appends while reads fail."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue) or self._is_leaving, pause_ms / 1_000)
+
+    def _await_room(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._queue) or self._is_leaving or self._has_room(), WAIT_MS_MAX / 1_000)
+
+    def _post(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call on the loop. Does nothing if the loop is closed."""
+        assert self._loop is not None
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+
+class _NotWantedError(Exception):
+    """The subscriber has left during its restore."""
+
+
+def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:
+    """Wait for something to read. Return True for an unreadable position too: the following read reports it."""
+    try:
+        return log.wait(position, timeout_ms=timeout_ms)
+    except (LogTruncated, LogWentBack):
+        return True
+
+
+def _bug(log: str, error: Exception) -> Bug:
+    """Return a `Bug` caused by an unforeseen error."""
+    bug = Bug(f"following the log {log} failed with {type(error).__name__}: {error}; please report it")
+    bug.__cause__ = error
+    return bug
