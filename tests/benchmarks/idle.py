@@ -130,7 +130,7 @@ async def measure(workers: Sequence[Worker]) -> Cost:
 def config_of(folder: Path, number: int, worker: int) -> WorkerConfig:
     """One of the hundred."""
     broker = f"broker-{number}-{worker}"
-    return WorkerConfig(log_url=f"sqlite:{folder}/channel.db", data_dir=folder / broker, broker_id=broker)
+    return WorkerConfig(log_url=f"sqlite:{folder}/channel.db", data_dir=folder / broker, broker_id=broker, http_port=0)
 
 
 def process(folder: Path, number: int, connection: Connection) -> None:
