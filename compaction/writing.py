@@ -64,14 +64,14 @@ class Scribe:
     step: Callable[[str], None]
     check: Check
 
-    def write(self, compacted_snapshot: SnapshotStore, rows: Iterable[SnapshotRow], meant: CompactedSnapshot, *, writing: Writing) -> None:
+    def write(self, store: SnapshotStore, rows: Iterable[SnapshotRow], meant: CompactedSnapshot, *, writing: Writing) -> None:
         """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then equals `meant`.
 
         Raises `SnapshotFenced`, also if another compactor has written since; `CompactionRefused`; and what `SnapshotStore` raises.
         """
-        compacted_snapshot.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
+        store.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
         self.step(writing.replaced)
-        self._read_back(compacted_snapshot, meant, writing)
+        self._read_back(store, meant, writing)
 
     def _announced(self, rows: Iterable[SnapshotRow], writing: Writing) -> Iterator[SnapshotRow]:
         """Yield the rows, and report the steps while the store asks for them."""
@@ -83,10 +83,10 @@ class Scribe:
                 is_first = False
         self.step(writing.last_row)
 
-    def _read_back(self, compacted_snapshot: SnapshotStore, meant: CompactedSnapshot, writing: Writing) -> None:
+    def _read_back(self, store: SnapshotStore, meant: CompactedSnapshot, writing: Writing) -> None:
         found: CompactedSnapshot | None = None
         for _ in range(LOADS_MAX):
-            found = compacted_snapshot.load(check=self.check)
+            found = store.load(check=self.check)
             if found == meant:
                 view_of(meant, check=self.check)  # As any reader would, so that an encoding error is found before it is too late.
                 self.step(writing.read_back)
