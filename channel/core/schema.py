@@ -68,15 +68,15 @@ EmptyIfAbsent = Annotated[Texts | None, AfterValidator(_or_empty)]
 class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
-    key: Key = Field(description="What the record wants to change.")
-    based_on: Integer = Field(description="The offset of the last accepted record of `key` that it was made against.")
+    key: Key = Field(description="The key of the object that the record changes.")
+    based_on: Integer = Field(description="The expected offset (compare-and-set): that of the last accepted record of `key` in the publisher's view.")
     publisher: Key = Field(description="A broker id, or `admin:NAME`.")
-    level: OneIfAbsent = Field(default=1, description="The level of the rules that it needs.")
-    timestamp_ms: ZeroIfAbsent = Field(default=0, description="Unix time, for people and audits; no verdict depends on it.")
+    level: OneIfAbsent = Field(default=1, description="The format version that the record needs.")
+    timestamp_ms: ZeroIfAbsent = Field(default=0, description="Unix time, for display and audits. No verdict depends on it.")
 
 
 class _Founding(_Record):
-    """A record that precedes an incarnation."""
+    """A record whose publisher has no incarnation yet."""
 
     incarnation: None = Field(default=None, description="Must be absent.")
     sequence: None = Field(default=None, description="Must be absent.")
@@ -86,49 +86,49 @@ class _Founding(_Record):
 class _Signed(_Record):
     """A record of a live broker (with `incarnation` and `sequence`) or of an admin (with `as_of` only)."""
 
-    incarnation: Integer | None = Field(default=None, description="The broker's incarnation; absent for an admin.")
-    sequence: Integer | None = Field(default=None, description="The number of this attempt of the incarnation; absent for an admin.")
-    as_of: Integer | None = Field(default=None, description="The offset of the admin's view; a broker may leave it out.")
+    incarnation: Integer | None = Field(default=None, description="The broker's incarnation. Absent for an admin.")
+    sequence: Integer | None = Field(default=None, description="The number of this attempt of the incarnation. Absent for an admin.")
+    as_of: Integer | None = Field(default=None, description="The offset of the admin's view. Optional for a broker.")
 
     @model_validator(mode="after")
     def _signature_is_whole(self) -> Self:
         if self.publisher.startswith(ADMIN_PREFIX):
             if self.incarnation is not None or self.sequence is not None:
-                raise ValueError("an admin has neither incarnation nor sequence")
+                raise ValueError("an admin's record has neither incarnation nor sequence")
             if self.as_of is None:
-                raise ValueError("an admin must say as_of")
+                raise ValueError("an admin's record needs as_of")
         elif self.incarnation is None or self.sequence is None:
-            raise ValueError("a broker must say incarnation and sequence")
+            raise ValueError("a broker's record needs incarnation and sequence")
         return self
 
 
 class GenesisModel(_Founding):
-    """The first record of a log: whose it is, and what its physical offsets are counted from."""
+    """The first record of a log: its cluster, and the base of its logical offsets."""
 
     kind: Literal["genesis"]
     key: Literal["genesis"] = Field(description="Always `genesis`.")
     based_on: Annotated[int, Field(ge=0, le=0)] = Field(description="Always 0.")
-    cluster: Text = Field(description="The id of the cluster that the log belongs to.")
-    base: ZeroIfAbsent = Field(default=0, description="What is added to the log's own offsets to make logical ones.")
+    cluster: Text = Field(description="The cluster that the log belongs to.")
+    base: ZeroIfAbsent = Field(default=0, description="The logical offset of a record is its offset on the log plus this number.")
 
 
 class BundleModel(_Signed):
-    """One transition of one bundle; which states go with `owner` and `source` is told in the page on the lifecycle."""
+    """One transition of one bundle. The lifecycle page lists which states need `owner` and `source`."""
 
     kind: Literal["bundle"]
-    state: State = Field(description="The state after it.")
-    owner: Integer | None = Field(default=None, description="The incarnation that serves, or will once the transition ends.")
-    source: Integer | None = Field(default=None, description="The incarnation that serves until it hands over.")
-    reason: Text | None = Field(default=None, description="Why, for people.")
-    algorithm: Text | None = Field(default=None, description="How a splitting bundle is to be cut.")
-    positions: Positions | None = Field(default=None, description="Where a splitting bundle is to be cut, as hash points.")
+    state: State = Field(description="The state after the transition.")
+    owner: Integer | None = Field(default=None, description="The incarnation that serves the bundle, or will serve it after the transition.")
+    source: Integer | None = Field(default=None, description="The incarnation that serves the bundle until it hands it over.")
+    reason: Text | None = Field(default=None, description="The reason, for display.")
+    algorithm: Text | None = Field(default=None, description="The algorithm that chooses where to split the bundle.")
+    positions: Positions | None = Field(default=None, description="Where to split the bundle, as hash points.")
     handover: Annotated[str, Field(max_length=HANDOVER_CHARACTERS_MAX, pattern=CANONICAL_BASE64)] | None = Field(
         default=None,
-        description=f"State for the next owner, in canonical base64: at most {HANDOVER_BYTES_MAX} bytes, or a note on more.",
+        description=f"State for the next owner, in canonical base64: at most {HANDOVER_BYTES_MAX} bytes, or a note where to fetch more.",
     )
 
     @model_validator(mode="after")
-    def _state_names_whom_it_must(self) -> Self:
+    def _state_fits_owner_and_source(self) -> Self:
         if (self.state, self.owner is not None, self.source is not None) not in PHASE_OF_SHAPE:
             raise ValueError(f"state {self.state} does not go with owner {self.owner} and source {self.source}")
         # The longest texts that match the pattern decode to two bytes more than the maximum.
@@ -138,95 +138,95 @@ class BundleModel(_Signed):
 
 
 class SplitModel(_Signed):
-    """The owner of a splitting bundle cut it; the children stay with the owner."""
+    """A splitting bundle is split. Its owner owns the children."""
 
     kind: Literal["split"]
-    positions: Positions = Field(description="Where it was cut: hash points strictly inside it, rising.")
-    reason: Text | None = Field(default=None, description="Why, for people.")
+    positions: Positions = Field(description="Where the bundle is split: ascending hash points strictly inside it.")
+    reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
 class MergeModel(_Signed):
-    """Two neighbours of one owner become one bundle; `key` is the left one."""
+    """Two neighbouring bundles of one owner become one. `key` is the left one."""
 
     kind: Literal["merge"]
-    right: Key = Field(description="The right neighbour.")
-    based_on_right: Integer = Field(description="The offset of the last accepted record of `right` that it was made against.")
-    reason: Text | None = Field(default=None, description="Why, for people.")
+    right: Key = Field(description="The right bundle.")
+    based_on_right: Integer = Field(description="The expected offset of the right bundle, as `based_on`.")
+    reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
 class NamespaceModel(_Signed):
-    """A namespace is created, gets other policies, is set to deleting, or is deleted."""
+    """A namespace is created, gets new policies, begins to be deleted, or is deleted."""
 
     kind: Literal["namespace"]
-    status: NamespaceStatus = Field(description="What is done to it.")
+    status: NamespaceStatus = Field(description="The change.")
     boundaries: Annotated[list[Integer], Field(max_length=BOUNDARIES_MAX)] | None = Field(
-        default=None, description="With `created`: the ends of its bundles, from 0 to 4294967295, rising."
+        default=None, description="With `created`: the boundaries of its bundles, ascending from 0 to 4294967295."
     )
-    policies: Document | None = Field(default=None, description="With `created` and `policies`: its policies.")
+    policies: Document | None = Field(default=None, description="With `created` and `policies`: all its policies.")
 
 
 class JoinedModel(_Founding):
-    """A broker process begins a new incarnation; `publisher` is its own `key`."""
+    """A broker process begins a new incarnation. `publisher` equals `key`."""
 
     kind: Literal["broker"]
     status: Literal["joined"]
-    nonce: Text = Field(description="New for each attempt.")
-    lease_ms: Positive = Field(description="How long its leases are.")
-    margin_ms: Positive = Field(description="How much longer others wait before they call it dead.")
-    renew_ms: Positive = Field(description="How often it renews.")
-    addresses: EmptyIfAbsent = Field(default={}, description="Protocol to the address that clients use.")
+    nonce: Text = Field(description="The instance id, new for each attempt to join.")
+    lease_ms: Positive = Field(description="The length of its leases.")
+    margin_ms: Positive = Field(description="The grace period: how long after the lease others wait before they declare it dead.")
+    renew_ms: Positive = Field(description="The interval of its renewals.")
+    addresses: EmptyIfAbsent = Field(default={}, description="For each protocol, the address for clients.")
     capacity: Annotated[Positive | None, AfterValidator(lambda value: 100 if value is None else value)] = Field(
-        default=100, description="A weight: 200 is to carry twice the load of 100."
+        default=100, description="Its weight in balancing: 200 gets twice the load of 100."
     )
-    failure_domain: Text | None = Field(default=None, description="What it may fail together with.")
-    labels: EmptyIfAbsent = Field(default={}, description="What policies may select it by.")
-    version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(default="", description="For people.")
-    supported_level: OneIfAbsent = Field(default=1, description="The highest level of rules that it knows.")
-    replaces: Text | None = Field(default=None, description="The nonce of the live incarnation, found in the locked data directory.")
+    failure_domain: Text | None = Field(default=None, description="Brokers with the same value may fail together.")
+    labels: EmptyIfAbsent = Field(default={}, description="Labels by which policies select brokers.")
+    version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(default="", description="The software version, for display.")
+    supported_level: OneIfAbsent = Field(default=1, description="The highest format version that it supports.")
+    replaces: Text | None = Field(default=None, description="The instance id of the live incarnation that it replaces, from the locked data directory.")
     after_silence: Annotated[bool | None, AfterValidator(lambda value: value is True)] = Field(
-        default=False, description="It has itself heard nothing of the live incarnation for its lease and margin."
+        default=False, description="Whether it has read no record of the live incarnation for a lease and a grace period."
     )
 
     @model_validator(mode="after")
-    def _joins_by_itself(self) -> Self:
+    def _publishes_its_own_join(self) -> Self:
         if self.publisher != self.key or self.key.startswith(ADMIN_PREFIX):
-            raise ValueError("a broker joins by itself: publisher must be its key")
+            raise ValueError("a broker publishes its own joined: publisher must equal key")
         return self
 
 
 class RenewedModel(_Signed):
-    """A broker asks for its lease anew."""
+    """A broker renews its lease."""
 
     kind: Literal["broker"]
     status: Literal["renewed"]
-    digest: Integer = Field(description="The digest of its view just after the last accepted record of its key.")
+    digest: Integer = Field(description="The digest of its view after the last accepted record of its key.")
 
 
 class BrokerModel(_Signed):
-    """A broker drains or has left (by itself), is down (by a live broker, or an admin with its nonce), or is removed."""
+    """A broker drains, has left, is declared dead (by a live broker, or by an admin with its instance id), or is removed."""
 
     kind: Literal["broker"]
-    status: BrokerChange = Field(description="What becomes of it.")
-    nonce: Text | None = Field(default=None, description="With `down` by an admin: the nonce of the live incarnation.")
-    reason: Text | None = Field(default=None, description="Why, for people.")
+    status: BrokerChange = Field(description="The change.")
+    nonce: Text | None = Field(default=None, description="With `down` by an admin: the instance id of the live incarnation.")
+    reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
 class PolicyModel(_Signed):
-    """A cluster-wide document is set or removed."""
+    """A cluster-wide policy document is set or removed."""
 
     kind: Literal["policy"]
-    status: PolicyChange = Field(description="What is done to it.")
-    document: Document | None = Field(default=None, description="With `set`: what it says.")
+    status: PolicyChange = Field(description="The change.")
+    document: Document | None = Field(default=None, description="With `set`: the document.")
 
 
 class LevelModel(_Signed):
-    """Raises the level of the rules."""
+    """Raises the format version of the log, or closes the log."""
 
     kind: Literal["level"]
     key: Literal["level"] = Field(description="Always `level`.")
-    raises_to: Integer = Field(description="The level that is active from this record on; 2^63 - 1 closes the log for good.")
-    copied_to: Remark = Field(default=None, description="Of a log that is closed: the URL of the log that it is copied to, for people.")
-    copied_to_identity: Remark = Field(default=None, description="Of a log that is closed: the identity of the log that it is copied to.")
+    raises_to: Integer = Field(description="The format version that is active from this record on. 2^63 - 1 closes the log for good.")
+    copied_to: Remark = Field(default=None, description="For a closed log: the URL of its copy, for display.")
+    copied_to_identity: Remark = Field(default=None, description="For a closed log: the identity of its copy.")
 
 
 BrokerModels = Annotated[JoinedModel | RenewedModel | BrokerModel, Field(discriminator="status")]
