@@ -205,7 +205,7 @@ class Worker:
                 waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
                 await asyncio.wait([self._finished], timeout=waited_s)
             if not self._finished.done():
-                _logger.warning("it could not leave in time, and is taken for dead by the others", extra={"broker": self.broker_id})
+                _logger.warning("the broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
         finally:
             self._end(None)
             await self._has_let_go()
@@ -240,7 +240,7 @@ class Worker:
         try:
             held = self.open_bundles
             if held and not abruptly:
-                _logger.info("closing what is open", extra={"broker": self.broker_id, "bundles": held})
+                _logger.info("closing the open bundles", extra={"broker": self.broker_id, "bundles": held})
             if not abruptly:
                 await self._runner.close_all(timeout_ms=_LAST_CLOSE_MS)
             await self._runner.stop()
@@ -374,7 +374,7 @@ class Worker:
         if resync.before < 0:
             return  # The log was away when this broker started; nothing was missed.
         fields = {"broker": self.broker_id, "before": resync.before, "offset": resync.offset, "changes": len(resync.changes)}
-        _logger.warning("records were truncated before they were read, and are left out", extra=fields)
+        _logger.warning("resynced: records were truncated before they were read", extra=fields)
         self.metrics.resynced(resync)
         self._snapshots.save(self.agent.view, self._directory)  # The previous snapshot is useless now.
         self._listeners.resynced(resync)

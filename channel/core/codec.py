@@ -169,7 +169,7 @@ def _publisher(raw: Raw) -> tuple[str, int | None, int | None, int | None]:
     if not publisher.startswith(ADMIN_PREFIX):
         return publisher, integer(raw, "incarnation"), integer(raw, "sequence"), optional_integer(raw, "as_of")
     if raw.get("incarnation") is not None or raw.get("sequence") is not None:
-        fail("an admin has neither incarnation nor sequence")
+        fail("an admin's record has neither incarnation nor sequence")
     return publisher, None, None, integer(raw, "as_of")
 
 
@@ -177,7 +177,7 @@ def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
     """Return the envelope of `genesis` or `joined`, which precede an incarnation."""
     for name in ("incarnation", "sequence", "as_of"):
         if raw.get(name) is not None:
-            fail(f"genesis and joined come before there is an incarnation: they have no {name}")
+            fail(f"a genesis or joined record has no {name}: it precedes the incarnation")
     return {
         "key": _key(raw),
         "based_on": integer(raw, "based_on"),
@@ -332,7 +332,7 @@ def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
 def _decode_joined(raw: Raw) -> Joined:
     envelope = _first_of_its_kind(raw)
     if envelope["publisher"] != envelope["key"] or envelope["key"].startswith(ADMIN_PREFIX):
-        fail("a broker joins by itself: publisher must be its key")
+        fail("a broker publishes its own joined record: publisher must equal key")
     lease_ms, margin_ms, renew_ms = integer(raw, "lease_ms"), integer(raw, "margin_ms"), integer(raw, "renew_ms")
     if not lease_ms or not margin_ms or not renew_ms:
         fail("lease_ms, margin_ms and renew_ms must be above 0")

@@ -101,7 +101,7 @@ class LogUnavailable(PeerError):
         self.log = log
         self.problem = problem
         self.in_doubt = in_doubt
-        outcome = "what was in flight may or may not be on it" if in_doubt else "nothing was appended; try again later"
+        outcome = "records in flight may or may not be on it" if in_doubt else "nothing was appended; try again later"
         super().__init__(f"the log {log} is unavailable: {problem}; {outcome}")
 
 
@@ -113,7 +113,7 @@ class LogDamaged(OperatorError):
         self.log = log
         self.problem = problem
         self.offset = offset
-        super().__init__(f"the log {log} cannot be used: {problem}; restore it from a copy, or name another one")
+        super().__init__(f"the log {log} cannot be used: {problem}; restore it from a copy, or use another log")
 
 
 class LogAccessDenied(OperatorError):
@@ -141,7 +141,7 @@ class UnfitTopic(OperatorError):
         self.needed = needed
         super().__init__(
             f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be {needed}; "
-            "alter it, or name a topic that does not exist, which is then made with the right settings"
+            "alter it, or use a new topic, which is then created with the right settings"
         )
 
 
@@ -163,7 +163,7 @@ class LogWentBack(OperatorError):
         self.position = position
         self.end = end
         super().__init__(
-            f"the log {log} ends at {end}, a reader of it expects offset {position} next: "
+            f"the log {log} ends at {end}, but a reader expects offset {position} next: "
             "it was replaced or restored from an older copy; stop all brokers of it before they start again"
         )
 
@@ -215,7 +215,7 @@ class AppendTooLarge(CallerError):
         self.what = what
         self.size = size
         self.size_max = size_max
-        super().__init__(f"the log {log} takes at most {size_max} {what}, not {size}; append less at once")
+        super().__init__(f"the log {log} accepts at most {size_max} {what}, not {size}; append less at once")
 
 
 class BegunAbove(PeerError):
@@ -262,7 +262,7 @@ class LevelTooNew(OperatorError):
         self.supported = supported
         self.offset = offset
         super().__init__(
-            f"the channel was raised to level {level} at offset {offset}, this version reads up to level {supported}; upgrade it"
+            f"the channel was raised to format version {level} at offset {offset}, but this program supports versions up to {supported}; upgrade it"
         )
 
 
@@ -274,8 +274,8 @@ class LogClosed(OperatorError):
         self.log = log
         self.offset = offset
         super().__init__(
-            f"the log {log} was closed at offset {offset}, when its channel was copied to another log: no broker can go on with it; "
-            "use the copy, or finish it if it was not finished: equipoise channel copy --again "
+            f"the log {log} was closed at offset {offset}, when its channel was copied to another log: brokers cannot use it any more; "
+            "use the copy, or complete an incomplete copy: equipoise channel copy --again "
             "(its history can still be read: equipoise channel tail, why, at, diff, export)"
         )
 
@@ -306,7 +306,7 @@ class Overloaded(PeerError):
         """`what` already holds `limit`, its maximum."""
         self.what = what
         self.limit = limit
-        super().__init__(f"{what} already holds {limit}, the most that it takes; try again when some are done")
+        super().__init__(f"{what} is full: it holds {limit}; try again later")
 
 
 class OutcomeUnknown(PeerError):
@@ -319,7 +319,7 @@ class OutcomeUnknown(PeerError):
         self.problem = problem
         super().__init__(
             f"it is not known whether the log {log} accepted the record of {subject}: {problem}; "
-            f"see what the channel says of {subject} before you try again"
+            f"check the state of {subject} before you try again"
         )
 
 
@@ -338,7 +338,7 @@ class SnapshotFenced(PeerError):
     def __init__(self, *, log: str) -> None:
         """`log` names the log that the snapshot belongs to."""
         self.log = log
-        super().__init__(f"another compactor has taken over the snapshot of {log}: nothing was written; leave it to that one")
+        super().__init__(f"another compactor has taken over the snapshot of {log}: nothing was written; let the other one finish")
 
 
 class ChannelIncomplete(OperatorError):
@@ -354,7 +354,7 @@ class ChannelIncomplete(OperatorError):
         self.last = last
         self.compacted_snapshot = compacted_snapshot
         self.copied = copied
-        lost = "no longer has what it was copied from," if copied else "no longer has its records"
+        lost = "lacks the records that it was copied from," if copied else "no longer has its records"
         until = "on" if last is None else f"to {last}"
         super().__init__(
             f"the log {log} {lost} from offset {first} {until}, and {compacted_snapshot}; stop all its brokers, "
@@ -379,4 +379,4 @@ class InvalidRetention(CallerError):
     def __init__(self, *, text: str) -> None:
         """`text` as given."""
         self.text = text
-        super().__init__(f"{text!r} is no retention; write a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")
+        super().__init__(f"{text!r} is not a retention; use a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")

@@ -121,7 +121,7 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         actors=_OWNER,
         owner=Holder.OWNER,
         source=Holder.SOURCE,
-        meaning="the destination is warm: let go",
+        meaning="the destination is warm: release",
     ),
     Row(before="transferring", after="owned", actors=_ANYBODY, owner=Holder.SOURCE, source=Holder.NOBODY, meaning="cancelled"),
     Row(

@@ -69,7 +69,9 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     key: Key = Field(description="The key of the object that the record changes.")
-    based_on: Integer = Field(description="The expected offset (compare-and-set): that of the last accepted record of `key` in the publisher's view.")
+    based_on: Integer = Field(
+        description="The expected offset (compare-and-set): that of the last accepted record of `key` in the publisher's view."
+    )
     publisher: Key = Field(description="A broker id, or `admin:NAME`.")
     level: OneIfAbsent = Field(default=1, description="The format version that the record needs.")
     timestamp_ms: ZeroIfAbsent = Field(default=0, description="Unix time, for display and audits. No verdict depends on it.")
@@ -117,7 +119,9 @@ class BundleModel(_Signed):
 
     kind: Literal["bundle"]
     state: State = Field(description="The state after the transition.")
-    owner: Integer | None = Field(default=None, description="The incarnation that serves the bundle, or will serve it after the transition.")
+    owner: Integer | None = Field(
+        default=None, description="The incarnation that serves the bundle, or will serve it after the transition."
+    )
     source: Integer | None = Field(default=None, description="The incarnation that serves the bundle until it hands it over.")
     reason: Text | None = Field(default=None, description="The reason, for display.")
     algorithm: Text | None = Field(default=None, description="The algorithm that chooses where to split the bundle.")
@@ -180,9 +184,13 @@ class JoinedModel(_Founding):
     )
     failure_domain: Text | None = Field(default=None, description="Brokers with the same value may fail together.")
     labels: EmptyIfAbsent = Field(default={}, description="Labels by which policies select brokers.")
-    version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(default="", description="The software version, for display.")
+    version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(
+        default="", description="The software version, for display."
+    )
     supported_level: OneIfAbsent = Field(default=1, description="The highest format version that it supports.")
-    replaces: Text | None = Field(default=None, description="The instance id of the live incarnation that it replaces, from the locked data directory.")
+    replaces: Text | None = Field(
+        default=None, description="The instance id of the live incarnation that it replaces, from the locked data directory."
+    )
     after_silence: Annotated[bool | None, AfterValidator(lambda value: value is True)] = Field(
         default=False, description="Whether it has read no record of the live incarnation for a lease and a grace period."
     )
@@ -190,7 +198,7 @@ class JoinedModel(_Founding):
     @model_validator(mode="after")
     def _publishes_its_own_join(self) -> Self:
         if self.publisher != self.key or self.key.startswith(ADMIN_PREFIX):
-            raise ValueError("a broker publishes its own joined: publisher must equal key")
+            raise ValueError("a broker publishes its own joined record: publisher must equal key")
         return self
 
 

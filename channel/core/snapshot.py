@@ -89,15 +89,15 @@ def from_bytes(data: bytes) -> View:
     """Return the view in these bytes. Raises `SnapshotDamaged` if they are not a snapshot, or do not match its proofs."""
     checksum, _, body = data.partition(b"\n")
     if checksum != _checksum(body):
-        raise SnapshotDamaged(problem="its checksum is another: it is cut off, altered, or no snapshot at all")
+        raise SnapshotDamaged(problem="its checksum does not match: it is cut off, altered, or not a snapshot")
     try:
         raw = orjson.loads(body)
         if raw["format"] != FORMAT:
-            raise SnapshotDamaged(problem=f"it is of another format than {FORMAT}, the one that this version reads")
+            raise SnapshotDamaged(problem=f"its format is not {FORMAT}, the only one that this version reads")
         view = _build(raw)
         digest = raw["digest"]
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise SnapshotDamaged(problem=f"it is no snapshot: {type(error).__name__}: {error}") from error
+        raise SnapshotDamaged(problem=f"it is not a snapshot: {type(error).__name__}: {error}") from error
     if digest != view.digest():
         raise SnapshotDamaged(problem=f"it promises digest {digest}, and holds a view of digest {view.digest()}")
     return view
@@ -142,5 +142,5 @@ def _build(raw: Raw) -> View:
 def _broker(incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int, spelled: str) -> BrokerEntry:  # noqa: PLR0917 - the columns of a row
     joined = decode(spelled.encode())
     if not isinstance(joined, Joined):
-        raise TypeError("a broker without the record by which it joined")
+        raise TypeError("a broker without its joined record")
     return broker_entry(joined, incarnation=incarnation, status=status, last=last, sequence=sequence, digest_after=digest_after)

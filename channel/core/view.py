@@ -119,7 +119,7 @@ def _admin_is_late(offset: int, as_of: int) -> Verdict | None:
     if offset - as_of > ADMIN_WINDOW_OFFSETS:
         return _LATE
     if as_of >= offset:
-        return Verdict(reason=Reason.MALFORMED, problem="as_of lies ahead of the record's own offset")
+        return Verdict(reason=Reason.MALFORMED, problem="as_of is above the record's own offset")
     return None
 
 
@@ -236,7 +236,7 @@ def _namespace_created(view: View, offset: int, record: NamespaceRecord) -> Verd
 def _namespace_deleted(view: View, offset: int, before: NamespaceEntry) -> Verdict:
     bundles = view.bundles_of(before.name)
     if before.status != "deleting":
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a namespace is set to deleting first")
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a namespace must be deleting before it is deleted")
     busy = [bundle.name for bundle in bundles if bundle.phase != "free"]
     if busy:
         return Verdict(reason=Reason.BUNDLES_IN_USE, problem=f"{len(busy)} bundles are not free, the first is {busy[0]}")

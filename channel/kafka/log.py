@@ -102,7 +102,7 @@ class KafkaLog:
             if not isinstance(error, KafkaFailed):
                 raise
             if error.trouble is Trouble.AWAY:
-                problem = f"no Kafka answered as it should at {address.servers}: {error.problem}; check the address"
+                problem = f"no Kafka answered at {address.servers}: {error.problem}; check the address"
                 raise LogUnavailable(log=name, problem=problem, in_doubt=False) from error
             raise error.as_error(log=name, in_doubt=False) from error
 
@@ -229,7 +229,7 @@ class KafkaLog:
                     if from_ms <= at_ms <= to_ms:
                         return offset, at_ms
                     deadline = Deadline.after(timeout_ms=READ_MS_MAX)
-        problem = f"what stands at offset {position} did not come within {deadline.timeout_ms} ms"
+        problem = f"the entry at offset {position} did not arrive within {deadline.timeout_ms} ms"
         raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
 
     def compacted_snapshot(self) -> SnapshotStore:
@@ -321,7 +321,7 @@ class KafkaLog:
             tail.missed += 1
             if tail.missed == MISSED_MAX:
                 self._give_up(tail)
-            problem = f"what stands at offset {tail.head} did not come within {answer_ms} ms"
+            problem = f"the entry at offset {tail.head} did not arrive within {answer_ms} ms"
             raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
         return False
 

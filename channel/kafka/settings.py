@@ -29,8 +29,8 @@ SUFFIX_CHARACTERS_MAX: Final = 29
 TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
 """Kafka's limit of 249, less the longest suffix."""
 
-_BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log rest on it"
-_BY_URL: Final = "the log's URL says it"
+_BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log depend on it"
+_BY_URL: Final = "the log's URL sets it"
 _NO_CODE: Final = "it would load code into this process"
 
 FIXED: Final[Mapping[str, str]] = {
@@ -71,8 +71,8 @@ FIXED: Final[Mapping[str, str]] = {
         _BY_EQUIPOISE,
     ),
     "plugin.library.paths": _NO_CODE,
-    "sasl.jaas.config": "it is a setting of Java's client; here there are sasl.username and sasl.password",
-    "ssl.truststore.location": "it is a setting of Java's client; here there is ssl.ca.location, a file of certificates (PEM)",
+    "sasl.jaas.config": "it is a setting of the Java client; use sasl.username and sasl.password",
+    "ssl.truststore.location": "it is a setting of the Java client; use ssl.ca.location, a file of certificates (PEM)",
 }
 """Settings that users may not set, and why."""
 
@@ -111,10 +111,10 @@ def address_of(url: str) -> KafkaAddress:
     rest = url.removeprefix("kafka:")
     if "@" in rest.partition("?")[0]:
         masked = "kafka://" + MASK + rest[rest.rindex("@") :]
-        problem = "a URL holds no user or password; give them as settings: sasl.username and sasl.password"
+        problem = "a URL must not contain a user or password; use the settings sasl.username and sasl.password"
         raise InvalidLogUrl(url=masked, problem=problem)
     if not rest.startswith("//"):
-        raise InvalidLogUrl(url=url, problem="two slashes stand before the host: kafka://HOST:PORT/TOPIC")
+        raise InvalidLogUrl(url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC")
     place, _, options = rest.removeprefix("//").partition("?")
     servers, slash, topic = place.partition("/")
     if not slash or not topic:
@@ -124,7 +124,7 @@ def address_of(url: str) -> KafkaAddress:
         if match is None or not 0 < int(match[2]) <= _PORT_MAX:
             raise InvalidLogUrl(url=url, problem=f"{server!r} is not HOST:PORT")
     if _match_topic(topic) is None:
-        problem = f"{topic!r} is no name of a topic: 1 to {TOPIC_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
+        problem = f"{topic!r} is not a topic name: 1 to {TOPIC_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
         raise InvalidLogUrl(url=url, problem=problem)
     return KafkaAddress(servers=servers, topic=topic, replication=_replication(url, options))
 
@@ -134,9 +134,9 @@ def _replication(url: str, options: str) -> int | None:
         return None
     name, _, number = options.partition("=")
     if name != "replication":
-        raise InvalidLogUrl(url=url, problem=f"{options!r} is no option; there is replication=COPIES")
+        raise InvalidLogUrl(url=url, problem=f"unknown option {options!r}; use replication=COPIES")
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:6]) <= _REPLICATION_MAX:
-        raise InvalidLogUrl(url=url, problem=f"{number!r} is no number of copies")
+        raise InvalidLogUrl(url=url, problem=f"{number!r} is not a number of copies")
     return int(number)
 
 
@@ -164,7 +164,7 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
         if setting in FIXED:
             raise InvalidKafkaSetting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
         if _match_setting(setting) is None:
-            raise InvalidKafkaSetting(setting=setting, problem="there is no setting with such a name")
+            raise InvalidKafkaSetting(setting=setting, problem="there is no such setting")
     return dict(settings)
 
 
@@ -172,7 +172,7 @@ def as_text(settings: Mapping[str, str]) -> str:
     """Return a text that `parsed` reads back, for the environment of a child. Raises `InvalidKafkaSetting` for a multi-line value."""
     for setting, value in settings.items():
         if len(value.splitlines()) > 1:
-            raise InvalidKafkaSetting(setting=setting, problem="a value here is one line; name the file that holds it by another setting")
+            raise InvalidKafkaSetting(setting=setting, problem="a value here has one line; use the setting that names a file")
     return "".join(f"{setting}={value}\n" for setting, value in sorted(settings.items()))
 
 

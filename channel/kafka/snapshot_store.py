@@ -137,14 +137,14 @@ class KafkaSnapshotStore:
                 silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
                 progress(done, None)
             elif not silence.remaining_ms():
-                raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the snapshot's next rows did not come within {SILENCE_MS_MAX} ms")
+                raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the snapshot's next rows did not arrive within {SILENCE_MS_MAX} ms")
         return rows
 
 
 def _next(message: Message) -> int:
     """Return the position after a regular message."""
     offset = message.offset()
-    assert offset is not None, "a message that is none has an error"
+    assert offset is not None, "an event that is no message has an error"
     return offset + 1
 
 

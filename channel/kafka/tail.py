@@ -147,7 +147,7 @@ class Tail:
             error = message.error()
             offset = message.offset()
             if error is None:
-                assert offset is not None, "a message that is none has an error"
+                assert offset is not None, "an event that is no message has an error"
                 reached = offset + 1
                 if message.key() != HEADER_KEY:
                     # A tombstone becomes an empty entry, which is no valid record.

@@ -123,7 +123,9 @@ def described_when_made(administrator: Administrator, topic: str, deadline: Dead
         if facts is not None:
             return facts
         if not deadline.remaining_ms():
-            raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the topic {topic} was made, and is not there after {deadline.timeout_ms} ms")
+            raise KafkaFailed(
+                trouble=Trouble.AWAY, problem=f"the topic {topic} was created, but is not visible after {deadline.timeout_ms} ms"
+            )
         time.sleep(_MADE_LOOK_S)
 
 
@@ -132,7 +134,7 @@ def check_topic(facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic:
     if facts.partitions != 1:
         raise UnfitTopic(log=log, topic=topic, setting="the number of partitions", found=str(facts.partitions), needed="1")
     if replication is not None and facts.replication != replication:
-        found, wanted = str(facts.replication), f"{replication}, as the URL says"
+        found, wanted = str(facts.replication), f"{replication}, as in the URL"
         raise UnfitTopic(log=log, topic=topic, setting="the number of copies", found=found, needed=wanted)
     for each in needed:
         found = facts.settings.get(each.name, "unknown")
@@ -175,7 +177,9 @@ def mark(
             if error is None:
                 _check_header(message.offset(), message.key(), message.value(), log=log, topic=topic)
                 return
-    raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the first message of the topic {topic} did not come within {deadline.timeout_ms} ms")
+    raise KafkaFailed(
+        trouble=Trouble.AWAY, problem=f"the first message of the topic {topic} did not arrive within {deadline.timeout_ms} ms"
+    )
 
 
 def _bounds_when_led(asker: PartitionConsumer, deadline: Deadline) -> Bounds:
@@ -194,5 +198,5 @@ def _check_header(offset: int | None, key: bytes | None, value: bytes | None, *,
         problem = f"the topic {topic} holds messages of another program: its first one is not the header of a log"
         raise LogDamaged(log=log, problem=problem)
     if value != HEADER:
-        problem = f"the header of the topic {topic} says {value!r:.100}, and this version reads {HEADER.decode()}"
+        problem = f"the topic {topic} has the header {value!r:.100}, and this version reads {HEADER.decode()}"
         raise LogDamaged(log=log, problem=problem)

@@ -47,15 +47,15 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
     if scheme == "sqlite":
         path, _, options = rest.partition("?")
         if options not in _SYNCHRONOUS:
-            raise InvalidLogUrl(url=url, problem=f"{options!r} is no option; there are synchronous=full and synchronous=normal")
+            raise InvalidLogUrl(url=url, problem=f"unknown option {options!r}; use synchronous=full or synchronous=normal")
         if path.startswith("//"):  # Ambiguous: a host, or a relative path with three slashes.
             raise InvalidLogUrl(
-                url=url, problem=f"one slash begins a path, not two: sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
+                url=url, problem=f"a path begins with one slash, not two: use sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
             )
         return SqliteLog(path, name=name or url, synchronous=_SYNCHRONOUS[options], create=create)
     if scheme == "kafka":
         return _open_kafka_log(url, create=create, settings=kafka_settings() if kafka is None else checked(kafka))
-    problem = f"there is no log of the kind {scheme!r}" if colon else "it does not begin with the kind of the log and a colon"
+    problem = f"unknown kind {scheme!r}" if colon else "it must begin with the kind of the log and a colon"
     raise InvalidLogUrl(url=url, problem=problem)
 
 

@@ -194,7 +194,7 @@ class TableView:
         if self.failure is not None:
             raise self.failure
         if len(self._waiting) >= WAITERS_MAX:
-            raise Overloaded(what=f"the row of those who wait for {self.name}", limit=WAITERS_MAX)
+            raise Overloaded(what=f"the queue of callers that wait for {self.name}", limit=WAITERS_MAX)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = condition
         try:

@@ -69,7 +69,9 @@ def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked,
         )
     if history_snapshot.problem is not None:
         _logger.warning(
-            "the log %s is told from its snapshot on, because its history snapshot cannot be used: %s", log.name, history_snapshot.problem
+            "the history of the log %s begins at its snapshot, because its history snapshot cannot be used: %s",
+            log.name,
+            history_snapshot.problem,
         )
     return restoration(log, cluster=cluster, check=check, progress=progress)
 
@@ -110,7 +112,7 @@ def _marker(log: Log, image: CompactedSnapshot) -> Marker:
     check_log(marker, log.identity)
     start = log.start()
     if marker.position < start:
-        raise CompactedSnapshotDamaged(problem=f"it covers what is below offset {marker.position}, and the log begins only at {start}")
+        raise CompactedSnapshotDamaged(problem=f"it covers the records below offset {marker.position}, but the log begins at {start}")
     return marker
 
 

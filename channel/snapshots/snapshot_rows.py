@@ -102,7 +102,7 @@ def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[
 def check_log(marker: Marker, identity: str) -> None:
     """Raise `CompactedSnapshotDamaged` unless the marker belongs to the log with this identity."""
     if marker.log != identity:
-        raise CompactedSnapshotDamaged(problem="it is the snapshot of another log, which bore this name before")
+        raise CompactedSnapshotDamaged(problem="it belongs to another log that had this name before")
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -134,7 +134,7 @@ def decode_marker(data: bytes) -> Marker:
     raw = _opened(MARKER_KEY, data)
     try:
         if integer(raw, "format") != FORMAT:
-            fail(f"it is of format {raw['format']}, and this version reads format {FORMAT}")
+            fail(f"it has format {raw['format']}, and this version reads format {FORMAT}")
         return Marker(
             log=text(raw, "log"),
             cluster=text(raw, "cluster"),
@@ -151,7 +151,7 @@ def decode_marker(data: bytes) -> Marker:
             copied=boolean(raw, "copied"),
         )
     except MalformedError as error:
-        raise CompactedSnapshotDamaged(problem=f"its marker is none: {error}") from error
+        raise CompactedSnapshotDamaged(problem=f"its marker is malformed: {error}") from error
 
 
 def _sequences(raw: dict[str, object]) -> dict[int, int]:
@@ -289,11 +289,11 @@ def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
         _put(view, key, image.rows[key], marker)
     for row in _scalar_rows(view, -1):
         if image.rows.get(row.key) != row.data:
-            raise CompactedSnapshotDamaged(problem=f"its row {row.key!r} is missing, or says other than its marker")
+            raise CompactedSnapshotDamaged(problem=f"its row {row.key!r} is missing or differs from its marker")
     if marker.digest != view.digest():
-        raise CompactedSnapshotDamaged(problem=f"its marker promises digest {marker.digest}, and its rows have digest {view.digest()}")
+        raise CompactedSnapshotDamaged(problem=f"its marker has digest {marker.digest}, but its rows have digest {view.digest()}")
     if marker.sequences.keys() != view.live.keys():
-        raise CompactedSnapshotDamaged(problem="its marker counts the attempts of other incarnations than live by its rows")
+        raise CompactedSnapshotDamaged(problem="the incarnations in its marker are not those that live in its rows")
     return view
 
 
@@ -304,10 +304,10 @@ def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
     raw: Raw = _opened(key, data)
     try:
         if raw["kind"] != kind or raw["key"] != (name or kind) or raw["last"] > marker.horizon:
-            raise CompactedSnapshotDamaged(problem=f"its row {key!r} does not belong there")
+            raise CompactedSnapshotDamaged(problem=f"its row {key!r} is not expected")
         _PUTS[kind](view, raw, marker)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is none: {type(error).__name__}: {error}") from error
+        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is malformed: {type(error).__name__}: {error}") from error
 
 
 def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
@@ -328,7 +328,7 @@ def _put_policy(view: View, raw: Raw, _marker: Marker) -> None:
 def _put_broker(view: View, raw: Raw, marker: Marker) -> None:
     joined = decode(raw["joined"].encode())
     if not isinstance(joined, Joined) or joined.key != raw["key"]:
-        raise TypeError("a broker without the record by which it joined")
+        raise TypeError("a broker without its joined record")
     incarnation, status = raw["incarnation"], raw["status"]
     sequence = marker.sequences.get(incarnation, 0)
     digest_after = raw["digest_after"]
@@ -352,7 +352,7 @@ def _put_bundle(view: View, raw: Raw, _marker: Marker) -> None:
         positions=None if positions is None else tuple(positions),
     )
     if bundle.name != raw["key"]:
-        raise ValueError("its name is not that of its range")
+        raise ValueError("its name does not match its range")
     view.insert_bundle(bundle)
 
 
@@ -386,7 +386,7 @@ def _opened(key: str, data: bytes) -> dict[str, object]:
     try:
         raw: dict[str, object] = orjson.loads(data)
     except ValueError as error:
-        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is no JSON: {error}") from error
+        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is not JSON: {error}") from error
     return raw
 
 

@@ -82,7 +82,7 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
         raise LogDamaged(log=log, problem=problem)
     tables = [statement for table, statement in found if table != DECISIONS.encode()]
     if tables != [statement.encode() for statement in _TABLES_OF[file_format]]:
-        raise LogDamaged(log=log, problem=f"the tables in {path} are not as they were made")
+        raise LogDamaged(log=log, problem=f"the tables in {path} were changed by another program")
     return int(file_format)
 
 

@@ -74,7 +74,7 @@ class SqliteLog:
         refuse_network_file_system(real_path, mount_table=mount_table)
         boot = this_boot(boot_id)
         if synchronous is Synchronous.NORMAL and not boot:
-            raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that tells when it was started, as Linux does")
+            raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that identifies its boot, as Linux does")
         self._storage = SqliteStorage(real_path, name=name, synchronous=synchronous, boot=boot, create=create)
         self.identity = self._storage.identity
         self._notifier = Notifier(f"{real_path}-bell", use_inotify=use_inotify)
@@ -110,7 +110,7 @@ class SqliteLog:
                     if type(data) is not bytes or checksum_of(offset, data) != checksum:
                         raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
                     if offset < position:  # A damaged page may lead back; following it would loop for ever.
-                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
+                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} is out of order", offset=offset)
                     position = offset + 1
                     entries.append(Entry(offset, data))
                     entries_bytes += len(data)
@@ -179,9 +179,7 @@ class SqliteLog:
                 return None
             case [(int(offset), int(appended_ms))] if offset >= position:
                 return offset, appended_ms
-        raise LogDamaged(
-            log=self.name, problem=f"the entry at or after offset {position} bears no time, or stands out of order", offset=position
-        )
+        raise LogDamaged(log=self.name, problem=f"the entry at or after offset {position} has no time or is out of order", offset=position)
 
     def compacted_snapshot(self) -> SqliteSnapshotStore:
         """See `Log.compacted_snapshot`."""

@@ -94,7 +94,7 @@ class SqliteSnapshotStore:
                 check()
                 for key, _, data in found:
                     if type(key) is not bytes:
-                        raise CompactedSnapshotDamaged(problem=f"a row has the key {key!r}, which is no text")
+                        raise CompactedSnapshotDamaged(problem=f"a row has the key {key!r}, which is not text")
                     if data is None:
                         rows.pop(key.decode("utf-8", "replace"), None)
                     else:
@@ -161,7 +161,7 @@ class SqliteSnapshotStore:
         match rows:
             case [(int(claim), int(generation), int(is_tidy), bytes() | None as marker)] if 0 <= generation <= claim:
                 return _State(claim, generation, bool(is_tidy), marker)
-        raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
+        raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker contains {rows!r:.100}")
 
     def _is_sound(self) -> bool:
         """Return whether it can be loaded and replaced, regardless of its rows' data."""

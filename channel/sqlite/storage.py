@@ -164,7 +164,7 @@ class SqliteStorage:
                 if _primary_code(error) not in _BUSY:
                     raise self._translated(error, in_doubt=False) from error
                 if time.monotonic_ns() >= give_up_ns:
-                    problem = f"another process held its lock for all of {timeout_ms} ms; one that is stopped must be resumed or ended"
+                    problem = f"another process held its lock for {timeout_ms} ms; if a process is stopped, resume or end it"
                     raise LogUnavailable(log=self.name, problem=problem, in_doubt=False) from error
             except BaseException:
                 self._roll_back()
@@ -178,7 +178,7 @@ class SqliteStorage:
         match rows:
             case [(int(start), int(end), int(appended_ms), int() | None as newest)] if FIRST_OFFSET <= start <= end + 1:
                 return Bounds(start, end, appended_ms, newest)
-        raise LogDamaged(log=self.name, problem=f"its table of bounds says {rows!r:.100}")
+        raise LogDamaged(log=self.name, problem=f"its table of bounds contains {rows!r:.100}")
 
     def check_files(self) -> None:
         """Raise `LogReplaced` unless the paths still lead to the open files.
@@ -226,7 +226,7 @@ class SqliteStorage:
         self.bounds()
         [(identity,)] = self.connection.execute("SELECT identity FROM log").fetchall()
         if type(identity) is not bytes:
-            raise LogDamaged(log=self.name, problem=f"its identity says {identity!r}")
+            raise LogDamaged(log=self.name, problem=f"its identity is {identity!r}")
         return identity.decode("ascii", "replace")
 
     def _make_up(self, boot: str) -> None:

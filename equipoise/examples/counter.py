@@ -53,7 +53,7 @@ class Counter(Service):
             served = await self.host.route(namespace, key, timeout_ms=10_000)
             if isinstance(served, Peer):
                 if "http" not in served.addresses:
-                    return _later(f"broker {served.broker} serves this key, and says no HTTP address at which to find it")
+                    return _later(f"broker {served.broker} serves this key, but has no HTTP address")
                 return web.Response(status=307, headers={"Location": served.addresses["http"] + request.path_qs})
             if namespace not in self._namespaces:
                 return web.Response(status=404, text=f"namespace {namespace} belongs to another service")

@@ -172,13 +172,13 @@ class CounterStore:
         row = execute("SELECT key, value, token, broker FROM writes WHERE request = ?", (increment.request,)).fetchone()
         if row is not None:
             if row[0] != key:
-                return RequestReused(f"request {increment.request} was made for {row[0]} before; give this one an id of its own")
+                return RequestReused(f"request {increment.request} was already used for {row[0]}; use another id")
             return Stored(value=row[1], token=row[2], broker=row[3])
         value, highest = execute("SELECT value, token FROM counters WHERE key = ?", (key,)).fetchone() or (0, 0)
         if token < highest:
             refusal = (key, token, highest, increment.broker, increment.request)
             execute("INSERT INTO refusals(key, token, highest, broker, request) VALUES (?, ?, ?, ?, ?)", refusal)
-            return StaleToken(f"token {token} of {key} is older than {highest}: another broker owns it now; ask again who")
+            return StaleToken(f"token {token} of {key} is older than {highest}: another broker owns it now; look it up again")
         execute("INSERT OR REPLACE INTO counters(key, value, token) VALUES (?, ?, ?)", (key, value + 1, token))
         write = (key, value + 1, token, increment.broker, increment.request)
         execute("INSERT INTO writes(key, value, token, broker, request) VALUES (?, ?, ?, ?, ?)", write)

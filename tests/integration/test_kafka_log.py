@@ -117,7 +117,7 @@ def test_a_topic_of_two_partitions_is_refused(kafka: Kafka) -> None:
 def test_a_topic_with_fewer_copies_than_the_url_says_is_refused(kafka: Kafka, log: Log) -> None:
     """Whoever says how many copies there must be is not given fewer."""
     open_log(f"{log.name}?replication=1").close()
-    with pytest.raises(UnfitTopic, match=r"the number of copies of the topic .* is 1, and must be 3, as the URL says"):
+    with pytest.raises(UnfitTopic, match=r"the number of copies of the topic .* is 1, and must be 3, as in the URL"):
         open_log(f"{log.name}?replication=3")
 
 
@@ -139,7 +139,7 @@ def test_a_topic_of_another_program_is_refused(kafka: Kafka) -> None:
         Writer(kafka.address).append(topic, [(key, value)])
     with pytest.raises(LogDamaged, match="holds messages of another program"):
         open_log(f"kafka://{kafka.address}/{foreign}")
-    with pytest.raises(LogDamaged, match=r"the header of the topic .* says"):
+    with pytest.raises(LogDamaged, match=r"the topic .* has the header"):
         open_log(f"kafka://{kafka.address}/{newer}")
     assert [(0, b"k", b"v")] == list(read_all(kafka.address, foreign))
 

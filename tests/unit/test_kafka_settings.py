@@ -47,10 +47,10 @@ REFUSED: Mapping[str, str] = {
     "kafka://a:1,/channel": "'' is not HOST:PORT",
     "kafka://a:1/..": "is no name of a topic",
     "kafka://a:1/a b": "is no name of a topic",
-    "kafka://a:1/" + "t" * 221: "is no name of a topic: 1 to 220",
-    "kafka://a:1/t?acks=1": "'acks=1' is no option; there is replication=COPIES",
-    "kafka://a:1/t?replication=0": "'0' is no number of copies",
-    "kafka://a:1/t?replication=³": "'³' is no number of copies",
+    "kafka://a:1/" + "t" * 221: "is not a topic name: 1 to 220",
+    "kafka://a:1/t?acks=1": "unknown option 'acks=1'; use replication=COPIES",
+    "kafka://a:1/t?replication=0": "'0' is not a number of copies",
+    "kafka://a:1/t?replication=³": "'³' is not a number of copies",
 }
 
 

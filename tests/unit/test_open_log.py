@@ -124,11 +124,11 @@ def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "": "it does not begin with the kind of the log and a colon",
+    "": "it must begin with the kind of the log and a colon",
     "sqlite": "it has no path",
     "sqlite:": "it has no path",
     "sqlite:?synchronous=full": "it has no path",
-    "sqlite://channel.db": "one slash begins a path, not two: sqlite:/channel.db, or sqlite:channel.db",
+    "sqlite://channel.db": "a path begins with one slash, not two: use sqlite:/channel.db, or sqlite:channel.db",
     "sqlite://{folder}/log.db": "one slash begins a path",
     "sqlite:{folder}/pipe": "is not a regular file",
     "sqlite:{folder}": "is not a regular file",
@@ -137,11 +137,11 @@ REFUSED = {
     "sqlite:{folder}/" + "n" * 300: "name too long",
     "sqlite:{folder}/\0": "null",
     "sqlite:{folder}/\ud800": "surrogates not allowed",
-    "sqlite:{folder}/log.db?synchronous=off": "'synchronous=off' is no option",
-    "sqlite:{folder}/log.db?mode=ro": "'mode=ro' is no option",
+    "sqlite:{folder}/log.db?synchronous=off": "unknown option 'synchronous=off'",
+    "sqlite:{folder}/log.db?mode=ro": "unknown option 'mode=ro'",
     "memory:": "it has no name",
     "nats:localhost:4222/channel": "no log of the kind 'nats'",
-    "log.db": "it does not begin with the kind of the log and a colon",
+    "log.db": "it must begin with the kind of the log and a colon",
 }
 
 

@@ -131,7 +131,7 @@ def test_a_log_that_was_cut_too_far_is_refused(log: GapLog) -> None:
     channel.create(namespace="t/most")
     written(log, channel)
     log.truncate(5, timeout_ms=TIMEOUT_MS)
-    with pytest.raises(ChannelIncomplete, match="it covers what is below offset 4, and the log begins only at 5"):
+    with pytest.raises(ChannelIncomplete, match="it covers the records below offset 4, but the log begins at 5"):
         restored(log)
 
 
@@ -175,7 +175,7 @@ def test_a_copy_without_its_snapshot_is_refused(log: GapLog) -> None:
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)
     for begin in (restored, earliest):
-        with pytest.raises(ChannelIncomplete, match="no longer has what it was copied from, from offset 1 to 1000") as caught:
+        with pytest.raises(ChannelIncomplete, match="lacks the records that it was copied from, from offset 1 to 1000") as caught:
             begin(log)
         assert caught.value.copied
 

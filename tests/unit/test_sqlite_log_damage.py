@@ -189,7 +189,7 @@ def test_entries_that_are_out_of_order_are_not_handed_out(path: Path) -> None:
     make(path, *[b"r" * 300] * 120)
     mislead(path)
     log = open_at(path)
-    with pytest.raises(LogDamaged, match="stands out of order"):
+    with pytest.raises(LogDamaged, match="is out of order"):
         log.read(100, limit=1_000)
     log.close()
 

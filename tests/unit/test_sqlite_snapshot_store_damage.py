@@ -24,11 +24,11 @@ from tests.folding import Channel, channel_with
 from tests.unit.sqlite_files import TIMEOUT_MS, edit, open_at
 
 DAMAGES = {
-    "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker says"),
-    "a marker of which there are two": ("INSERT INTO twin_marker SELECT * FROM twin_marker", "the table twin_marker says"),
+    "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker contains"),
+    "a marker of which there are two": ("INSERT INTO twin_marker SELECT * FROM twin_marker", "the table twin_marker contains"),
     "a marker of text": ("UPDATE twin_marker SET data = 'x'", "its row .marker. does not match"),
-    "a marker that is a number": ("UPDATE twin_marker SET data = 7", "the table twin_marker says"),
-    "a generation of text": ("UPDATE twin_marker SET generation = 'x'", "the table twin_marker says"),
+    "a marker that is a number": ("UPDATE twin_marker SET data = 7", "the table twin_marker contains"),
+    "a generation of text": ("UPDATE twin_marker SET generation = 'x'", "the table twin_marker contains"),
     "a row that is a number": ("UPDATE twin SET data = 7 WHERE key = CAST('level' AS BLOB)", "'level'"),
     "a row that is text": ("UPDATE twin SET data = 'x' WHERE key = CAST('level' AS BLOB)", "'level'"),
     "a key that is a number": ("UPDATE twin SET key = 7 WHERE key = CAST('level' AS BLOB)", "has the key 7"),

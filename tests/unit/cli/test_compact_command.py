@@ -84,7 +84,7 @@ def test_a_log_without_a_channel_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told", "code"),
     [
-        (("--retain", "a week"), "'a week' is no retention", 2),
+        (("--retain", "a week"), "'a week' is not a retention", 2),
         (("--cluster", "mine"), "belongs to cluster 'test', not 'mine'", 4),
         (("--log", "memory:x"), "known only to the process that made it", 2),
         (("--log", "sqlite:missing.db"), "there is no file", 2),

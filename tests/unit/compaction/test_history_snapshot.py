@@ -175,7 +175,7 @@ def test_a_damaged_history_costs_the_past_alone(log: GapLog, channel: Channel, c
     with caplog.at_level(logging.WARNING):
         assert 10 == earliest(log).view.offset
     assert (
-        f"the log {log.name} is told from its snapshot on, because its history snapshot cannot be used: its row 'broker:ghost'"
+        f"the history of the log {log.name} begins at its snapshot, because its history snapshot cannot be used: its row 'broker:ghost'"
         in caplog.text
     )
     findings = verify(log)
