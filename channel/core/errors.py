@@ -181,31 +181,6 @@ class LogReplaced(OperatorError):
         )
 
 
-class LogHardLinked(OperatorError):
-    """A file of the log has a second name (a hard link). Processes that open it by different names would corrupt it."""
-
-    def __init__(self, *, log: str, path: str, names: int) -> None:
-        """`path` is the file, `names` its number of names."""
-        self.log = log
-        self.path = path
-        self.names = names
-        super().__init__(
-            f"the log {log} cannot be opened: {path} has {names} names (hard links), and two brokers that open it by different names "
-            f"would corrupt it; delete the other names (find / -xdev -samefile {path}), "
-            "and make backups with `equipoise channel export`, not by hard links"
-        )
-
-
-class NetworkFileSystem(OperatorError):
-    """A file that needs reliable locks and shared memory lies on a network file system."""
-
-    def __init__(self, *, path: str, file_system: str) -> None:
-        """`path` is the file or folder, `file_system` its type, such as `nfs4`."""
-        self.path = path
-        self.file_system = file_system
-        super().__init__(f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this machine")
-
-
 class AppendTooLarge(CallerError):
     """A record or a batch is larger than the log accepts. Nothing was appended."""
 
@@ -262,7 +237,8 @@ class LevelTooNew(OperatorError):
         self.supported = supported
         self.offset = offset
         super().__init__(
-            f"the channel was raised to format version {level} at offset {offset}, but this program supports versions up to {supported}; upgrade it"
+            f"the channel was raised to format version {level} at offset {offset}, but this program supports versions up to {supported}; "
+            "upgrade it"
         )
 
 

@@ -99,7 +99,7 @@ def from_bytes(data: bytes) -> View:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise SnapshotDamaged(problem=f"it is not a snapshot: {type(error).__name__}: {error}") from error
     if digest != view.digest():
-        raise SnapshotDamaged(problem=f"it promises digest {digest}, and holds a view of digest {view.digest()}")
+        raise SnapshotDamaged(problem=f"its digest is {digest}, but its view has digest {view.digest()}")
     return view
 
 

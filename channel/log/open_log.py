@@ -36,7 +36,7 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
     Raises:
     * `InvalidLogUrl` for a URL that names no log, or a path where no log can be;
     * `LogNotBegun` if there is no log and `create` is false;
-    * for a file `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`;
+    * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`, `LogStorageFull`;
     * for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogHardLinked, LogNotBegun
+from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, OperatorError
 from equipoise.channel.system import private_files
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -25,7 +25,8 @@ FileId = tuple[int, int] | None
 def usable_path(path: str, *, url: str, create: bool) -> Path:
     """Return the real path, without symbolic links. SQLite keeps its own files beside that path, so the notifier must, too.
 
-    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `LogHardLinked`.
+    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `OperatorError` if a file of
+    the log has a hard link.
     """
     if not path:
         raise InvalidLogUrl(url=url, problem="it has no path")
@@ -54,7 +55,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _refuse_hard_links(path: Path, *, log: str) -> None:
-    """Raise `LogHardLinked` if the database, its WAL or its shared memory has a second name.
+    """Raise `OperatorError` if the database, its WAL or its shared memory has a second name.
 
     SQLite derives the names of the WAL and the shared memory from the name of the database. Two processes that open one database by two
     names share neither, so both append at the same offsets.
@@ -62,7 +63,11 @@ def _refuse_hard_links(path: Path, *, log: str) -> None:
     for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         status = _status(file)
         if status is not None and status.st_nlink > 1:
-            raise LogHardLinked(log=log, path=str(file), names=status.st_nlink)
+            raise OperatorError(
+                f"the log {log} cannot be opened: {file} has {status.st_nlink} names (hard links), and two brokers that open it by "
+                f"different names would corrupt it; delete the other names (find / -xdev -samefile {file}), "
+                "and make backups with `equipoise channel export`, not by hard links"
+            )
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:

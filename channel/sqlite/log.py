@@ -67,7 +67,8 @@ class SqliteLog:
 
         `boot_id` and `mount_table` are Linux files about the machine (see `file` and `file_system`).
 
-        Raises `InvalidLogUrl`, `LogNotBegun`, `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
+        Raises `InvalidLogUrl`, `LogNotBegun`, `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`,
+        `LogStorageFull`.
         """
         self.name = name
         real_path = usable_path(path, url=name, create=create)

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from equipoise.channel.core.errors import NetworkFileSystem
+from equipoise.channel.core.errors import OperatorError
 
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
@@ -47,7 +47,7 @@ LOCAL_FUSE_FILE_SYSTEMS: Final = frozenset({"fuse.fuse-overlayfs", "fuse.gocrypt
 
 
 def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -> None:
-    """Raise `NetworkFileSystem` if `path` lies on a file system that another machine may share.
+    """Raise `OperatorError` if `path` lies on a file system that another machine may share.
 
     `path` need not exist, but its folder must. Without a mount table (only Linux has one) nothing is refused.
     """
@@ -58,7 +58,7 @@ def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -
     file_system = file_system_type(os.path.realpath(path), mounts=mounts)
     family = file_system.partition(".")[0]
     if file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS:
-        raise NetworkFileSystem(path=str(path), file_system=file_system)
+        raise OperatorError(f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this machine")
 
 
 def file_system_type(path: str, *, mounts: str) -> str:

@@ -73,15 +73,11 @@ class StoreFailed(PeerError):
     """The store does not know whether the write was made."""
 
 
-class StoreUnusable(OperatorError):
-    """The store's file cannot be opened."""
-
-
 class CounterStore:
     """A handle on the store in one file, with its own thread. Close it, or let the process end."""
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, and create a missing one. Raises `StoreUnusable`."""
+        """Open the file, and create a missing one. Raises `OperatorError`."""
         try:
             # For its owner only; SQLite gives its other files the same mode. An existing file keeps its mode.
             with suppress(FileExistsError):
@@ -93,7 +89,7 @@ class CounterStore:
             self._connection.executescript(_SCHEMA)
             self._connection.execute("PRAGMA busy_timeout=0")  # Its waits double up to 100 ms; see `_execute_patiently`.
         except (OSError, sqlite3.Error) as error:
-            raise StoreUnusable(f"the counters cannot be kept in {path}: {error}; name another file") from error
+            raise OperatorError(f"the counters cannot be kept in {path}: {error}; name another file") from error
         self._is_open = True
         self._queue = queue.Queue[tuple[Increment, Future[Stored]] | None](maxsize=QUEUE_MAX)
         self._thread = threading.Thread(target=self._run, name="counter store", daemon=True)

@@ -88,9 +88,13 @@ REFUSALS = (
     Refusal(id="a negative timestamp", data=transition(timestamp_ms=-1), says="timestamp_ms must be an integer"),
     Refusal(id="a broker without incarnation", data=transition(incarnation=None), says="incarnation must be an integer"),
     Refusal(id="a broker without sequence", data=transition(sequence=None), says="sequence must be an integer"),
-    Refusal(id="an admin with sequence", data=transition(publisher="admin:x", incarnation=None, as_of=1), says="an admin has neither"),
-    Refusal(id="an admin with incarnation", data=transition(publisher="admin:x", sequence=None, as_of=1), says="an admin has neither"),
-    Refusal(id="an admin with both", data=transition(publisher="admin:x"), says="an admin has neither"),
+    Refusal(
+        id="an admin with sequence", data=transition(publisher="admin:x", incarnation=None, as_of=1), says="an admin's record has neither"
+    ),
+    Refusal(
+        id="an admin with incarnation", data=transition(publisher="admin:x", sequence=None, as_of=1), says="an admin's record has neither"
+    ),
+    Refusal(id="an admin with both", data=transition(publisher="admin:x"), says="an admin's record has neither"),
     Refusal(id="a text for as_of", data=transition(as_of="x"), says="as_of must be an integer"),
     Refusal(id="an admin without view", data=transition(publisher="admin:x", incarnation=None, sequence=None), says="as_of must be"),
     Refusal(id="level 0", data=transition(level=0), says="level starts at 1"),
@@ -119,9 +123,9 @@ REFUSALS = (
         ),
         says="boundaries must be a list of at most",
     ),
-    Refusal(id="joining for another", data=join(publisher="b:1"), says="publisher must be its key"),
-    Refusal(id="an admin that joins", data=join(key="admin:x", publisher="admin:x"), says="publisher must be its key"),
-    Refusal(id="joining with sequence", data=join(sequence=1), says="they have no sequence"),
+    Refusal(id="joining for another", data=join(publisher="b:1"), says="publisher must equal key"),
+    Refusal(id="an admin that joins", data=join(key="admin:x", publisher="admin:x"), says="publisher must equal key"),
+    Refusal(id="joining with sequence", data=join(sequence=1), says="a genesis or joined record has no sequence"),
     Refusal(id="no lease", data=join(lease_ms=0), says="must be above 0"),
     Refusal(id="no capacity", data=join(capacity=0), says="capacity must be above 0"),
     Refusal(id="no level supported", data=join(supported_level=0), says="supported_level starts at 1"),

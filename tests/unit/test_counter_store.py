@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, OperatorError
 from equipoise.examples.counter_store import (
     CounterStore,
     Increment,
@@ -23,7 +23,6 @@ from equipoise.examples.counter_store import (
     StaleToken,
     Stored,
     StoreFailed,
-    StoreUnusable,
 )
 
 KEY = "shop/orders/k"
@@ -144,7 +143,7 @@ def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     """A folder, a missing folder and a file of another kind are refused in words that name them."""
     (tmp_path / "text.db").write_text("this is no database, however long one reads on in it")
     for path in (tmp_path, tmp_path / "missing" / "counter.db", tmp_path / "text.db"):
-        with pytest.raises(StoreUnusable, match=str(path)):
+        with pytest.raises(OperatorError, match=str(path)):
             CounterStore(path)
 
 

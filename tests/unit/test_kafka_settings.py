@@ -37,7 +37,7 @@ ADDRESSES: Mapping[str, KafkaAddress] = {
 }
 
 REFUSED: Mapping[str, str] = {
-    "kafka:localhost:9092/channel": "two slashes stand before the host",
+    "kafka:localhost:9092/channel": "it needs two slashes before the host",
     "kafka://localhost/channel": "'localhost' is not HOST:PORT",
     "kafka://localhost:0/channel": "'localhost:0' is not HOST:PORT",
     "kafka://localhost:65536/channel": "'localhost:65536' is not HOST:PORT",
@@ -45,8 +45,8 @@ REFUSED: Mapping[str, str] = {
     "kafka://localhost:9092/": "it names no topic",
     "kafka:///channel": "'' is not HOST:PORT",
     "kafka://a:1,/channel": "'' is not HOST:PORT",
-    "kafka://a:1/..": "is no name of a topic",
-    "kafka://a:1/a b": "is no name of a topic",
+    "kafka://a:1/..": "is not a topic name",
+    "kafka://a:1/a b": "is not a topic name",
     "kafka://a:1/" + "t" * 221: "is not a topic name: 1 to 220",
     "kafka://a:1/t?acks=1": "unknown option 'acks=1'; use replication=COPIES",
     "kafka://a:1/t?replication=0": "'0' is not a number of copies",
@@ -129,7 +129,7 @@ def test_what_the_log_rests_on_is_not_the_users_to_set(setting: str) -> None:
 
 def test_an_append_must_hear_that_it_succeeded() -> None:
     """A client that reports failures alone would leave every append in doubt."""
-    with pytest.raises(InvalidKafkaSetting, match="the order and the durability of the log rest on it"):
+    with pytest.raises(InvalidKafkaSetting, match="the order and the durability of the log depend on it"):
         checked({"delivery.report.only.error": "true"})
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, LogHardLinked, LogNotBegun
+from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, LogNotBegun, OperatorError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
@@ -74,9 +74,8 @@ def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
     Path(f"{other}{suffix}").hardlink_to(f"{path}{suffix}")
     for name in (path, other) if not suffix else (path,):
         for create in (True, False):
-            with pytest.raises(LogHardLinked, match=r"has 2 names.*delete the other names.*channel export") as caught:
+            with pytest.raises(OperatorError, match=rf"{name}{suffix} has 2 names.*delete the other names.*channel export"):
                 open_log(f"sqlite:{name}", create=create)
-            assert (f"{name}{suffix}", 2) == (caught.value.path, caught.value.names)
     log.append([b"b"], timeout_ms=1_000)
     Path(f"{other}{suffix}").unlink()
     again = open_log(f"sqlite:{path}")
@@ -129,7 +128,7 @@ REFUSED = {
     "sqlite:": "it has no path",
     "sqlite:?synchronous=full": "it has no path",
     "sqlite://channel.db": "a path begins with one slash, not two: use sqlite:/channel.db, or sqlite:channel.db",
-    "sqlite://{folder}/log.db": "one slash begins a path",
+    "sqlite://{folder}/log.db": "a path begins with one slash",
     "sqlite:{folder}/pipe": "is not a regular file",
     "sqlite:{folder}": "is not a regular file",
     "sqlite:{folder}/missing/log.db": "there is no folder",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, NetworkFileSystem
+from equipoise.channel.core.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET, Skipping
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.sqlite import log as sqlite_log
@@ -99,7 +99,7 @@ def test_a_network_file_system_is_refused(path: Path, tmp_path: Path) -> None:
     """On a network file system no log is made."""
     table = tmp_path / "mountinfo"
     table.write_text("22 1 254:0 / / rw - nfs4 store:/export rw\n")
-    with pytest.raises(NetworkFileSystem, match=r"log\.db lies on nfs4"):
+    with pytest.raises(OperatorError, match=r"log\.db lies on nfs4"):
         open_at(path, mount_table=table)
     assert not path.exists()
 
@@ -394,7 +394,7 @@ def test_without_restarts_to_tell_only_full_durability_is_given(path: Path, tmp_
         log = open_at(path, boot_id=missing)
         assert FIRST_OFFSET - 1 == log.end()
         log.close()
-    with pytest.raises(InvalidLogUrl, match="needs a system that tells when it was started"):
+    with pytest.raises(InvalidLogUrl, match="needs a system that identifies its boot"):
         open_at(path, boot_id=missing, synchronous=Synchronous.NORMAL)
 
 

@@ -81,7 +81,7 @@ def test_a_malformed_record_is_named() -> None:
     channel.put(propose.set_policy(Author(publisher="admin:ops", as_of=99), channel.view, name="limit", document={}))
     findings = audit_of(channel)
     assert [(Kind.MALFORMED, 4, 4, ())] == kinds(findings)
-    assert "as_of lies ahead" in findings.findings[0].text
+    assert "as_of is above" in findings.findings[0].text
 
 
 def test_records_of_another_log_are_named() -> None:

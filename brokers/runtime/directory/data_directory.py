@@ -40,7 +40,7 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         """Lock the directory. Create it if needed.
 
-        Raise `DataDirectoryInUse` if another process holds it, `NetworkFileSystem` if locks cannot be trusted, and `DataDirectoryUnusable`.
+        Raise `DataDirectoryInUse` if another process holds it, `OperatorError` if locks cannot be trusted, and `DataDirectoryUnusable`.
         """
         self.path = path
         with _typed(path):
@@ -140,7 +140,7 @@ class DataDirectory:
 def nonces_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raise `DataDirectoryInUse` if it lives, `NetworkFileSystem` if its lock proves nothing, and `DataDirectoryUnusable` if no broker used
+    Raise `DataDirectoryInUse` if it lives, `OperatorError` if its lock proves nothing, and `DataDirectoryUnusable` if no broker used
     the directory. A process that starts later is safe: it joins with a new id.
     """
     with _typed(path):
