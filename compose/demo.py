@@ -16,9 +16,8 @@ from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo.__main__ import parser, run
-from equipoise.brokers.local.demo.acts import ACTS, Act
-from equipoise.brokers.local.demo.load_acts import comes_true, evenness
-from equipoise.brokers.local.demo.stage import Stage
+from equipoise.brokers.local.demo.demo import Demo, comes_true
+from equipoise.brokers.local.demo.steps import STEPS, Step
 from equipoise.channel.system.deadline import Deadline
 
 # Longer than the lease on Kafka (15 s): every broker stops serving, and none may be declared dead afterwards.
@@ -26,6 +25,7 @@ _AWAY_S: Final = 20.0
 
 # A restarted node reads its topics, and waits until its former session has expired (9 s).
 _BACK_MS: Final = 60_000
+_LOOK_S: Final = 0.25
 
 # Longer than load reports are valid, so that the leader has no valid report.
 _UNKNOWN_S: Final = 6.0
@@ -35,57 +35,57 @@ _WORKERS_BACK_MS: Final = 40_000
 
 
 class Outage:
-    """The act in which Kafka is killed and later restarted."""
+    """The step in which Kafka is killed and later restarted."""
 
     def __init__(self, kafka: Cluster) -> None:
         self._kafka = kafka
 
-    async def __call__(self, stage: Stage) -> None:
+    async def __call__(self, demo: Demo) -> None:
         """Kill Kafka, restart it, and wait until every broker has renewed its lease and every bundle is served."""
-        view, deaths = stage.table.view, stage.chronicle.deaths
-        lasts = {broker.broker: broker.last for broker in view.live_brokers()}
-        stage.say(
-            f"kill -9 of Kafka: for {_AWAY_S:.0f} s nobody can decide anything; who has a lease serves until it ends, after at most 15 s"
-        )
-        began_s = stage.now_s
-        with stage.killing():
+        deaths = demo.counts.deaths
+        lasts = {broker.broker: broker.last for broker in demo.table.view.live_brokers()}
+        demo.say(f"kill -9 of Kafka for {_AWAY_S:.0f} s: no broker can decide anything; each serves until its lease ends, at most 15 s")
+        began_s = demo.now_s
+        with demo.killing():
             await asyncio.to_thread(self._kafka.kill)
             await asyncio.sleep(_AWAY_S)
             await asyncio.to_thread(self._kafka.start)
-            stage.say(f"Kafka is back after {stage.now_s - began_s:.1f} s")
+            demo.say(f"Kafka is back after {demo.now_s - began_s:.1f} s")
             deadline = Deadline.after(timeout_ms=_BACK_MS)
             for broker, last in lasts.items():
-                await stage.renewed(broker, last, deadline)
-            await stage.settled()
-            await stage.flow_again()
-        died = stage.chronicle.deaths - deaths
-        verdict = "nobody was taken for dead" if not died else f"{died} brokers were taken for dead, WHICH MUST NOT BE"
-        stage.say(f"all go on {stage.now_s - began_s:.1f} s after the kill; {verdict}")
+                while (entry := demo.table.view.brokers.get(broker)) is not None and entry.last <= last:
+                    deadline.check(f"a renewal of {broker}")
+                    await asyncio.sleep(_LOOK_S)
+            await demo.settled()
+            await demo.messages_flow()
+        died = demo.counts.deaths - deaths
+        verdict = "no broker was declared dead" if not died else f"{died} BROKERS WERE DECLARED DEAD, which is wrong"
+        demo.say(f"all brokers serve {demo.now_s - began_s:.1f} s after the kill; {verdict}")
 
 
-async def kill_load_workers(stage: Stage) -> None:
+async def kill_load_workers(demo: Demo) -> None:
     """Kill all load workers, check that nothing moves without load reports, and that the averages continue after the restart."""
-    workers = stage.cluster.load_workers
+    workers = demo.cluster.load_workers
     if not workers.pids:
-        stage.say("no load workers run: the extra `load` is not installed")
+        demo.say("no load workers run: the extra `load` is not installed")
         return
-    moves = stage.chronicle.done[MoveKind.TRANSFER]
-    stage.say(f"kill -9 of all {len(workers.pids)} load workers: nobody keeps averages for {_UNKNOWN_S:.0f} s")
-    stage.say(f"until then brokers used {evenness(stage).text}")
+    moves = demo.counts.done[MoveKind.TRANSFER]
+    demo.say(f"kill -9 of all {len(workers.pids)} load workers: for {_UNKNOWN_S:.0f} s there are no load reports")
+    demo.say(f"before, brokers used {demo.utilization.text}")
     await asyncio.to_thread(workers.kill)
     await asyncio.sleep(_UNKNOWN_S)
-    moved = stage.chronicle.done[MoveKind.TRANSFER] - moves
-    stage.say(f"balancing waited for fresh figures: {moved} bundles were moved meanwhile; the load workers are started again")
-    began_s, newest_ms = stage.now_s, _newest_ms(stage)
+    moved = demo.counts.done[MoveKind.TRANSFER] - moves
+    demo.say(f"balancing waited for fresh reports and moved {moved} bundles meanwhile; the load workers are restarted")
+    began_s, newest_ms = demo.now_s, _newest_ms(demo)
     await asyncio.to_thread(workers.start)
-    is_back = await comes_true(lambda: _newest_ms(stage) > newest_ms, _WORKERS_BACK_MS)
-    told = f"are back after {stage.now_s - began_s:.1f} s" if is_back else "are NOT BACK"
-    stage.say(f"they {told}, and go on with their averages: brokers use {evenness(stage).text}")
+    is_back = await comes_true(lambda: _newest_ms(demo) > newest_ms, _WORKERS_BACK_MS)
+    state = f"are back after {demo.now_s - began_s:.1f} s" if is_back else "are NOT BACK"
+    demo.say(f"they {state}, and continue their averages: brokers use {demo.utilization.text}")
 
 
-def _newest_ms(stage: Stage) -> int:
+def _newest_ms(demo: Demo) -> int:
     """Return the time of the newest report on the load bus."""
-    return max((summary.load.taken_ms for summary in stage.summaries), default=0)
+    return max((summary.load.taken_ms for summary in demo.summaries), default=0)
 
 
 def main() -> int:
@@ -100,8 +100,8 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 4
         try:
-            acts: Sequence[Act] = (*ACTS[:2], kill_load_workers, *ACTS[2:4], Outage(kafka), *ACTS[4:])
-            return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", log_stays=False, acts=acts)
+            steps: Sequence[Step] = (*STEPS[:2], kill_load_workers, *STEPS[2:4], Outage(kafka), *STEPS[4:])
+            return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", log_stays=False, steps=steps)
         finally:
             kafka.kill()
 

@@ -21,9 +21,9 @@ from typing import Final
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.tuning import BY_COST, BY_USE, CORES, QUICK, tune
-from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.checker import check_calls
+from equipoise.brokers.local.demo.operator import BY_COST, BY_USE, CORES, QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.ranges import bundle_contains, key_hash
@@ -154,7 +154,7 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
     observer = Observer(joiner=joining.broker_ids[0])
     async with AsyncExitStack() as parts:
         table, _ = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
-        await tune(log_url, {**QUICK, **changes})
+        await asyncio.to_thread(tune, log_url, {**QUICK, **changes})
         ranges = [(bundle.low, bundle.high) for bundle in table.view.bundles_of(NAMESPACE)]
         callers = CallerProcess(Plan(brokers=cluster.addresses, streams=streams(ranges), history=history))
         await parts.enter_async_context(callers)
@@ -172,7 +172,7 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
         moves = observer.moves  # Before it leaves again, and gives back what it got.
         await callers.stop()
     evidence = sorted(path for folder in (*cluster.directories, *joining.directories) for path in folder.glob("accepts-*.jsonl"))
-    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
     assert verdict is not None, "a checkout has its judge"
     assert verdict.is_clean, verdict
     paused = [ended - began for of_key in calls(history).values() for began, ended in of_key if observer.joined_ns <= began < balanced_ns]

@@ -20,7 +20,6 @@ import orjson
 
 from tests.benchmarks.figures import Figures, percentile
 from tests.pulsar.clients import Client, Consuming, Producing
-from tests.pulsar.judging import judged
 from tests.pulsar.programs import Language
 
 # So long consumers go on after the last producer, for what is under way to them.
@@ -85,8 +84,8 @@ async def counted(histories: Sequence[Path]) -> dict[str, object]:
 
     Of those that came `out_of_order` it names the first twenty, so that more than these are not counted.
     """
-    verdict = await asyncio.to_thread(judged, histories)
-    print(f"judge: {verdict}", file=sys.stderr)
+    verdict = await asyncio.to_thread(check_messages, histories)
+    print(f"checker: {verdict}", file=sys.stderr)
     assert verdict.problem is None, verdict.problem
     disorder = len(verdict.violations.get("messages_keep_their_order", ()))
     counts = {name: verdict.totals[name] for name in ("receipted", "lost", "doubled", "failed", "never_settled")}

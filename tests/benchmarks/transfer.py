@@ -21,9 +21,9 @@ import aiohttp
 import orjson
 
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.operator import Deed, Move
-from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.checker import check_calls
+from equipoise.brokers.local.demo.operator import Move, Operation
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
@@ -81,7 +81,7 @@ class Bench:
         """The hot bundle to the broker that has it not."""
         bundle = self.hot()
         others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
-        return Move(deed=Deed.TRANSFER, bundle=bundle.name, to=others[0])
+        return Move(operation=Operation.TRANSFER, bundle=bundle.name, to=others[0])
 
     async def windows(self) -> list[Window]:
         """Every window, those of the control among the others."""
@@ -91,11 +91,11 @@ class Bench:
             done.append(await self.window("transfer", self.transfer()))
         for _ in range(CUTS):
             whole = self.hot()
-            done.append(await self.window("split", Move(deed=Deed.SPLIT, bundle=whole.name)))
+            done.append(await self.window("split", Move(operation=Operation.SPLIT, bundle=whole.name)))
             done.append(await self.window("control", None))
             left = self.table.view.bundle_at(NAMESPACE, whole.low)
             assert left is not None, "a split leaves no hole"
-            done.append(await self.window("merge", Move(deed=Deed.MERGE, bundle=left.name)))
+            done.append(await self.window("merge", Move(operation=Operation.MERGE, bundle=left.name)))
             await settle(self.cluster, self.table, NAMESPACE)
         return done
 
@@ -142,7 +142,7 @@ async def measure(directory: Path, log_url: str) -> dict[str, object]:
         windows = await Bench(cluster=cluster, table=table, http=http).windows()
         await callers.stop()
     evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
     assert verdict is not None, "a checkout has its judge"
     print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
     assert verdict.is_clean, verdict

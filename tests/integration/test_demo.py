@@ -9,9 +9,10 @@ import pytest
 
 from compose.demo import Outage
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import acts, show
-from equipoise.brokers.local.demo.screen import PlainScreen
-from equipoise.brokers.local.demo.show import Options, play
+from equipoise.brokers.local.demo import play as playing
+from equipoise.brokers.local.demo import steps
+from equipoise.brokers.local.demo.play import Options, play
+from equipoise.brokers.local.demo.screen import Screen
 from tests.kafka.fixtures import OwnKafka
 
 pytestmark = pytest.mark.integration
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.integration
 @pytest.mark.slow
 def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every act is played once on counters and topics, the channel is in order, and the judges find nothing."""
-    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), PlainScreen()))
+    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), Screen(plain=True)))
     said = capsys.readouterr().out
     assert ending.problem is None
     assert () == ending.findings.findings
@@ -28,7 +29,7 @@ def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.Captu
     for verdict in ending.verdicts.values():
         assert ({}, None, 0) == (verdict.violations, verdict.problem, verdict.double_owners)
     assert "double owners: 0" in ending.summary
-    assert "of them 0 lost in transfers, splits, merges and drains, 0 out of order" in ending.summary
+    assert "messages lost in transfers, splits, merges and drains 0, out of order 0" in ending.summary
     assert ending.verdicts["messages"].totals["receipted"] > 0
     for deed in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE):
         assert f" {deed.value}s done, each in " in said
@@ -45,10 +46,10 @@ def test_without_pulsar_clients_the_demo_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the clients cannot run it is said so, and the counter has the stage for itself."""
-    monkeypatch.setattr(show, "lacking", lambda: "the package pulsar-client is not installed")
-    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1, acts=(acts.split,)), PlainScreen()))
+    monkeypatch.setattr(playing, "lacking", lambda: "the package pulsar-client is not installed")
+    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1, steps=(steps.split,)), Screen(plain=True)))
     said = capsys.readouterr().out
-    assert "there will be no Pulsar clients: the package pulsar-client is not installed" in said
+    assert "the demo runs without Pulsar clients: the package pulsar-client is not installed" in said
     assert "demo/messages" not in said
     assert (["calls"], True) == (list(ending.verdicts), ending.is_clean)
 
@@ -57,9 +58,9 @@ def test_without_pulsar_clients_the_demo_goes_on(
 def test_the_demo_survives_an_outage_of_kafka(tmp_path: Path, own_kafka: OwnKafka, capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka is killed and away for longer than a lease: all stand still, all come back by themselves, and nobody is taken for dead."""
     url = f"kafka://{own_kafka.address}/{own_kafka.topic('demo')}"
-    options = Options(directory=tmp_path, seconds=0.0, seed=1, log_url=url, acts=(acts.transfer, Outage(own_kafka.cluster), acts.split))
-    ending = asyncio.run(play(options, PlainScreen()))
+    options = Options(directory=tmp_path, seconds=0.0, seed=1, log_url=url, steps=(steps.transfer, Outage(own_kafka.cluster), steps.split))
+    ending = asyncio.run(play(options, Screen(plain=True)))
     said = capsys.readouterr().out
     assert (None, True) == (ending.problem, ending.is_clean)
-    assert "nobody was taken for dead" in said
+    assert "no broker was declared dead" in said
     assert any("deaths 0" in line for line in ending.summary)

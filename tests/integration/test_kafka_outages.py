@@ -20,9 +20,8 @@ from compose.local_kafka.node import Node
 from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan
-from equipoise.brokers.local.demo.verdict import judge
-from equipoise.brokers.local.demo.workload import uneven
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, uneven
+from equipoise.brokers.local.demo.checker import check_calls
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
@@ -457,7 +456,7 @@ def test_processes_come_through_an_outage_without_anything_for_the_judge(
             assert before == _held(table.view, namespace)
             await callers.stop()
         evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-        verdict = await judge([plan.history], store=tmp_path / "counter.db", evidence=evidence)
+        verdict = check_calls([plan.history], store=tmp_path / "counter.db", evidence=evidence)
         assert verdict is not None
         assert ({}, None) == (verdict.violations, verdict.problem)
         assert verdict.totals["pieces_of_work_in_evidence"] > 0

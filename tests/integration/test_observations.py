@@ -23,7 +23,7 @@ import pytest
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
@@ -46,7 +46,7 @@ from tests.load.cluster import counters, running, settle
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "acme/shop"
-MOVES = (Deed.TRANSFER, Deed.SPLIT, Deed.TRANSFER, Deed.MERGE, Deed.TRANSFER, Deed.MERGE)
+MOVES = (Operation.TRANSFER, Operation.SPLIT, Operation.TRANSFER, Operation.MERGE, Operation.TRANSFER, Operation.MERGE)
 LOOK_S = 0.02
 PATIENCE_S = 30.0
 PATIENCE_MS = 30_000
@@ -78,7 +78,7 @@ def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with running(cluster, NAMESPACE, bundles=4) as (table, http):
-            await moved(cluster, table, http, (Deed.TRANSFER,))
+            await moved(cluster, table, http, (Operation.TRANSFER,))
 
     asyncio.run(story())
     documents = evidence(tmp_path / "channel.db.observations")
@@ -119,7 +119,7 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
         cluster.resume(index)
         await until(lambda: incarnation(table.view, cluster.broker_ids[index]) > paused)
         (bundle,) = [one for one in table.view.bundles_of(NAMESPACE) if one.owner is not None][:1]
-        to = operator.Move(deed=Deed.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
+        to = operator.Move(operation=Operation.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
         await operator.make(http, cluster.addresses[0], to)
         killed = incarnation(table.view, cluster.broker_ids[2])
         await asyncio.to_thread(cluster.kill, 2)
@@ -135,7 +135,7 @@ def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]
     return {(each["bundle"], each["token"], each["incarnation"]) for each in documents}
 
 
-async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[Deed]) -> None:
+async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[Operation]) -> None:
     """Have moves made, one after the other; where a merge needs a transfer first, that one."""
     random = Random(5)
     for deed in deeds:

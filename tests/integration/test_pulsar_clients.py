@@ -19,7 +19,8 @@ import orjson
 import pytest
 
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Deed, Move
+from equipoise.brokers.local.demo.checker import Verdict
+from equipoise.brokers.local.demo.operator import Move, Operation
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
@@ -27,7 +28,6 @@ from equipoise.channel.log.table_view import TableView
 from tests.load.cluster import READY_MS, running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
-from tests.pulsar.judging import MessagesVerdict
 from tests.pulsar.lookups import LookupProxy
 from tests.pulsar.programs import EVERYDAY, Language, is_required, lacking
 
@@ -88,7 +88,7 @@ class Stage:
     async def transfer(self, bundle: BundleEntry, turn: int) -> None:
         """Move a bundle to a broker that has it not: another one each turn."""
         others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
-        await self.make(Move(deed=Deed.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
+        await self.make(Move(operation=Operation.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
 
     async def make(self, move: Move) -> None:
         """Have the first broker that lives make a move."""
@@ -108,7 +108,7 @@ class Stage:
         """What the brokers wrote down."""
         return sorted(path for folder in self.cluster.directories for path in folder.glob("accepts-*.jsonl"))
 
-    async def finish(self, fleet: Fleet) -> MessagesVerdict:
+    async def finish(self, fleet: Fleet) -> Verdict:
         """Stop the clients, and have the judge judge."""
         verdict = await asyncio.to_thread(fleet.finish, evidence=self.evidence)
         assert verdict.problem is None
@@ -190,7 +190,7 @@ async def retire(on: Stage, fleet: Fleet) -> None:
 async def give_up(on: Stage, fleet: Fleet) -> None:
     """A bundle is unloaded to nobody in particular: its next owner knows nothing of consumers, and drops what comes before they do."""
     loop = asyncio.get_running_loop()
-    move = Move(deed=Deed.TRANSFER, bundle=on.bundles()[0].name)
+    move = Move(operation=Operation.TRANSFER, bundle=on.bundles()[0].name)
 
     def unload() -> None:
         with fleet.excused():

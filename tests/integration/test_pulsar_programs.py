@@ -12,7 +12,6 @@ import pytest
 
 from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing
 from tests.pulsar.fleet import Fleet
-from tests.pulsar.judging import judged
 from tests.pulsar.programs import Language, command, is_required, lacking
 
 # Building them for the first time takes minutes.
@@ -138,17 +137,6 @@ def test_a_program_ends_with_its_input(language: Language, task: Producing | Con
     client = Client(required(language), task, tmp_path).start()
     with pytest.raises(ClientFailedError, match=r"(?s)ended with 1; .*told to end before it was ready"):
         client.stop()
-
-
-def test_the_judge_is_asked(tmp_path: Path) -> None:
-    """The way to the judge and back: a clean run, a loss, a loss that is excused, and no verdict."""
-    history = tmp_path / "history.jsonl"
-    ready = f'{{"event": "ready", "subscription": "s", "consumer": "c", "topics": ["{TOPIC}"], "at_ns": 1}}'
-    history.write_text("\n".join([ready, said("sent", 10, 0), said("receipted", 12, 0)]) + "\n")
-    assert (1, ["receipted_messages_are_delivered"]) == ((found := judged([history])).totals["lost"], list(found.violations))
-    assert judged([history], windows=[(11, 20)]).is_clean
-    history.write_text(ready)
-    assert "nothing to judge" in (judged([history]).problem or "")
 
 
 def test_a_program_is_built_once() -> None:

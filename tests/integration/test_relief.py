@@ -18,9 +18,9 @@ import aiohttp
 import pytest
 
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.tuning import BY_USE, QUICK, tune
-from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.checker import check_calls
+from equipoise.brokers.local.demo.operator import BY_USE, QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
@@ -49,7 +49,7 @@ def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> No
         history = tmp_path / "history.jsonl"
         async with AsyncExitStack() as parts:
             table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
-            await tune(cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
+            await asyncio.to_thread(tune, cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
             streams = tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table))
             callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
             burning = cluster.broker_ids[1]
@@ -68,7 +68,7 @@ def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> No
         decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
         assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
         evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-        verdict = await judge([history], store=tmp_path / "counter.db", evidence=evidence)
+        verdict = check_calls([history], store=tmp_path / "counter.db", evidence=evidence)
         assert verdict is not None
         assert verdict.is_clean, verdict
 

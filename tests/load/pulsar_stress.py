@@ -16,7 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.demo.checker import Verdict
+from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Findings
@@ -25,7 +26,6 @@ from tests.load.log_places import LogPlace
 from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
-from tests.pulsar.judging import MessagesVerdict
 from tests.pulsar.programs import EVERYDAY, Language
 
 TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(12))
@@ -44,7 +44,7 @@ class Result:
     excused_s: float
     pauses_ms: dict[str, float]
     findings: Findings
-    verdict: MessagesVerdict
+    verdict: Verdict
 
     @property
     def is_clean(self) -> bool:
@@ -92,7 +92,7 @@ async def pulsar_stress(
         try:
             await asyncio.to_thread(fleet.start)
             say("messages flow")
-            counted: Counter[Deed] = Counter()
+            counted: Counter[Operation] = Counter()
             await asyncio.gather(make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted))
             await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
             verdict = await asyncio.to_thread(fleet.finish, evidence=lambda: evidence(cluster))
@@ -114,9 +114,9 @@ def evidence(cluster: LocalCluster) -> Sequence[Path]:
     return sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
 
 
-async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None:
+async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Operation]) -> None:
     """Make every move of the size, in a random order, each until it was made, and counted, while no loss was excused."""
-    deeds = [Deed.TRANSFER] * run.size.transfers + [Deed.SPLIT] * run.size.splits + [Deed.MERGE] * run.size.merges
+    deeds = [Operation.TRANSFER] * run.size.transfers + [Operation.SPLIT] * run.size.splits + [Operation.MERGE] * run.size.merges
     run.random.shuffle(deeds)
     for deed in deeds:
         wanted = counted[deed] + 1
@@ -126,7 +126,7 @@ async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None
             counted[deed] += run.made[deed] > before and not is_excused and not fleet.is_excused
 
 
-async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None:
+async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Operation]) -> None:
     """Kill a broker now and then, spread over the moves that count; each time all clients must get over it."""
     moves = run.size.transfers + run.size.splits + run.size.merges
     for death in range(run.size.kills):
@@ -141,7 +141,7 @@ async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Deed]) -> Non
         run.made["kill"] += 1
 
 
-def have_moved(counted: Counter[Deed], wanted: int, _: View) -> bool:
+def have_moved(counted: Counter[Operation], wanted: int, _: View) -> bool:
     """Whether so many moves count."""
     return counted.total() >= wanted
 

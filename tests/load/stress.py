@@ -19,11 +19,9 @@ import aiohttp
 
 from equipoise.brokers.agent.timing import timing_of
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.callers import Tally
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan
-from equipoise.brokers.local.demo.operator import Deed
-from equipoise.brokers.local.demo.verdict import Verdict, judge
-from equipoise.brokers.local.demo.workload import stubborn, uneven
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Tally, stubborn, uneven
+from equipoise.brokers.local.demo.checker import Verdict, check_calls
+from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
@@ -128,7 +126,7 @@ class Run:
 
     async def make_all_moves(self) -> None:
         """Make every move of the size, in a random order, each until it was made."""
-        deeds = [Deed.TRANSFER] * self.size.transfers + [Deed.SPLIT] * self.size.splits + [Deed.MERGE] * self.size.merges
+        deeds = [Operation.TRANSFER] * self.size.transfers + [Operation.SPLIT] * self.size.splits + [Operation.MERGE] * self.size.merges
         self.random.shuffle(deeds)
         for deed in deeds:
             # A merge may need a transfer first, and another one, if the balancer takes that back.
@@ -136,7 +134,7 @@ class Run:
             while self.made[deed] == before:
                 await self.move(deed)
 
-    async def move(self, deed: Deed) -> None:
+    async def move(self, deed: Operation) -> None:
         """Ask one of the brokers that are there to make one move."""
         move = operator.choose(deed, self.table.view, NAMESPACE, self.random)
         there = [address for number, address in enumerate(self.cluster.addresses) if number not in self.out]
@@ -145,7 +143,7 @@ class Run:
             self.refused += 1
             await asyncio.sleep(AFTER_REFUSAL_S)
         else:
-            self.made[move.deed] += 1
+            self.made[move.operation] += 1
             await asyncio.sleep(BETWEEN_MOVES_S)
 
     # --- faults ---
@@ -247,7 +245,7 @@ async def stress(size: Size, directory: Path, log: LogPlace, *, seed: int, say: 
         await callers.stop()
     say("the judge judges")
     evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
     assert verdict is not None, "a checkout has its judge"
     return Result(
         made=dict(run.made),

@@ -15,8 +15,8 @@ from typing import Final
 
 import orjson
 
+from equipoise.brokers.local.demo.checker import Verdict, check_messages
 from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing, Type
-from tests.pulsar.judging import MessagesVerdict, judged
 from tests.pulsar.programs import Language
 
 Crew = Sequence[tuple[Language, Producing | Consuming]]
@@ -100,12 +100,12 @@ class Fleet:
 
     # --- the end ---
 
-    def finish(self, *, evidence: Callable[[], Sequence[Path]] = tuple) -> MessagesVerdict:
+    def finish(self, *, evidence: Callable[[], Sequence[Path]] = tuple) -> Verdict:
         """Stop producers, then consumers, and have all judged, together with `evidence`, which is asked for when all have ended."""
         self._stop(self.producers)
         _wait(self._noise, self.consumers, FLOW_S)
         self._stop(self.consumers)
-        return judged([client.history for client in self.clients], evidence=evidence(), windows=self.windows)
+        return check_messages([client.history for client in self.clients], evidence=evidence(), windows=self.windows)
 
     def longest_pauses_ms(self) -> dict[str, float]:
         """Of each producer the longest time between two receipts on one topic, where no loss was excused; after `finish`."""

@@ -21,23 +21,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
 
-from equipoise.brokers.local.demo.acts import ACTS, Act
-from equipoise.brokers.local.demo.screen import open_screen
-from equipoise.brokers.local.demo.show import Ending, Options, play
-from equipoise.brokers.local.demo.verdict import JUDGE
+from equipoise.brokers.local.demo.checker import CALL_CHECKER
+from equipoise.brokers.local.demo.play import Options, Result, play
+from equipoise.brokers.local.demo.screen import Screen
+from equipoise.brokers.local.demo.steps import STEPS, Step
 from equipoise.channel.core.errors import EquipoiseError
 
 
 def parser(program: str) -> argparse.ArgumentParser:
     """Return the command-line parser of the demo, for `program`."""
-    parser = argparse.ArgumentParser(prog=program, description="A local cluster that balances, fails and heals.")
-    parser.add_argument("--seconds", type=float, default=50.0, help="how long the acts go on, at least each of them once (default: 50)")
-    parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
-    parser.add_argument("--plain", action="store_true", help="plain lines, as in a pipe")
-    parser.add_argument(
-        "--data", type=_directory, metavar="DIR", help="a new directory for all files, which are kept (default: a temporary one)"
-    )
-    parser.add_argument("--seed", type=int, help="what moves where, and who is asked first (default: chosen at random)")
+    parser = argparse.ArgumentParser(prog=program, description="Run a local cluster that balances, fails and recovers.")
+    parser.add_argument("--seconds", type=float, default=50.0, help="how long the steps repeat; each is played at least once (default: 50)")
+    parser.add_argument("--forever", action="store_true", help="run until Ctrl-C")
+    parser.add_argument("--plain", action="store_true", help="print plain lines, as in a pipe")
+    parser.add_argument("--data", type=_directory, metavar="DIR", help="keep all files in this new directory (default: a temporary one)")
+    parser.add_argument("--seed", type=int, help="seed of the random choices: what moves where, and which broker is called first")
     return parser
 
 
@@ -50,7 +48,7 @@ def _directory(text: str) -> Path:
 def main() -> int:
     """Run the demo on a file, or on the log at `--log`. Return the exit code."""
     arguments = parser("python -m equipoise.brokers.local.demo")
-    arguments.add_argument("--log", metavar="URL", help="a log that is new, or its place: kafka://HOST:PORT/TOPIC (default: a file)")
+    arguments.add_argument("--log", metavar="URL", help="URL of a new log: kafka://HOST:PORT/TOPIC (default: a file)")
     parsed = arguments.parse_args()
     return run(arguments, parsed, log_url=parsed.log)
 
@@ -61,7 +59,7 @@ def run(
     *,
     log_url: str | None,
     log_stays: bool = True,
-    acts: Sequence[Act] = ACTS,
+    steps: Sequence[Step] = STEPS,
 ) -> int:
     """Play the demo with the parsed arguments. Return the exit code. `log_stays`: the log still exists afterwards."""
     if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
@@ -73,40 +71,40 @@ def run(
             directory = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-demo-", ignore_cleanup_errors=True)))
         seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
         seconds = None if arguments.forever else arguments.seconds
-        options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, acts=acts)
+        options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, steps=steps)
         options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Messages of a Kafka client or of asyncio would spoil the screen.
         logging.basicConfig(filename=options.directory / "demo.log")
-        screen = parts.enter_context(open_screen(plain=arguments.plain))
+        screen = parts.enter_context(Screen(plain=arguments.plain))
         try:
-            ending = asyncio.run(play(options, screen))
+            result = asyncio.run(play(options, screen))
         except (EquipoiseError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 4
     kept = f"sqlite:{options.directory}/channel.db" if arguments.data is not None else None
-    _print_ending(ending, log=(log_url or kept) if log_stays else None)
-    return 0 if ending.is_clean else 1
+    _print_result(result, log=(log_url or kept) if log_stays else None)
+    return 0 if result.is_clean else 1
 
 
-def _print_ending(ending: Ending, *, log: str | None) -> None:
+def _print_result(result: Result, *, log: str | None) -> None:
     print()
-    for line in ending.summary:
+    for line in result.summary:
         print(line)
-    for finding in ending.findings.findings:
+    for finding in result.findings.findings:
         print(f"FINDING at offset {finding.first}: {finding.text}")
-    if ending.problem is not None:
-        print(f"the acts did not come to their end: {ending.problem}")
+    if result.problem is not None:
+        print(f"the steps ended early: {result.problem}")
     if log is not None:
         commands = (f"equipoise channel {what} --log {quote(log)}" for what in ("verify", "tail", "why BUNDLE"))
         print(f"look at it: {'; '.join(commands)}")
-    if not ending.verdicts:
-        print(f"verdict: none, the judge is not shipped; it is part of a checkout: {Path(*JUDGE.parts[-3:])}")
-    for verdict in ending.verdicts.values():
+    if not result.verdicts:
+        print(f"verdict: none, because the checker is part of a checkout, not of the package: {Path(*CALL_CHECKER.parts[-3:])}")
+    for verdict in result.verdicts.values():
         for rule, messages in verdict.violations.items():
             for message in messages:
                 print(f"VIOLATION {rule}: {message}")
-    for judged, verdict in ending.verdicts.items():
-        print(f"verdict on {judged}: {verdict.text}")
+    for what, verdict in result.verdicts.items():
+        print(f"verdict on {what}: {verdict.text}")
 
 
 if __name__ == "__main__":

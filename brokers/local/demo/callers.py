@@ -1,22 +1,30 @@
-"""Call the counter service: follow redirects, retry unknown outcomes, and record every attempt.
+"""Call the counter service from a process of its own, and record every attempt for the checker.
 
-`tests/judge/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
+* `python -m equipoise.brokers.local.demo.callers` reads one plan (a JSON line) and calls until its standard input ends.
+* A process of its own keeps other work from looking like a pause of the service.
+* `tests/judge/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 
 from equipoise.channel.system import private_files
 from equipoise.channel.system.boot_clock import boot_ns
@@ -40,6 +48,65 @@ _ACKNOWLEDGED: Final = 200
 _REDIRECTED: Final = 307
 _FAILED: Final = 500
 _UNAVAILABLE: Final = 503
+
+_REPORT_S: Final = 0.25
+
+# Calls in flight at the stop may still be acknowledged. An attempt lasts no longer than this.
+_LAST_CALLS_S: Final = ATTEMPT_S
+
+# How long a parent waits for its callers to end.
+_END_S: Final = _LAST_CALLS_S + 5.0
+
+# A plan of thousands of keys is one line of several hundred kilobytes.
+_LINE_BYTES_MAX: Final = 16 * 2**20
+
+# A caller waits a few milliseconds for its answer. At this rate it keeps its pace through a short pause.
+_CALLS_PER_CALLER_S: Final = 50.0
+
+
+# --- the plan ---
+
+
+class Stream(BaseModel):
+    """Calls of one key (`tenant/namespace/key`), shared evenly by the callers. Each caller waits for its answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    calls_per_second: float = Field(gt=0, le=10_000)
+    callers: int = Field(default=1, ge=1, le=1_000)
+    stubborn: bool = False
+
+
+class Plan(BaseModel):
+    """Whom to call, how often, and where to record it. `brokers` are base URLs. `history` must not exist yet."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    brokers: tuple[str, ...] = Field(min_length=1)
+    streams: tuple[Stream, ...]
+    history: Path
+    seed: int = 0
+
+
+def uneven(namespace: str, *, keys: int, calls_per_second: float) -> tuple[Stream, ...]:
+    """Return streams of `keys` keys with this total rate. The n-th key is called an n-th as often as the first."""
+    shares = [1 / (number + 1) for number in range(keys)]
+    rates = [share / sum(shares) * calls_per_second for share in shares]
+    return tuple(
+        Stream(key=f"{namespace}/key-{number}", calls_per_second=rate, callers=1 + int(rate / _CALLS_PER_CALLER_S))
+        for number, rate in enumerate(rates)
+    )
+
+
+def stubborn(namespace: str, *, keys: int, calls_per_second: float, callers: int = 1) -> tuple[Stream, ...]:
+    """Return streams of stubborn callers to the same keys, the busiest first. `callers` and `calls_per_second` are per key."""
+    return tuple(
+        Stream(key=f"{namespace}/key-{number}", calls_per_second=calls_per_second, callers=callers, stubborn=True) for number in range(keys)
+    )
+
+
+# --- the calls ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,34 +132,18 @@ class History:
     def __init__(self, path: Path) -> None:
         """Create the file. Raises OSError if that fails or the file exists: a killed writer may have left half a line in it."""
         os.mknod(path, private_files.MODE)
-        self._file = path.open("ab")
-        self._lines: list[bytes] = []
+        self._file = path.open("ab", buffering=2**20)
 
-    def note(self, *, request: str, key: str, call_ns: int, return_ns: int, answer: Answer, caller: str, target: str) -> None:
-        """Keep one attempt in memory until the next `flush`."""
-        line = {
-            "request": request,
-            "key": key,
-            "call_ns": call_ns,
-            "return_ns": return_ns,
-            "status": answer.status,
-            "broker": answer.broker,
-            "token": answer.token,
-            "value": answer.value,
-            "caller": caller,
-            "target": target,
-        }
-        self._lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+    def note(self, **attempt: str | int | None) -> None:
+        """Write one attempt. It is in the file after the next `flush`."""
+        self._file.write(orjson.dumps(attempt, option=orjson.OPT_APPEND_NEWLINE))
 
     def flush(self) -> None:
-        """Write the attempts kept in memory."""
-        lines, self._lines = self._lines, []
-        self._file.write(b"".join(lines))
+        """Write what is buffered."""
         self._file.flush()
 
     def close(self) -> None:
         """Flush and close the file."""
-        self.flush()
         self._file.close()
 
 
@@ -125,8 +176,8 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """How callers reach brokers: an HTTP session, the brokers' base URLs, the history and the tally."""
+class Client:
+    """Sends attempts to brokers (base URLs), and records each one."""
 
     http: aiohttp.ClientSession
     brokers: Sequence[str]
@@ -134,7 +185,7 @@ class Line:
     tally: Tally
 
     async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
-        """Ask `broker` (a base URL) once to increment `key`, and record the answer, even if the caller is stopped meanwhile."""
+        """Ask `broker` once to increment `key`, and record the answer, even if the caller is stopped meanwhile."""
         answer = Answer()
         call_ns = boot_ns()
         try:
@@ -143,7 +194,18 @@ class Line:
             pass  # The outcome stays unknown.
         finally:
             self.tally.count(answer)
-            self.history.note(request=request, key=key, call_ns=call_ns, return_ns=boot_ns(), answer=answer, caller=caller, target=broker)
+            self.history.note(
+                request=request,
+                key=key,
+                call_ns=call_ns,
+                return_ns=boot_ns(),
+                status=answer.status,
+                broker=answer.broker,
+                token=answer.token,
+                value=answer.value,
+                caller=caller,
+                target=broker,
+            )
         return answer
 
     async def _post(self, url: str, request: str) -> Answer:
@@ -190,7 +252,7 @@ class Caller:
     * It pauses from the second useless attempt on.
     """
 
-    line: Line
+    client: Client
     name: str
     key: str
     random: Random
@@ -200,13 +262,13 @@ class Caller:
         """Increment the key once. Every attempt has a deadline; there are at most `_ATTEMPTS_MAX`."""
         began_ns = boot_ns()
         request = uuid.uuid4().hex
-        target = self.owner or self.random.choice(self.line.brokers)
+        target = self.owner or self.random.choice(self.client.brokers)
         redirects = useless = 0
         for _ in range(_ATTEMPTS_MAX):
-            answer = await self.line.attempt(self.key, broker=target, request=request, caller=self.name)
+            answer = await self.client.attempt(self.key, broker=target, request=request, caller=self.name)
             if answer.status == _ACKNOWLEDGED:
                 self.owner = target
-                self.line.tally.paused((boot_ns() - began_ns) / 1e6)
+                self.client.tally.paused((boot_ns() - began_ns) / 1e6)
                 return
             if answer.is_refusal:
                 request = uuid.uuid4().hex
@@ -222,8 +284,8 @@ class Caller:
         """Return the broker to ask after `target` was of no use. A broker that answers 500 is alive, and best knows where the key is."""
         if answer.status is not None and answer.status >= _FAILED and not answer.is_refusal:
             return target
-        others = [broker for broker in self.line.brokers if broker != target]
-        return self.random.choice(others or self.line.brokers)
+        others = [broker for broker in self.client.brokers if broker != target]
+        return self.random.choice(others or self.client.brokers)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -233,7 +295,7 @@ class StubbornCaller:
     Former owners thus get work, and a call that was held by a stopped broker is still new when the broker resumes.
     """
 
-    line: Line
+    client: Client
     name: str
     key: str
     random: Random
@@ -241,8 +303,145 @@ class StubbornCaller:
 
     async def increment(self) -> None:
         """Call one of the known owners once; any broker while none is known."""
-        target = self.random.choice(list(self.owners or self.line.brokers))
-        answer = await self.line.attempt(self.key, broker=target, request=uuid.uuid4().hex, caller=self.name)
+        target = self.random.choice(list(self.owners or self.client.brokers))
+        answer = await self.client.attempt(self.key, broker=target, request=uuid.uuid4().hex, caller=self.name)
         owner = target if answer.status == _ACKNOWLEDGED else answer.location
         if owner is not None:
             self.owners[owner] = None
+
+
+# --- the process of the callers ---
+
+
+async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally], None]) -> None:
+    """Call as planned until `stopping` is set. Report four times a second, and once at the end.
+
+    Raises OSError if the history cannot be written.
+    """
+    async with AsyncExitStack() as parts:
+        history = parts.enter_context(closing(History(plan.history)))
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
+        http = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout))
+        tally = Tally()
+        callers = _callers(plan, Client(http=http, brokers=plan.brokers, history=history, tally=tally))
+        tasks = [asyncio.ensure_future(_keep_calling(caller, pause_s, stopping)) for caller, pause_s in callers]
+        try:
+            while not stopping.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_REPORT_S):
+                        await stopping.wait()
+                history.flush()
+                report(tally)
+                tally.recent_pause_ms = 0.0
+            if tasks:
+                await asyncio.wait(tasks, timeout=_LAST_CALLS_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        report(tally)
+
+
+def _callers(plan: Plan, client: Client) -> Sequence[tuple[Caller | StubbornCaller, float]]:
+    """Return every caller of a plan, with the seconds between two of its calls."""
+    random = Random(plan.seed)  # noqa: S311 - whom to ask first is no secret
+    callers: list[tuple[Caller | StubbornCaller, float]] = []
+    for stream in plan.streams:
+        kind = StubbornCaller if stream.stubborn else Caller
+        for number in range(stream.callers):
+            name = f"{kind.__name__} {number} of {stream.key}"
+            caller = kind(client=client, name=name, key=stream.key, random=Random(random.getrandbits(64)))  # noqa: S311 - as above
+            callers.append((caller, stream.callers / stream.calls_per_second))
+    return callers
+
+
+async def _keep_calling(caller: Caller | StubbornCaller, pause_s: float, stopping: asyncio.Event) -> None:
+    """Call at a steady pace. Do not make up for calls that a pause delayed: that would be a burst."""
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + caller.random.random() * pause_s
+    while not stopping.is_set():
+        await asyncio.sleep(max(0.0, due_s - loop.time()))
+        await caller.increment()
+        due_s = max(due_s + pause_s, loop.time())
+
+
+async def _main() -> None:
+    """Run one process of callers. It reads a plan from standard input, stops when that ends, and prints tallies."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    plan = Plan.model_validate_json(await reader.readline())
+    stopping = asyncio.Event()
+    # Ctrl-C goes to all processes of a terminal. The parent decides when the callers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    ended = asyncio.ensure_future(reader.read())
+    ended.add_done_callback(lambda _: stopping.set())
+    await call(plan, stopping=stopping, report=_print_tally)
+    ended.cancel()
+
+
+def _print_tally(tally: Tally) -> None:
+    try:
+        sys.stdout.buffer.write(orjson.dumps(asdict(tally), option=orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        pass  # The parent is gone, and with it our standard input, which ends the process.
+
+
+# --- the process that starts it ---
+
+
+async def end(process: Process, *, timeout_s: float) -> int | None:
+    """Close the standard input of a process that ends with it. Return its exit code; None if it hung and was killed."""
+    assert process.stdin is not None, "it was started with one"
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return None
+
+
+class CallerProcess:
+    """A process of callers, as an async context: it calls while the context is open.
+
+    `tally` is the latest report. If the parent dies, the process ends too, because its standard input ends.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.tally = Tally()
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "equipoise.brokers.local.demo.callers", stdin=PIPE, stdout=PIPE, start_new_session=True
+        )
+        assert self._process.stdin is not None, "it was asked for"
+        self._process.stdin.write(self.plan.model_dump_json().encode() + b"\n")
+        self._reading = asyncio.ensure_future(self._read(self._process))
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Wait until the callers have finished and their process has ended. Kill a process that hangs."""
+        process, self._process = self._process, None
+        if process is not None:
+            await end(process, timeout_s=_END_S)
+        if self._reading is not None:
+            await self._reading
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None, "it was asked for"
+        while line := await process.stdout.readline():
+            self.tally = Tally(**orjson.loads(line))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

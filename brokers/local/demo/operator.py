@@ -1,14 +1,14 @@
-"""Act as an operator: choose moves, request them over the brokers' HTTP as a script for Pulsar would, and run `plan`.
+"""Act as an operator: choose moves, request them over the brokers' HTTP, change settings on the channel, and run `equipoise plan`.
 
-The fold decides whether a move is allowed.
+The fold decides whether a move is allowed. `docs/reference/settings.md` describes each setting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,10 +17,49 @@ from typing import Final
 
 import aiohttp
 
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.brokers.agent.intents import SetSettings
+from equipoise.brokers.balancing.settings.settings_records import Changes, differences, document_of
+from equipoise.brokers.operations.access import opened
+from equipoise.brokers.operations.moving import request
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
+
+OPERATOR: Final = f"{ADMIN_PREFIX}demo"
+"""The publisher of changes of settings."""
+
+QUICK: Final[Changes] = {
+    "balancing.shed_interval_ms": 1_000,
+    "balancing.split_interval_ms": 1_000,
+    "balancing.rest_ms": 4_000,
+    "reports.sample_interval_ms": 500,
+    "reports.interval_min_ms": 500,
+    "reports.interval_max_ms": 1_000,
+    # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take minutes.
+    "reports.history": "0.1",
+}
+"""Rounds every second, each by fresh measurements."""
+
+BY_USE: Final[Changes] = {
+    "balancing.shedder": "TransferShedder",
+    "transfer.target_deviation": "0.06",
+    "transfer.hit_count_threshold": 1,
+    "transfer.cool_down_ms": 1_000,
+    # All brokers of a machine share its network, so its use does not distinguish them.
+    "weights.bandwidth_in": 0,
+    "weights.bandwidth_out": 0,
+}
+"""Balance the brokers' use of processors, as Pulsar's default strategy does, but within seconds."""
+
+BY_COST: Final[Changes] = {"balancing.shedder": "BalancedShedder"}
+"""Balance the cost of bundles, with our own strategy."""
+
+CORES: Final = "0.25"
+"""The share of a processor that a broker claims to have: small enough that a few dozen calls a second show in its use."""
+
+_SET_MS: Final = 20_000
 
 # The longest that a move may take here. Brokers answer when a move is done or cancelled.
 _MOVE_S: Final = 30.0
@@ -30,7 +69,7 @@ _LOOK_S: Final = 0.01
 
 # A dry run folds the channel and reads load reports: one second, more on a busy machine.
 _PLAN_S: Final = 20.0
-_AS_WIDE: Final = {"COLUMNS": "120"}
+_PLAN_COLUMNS: Final = "120"
 
 # Of each table of a plan: two heads, and six rows.
 _PLAN_LINES_MAX: Final = 8
@@ -39,8 +78,8 @@ _PLAN_LINES_MAX: Final = 8
 _WIDTH_MIN: Final = 1 << 20
 
 
-class Deed(StrEnum):
-    """The operations of an operator."""
+class Operation(StrEnum):
+    """The operations on bundles."""
 
     TRANSFER = "transfer"
     SPLIT = "split"
@@ -51,45 +90,39 @@ class Deed(StrEnum):
 class Move:
     """An operation on a bundle (the left one of a merge). `to` is the id of a transfer's destination."""
 
-    deed: Deed
+    operation: Operation
     bundle: str
     to: str | None = None
 
     @property
     def text(self) -> str:
         """The move as text."""
-        return f"{self.deed} {self.bundle}" + (f" to {self.to}" if self.to else "")
+        return f"{self.operation} {self.bundle}" + (f" to {self.to}" if self.to else "")
 
 
-def choose(deed: Deed, view: View, namespace: str, random: Random) -> Move | None:
+def choose(operation: Operation, view: View, namespace: str, random: Random) -> Move | None:
     """Return a move that the view allows, or None. If a merge needs a transfer first, return that transfer."""
     owned = [bundle for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
-    if deed is Deed.TRANSFER:
+    if operation is Operation.MERGE:
+        moves = _merges(view, owned)
+    elif operation is Operation.SPLIT:
+        moves = [Move(operation=operation, bundle=bundle.name) for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
+    else:
         up = [broker for broker in view.live_brokers() if broker.status == "up"]
-        return _transfer(random.choice(owned), up, random) if owned else None
-    if deed is Deed.SPLIT:
-        wide = [bundle for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
-        return Move(deed=deed, bundle=random.choice(wide).name) if wide else None
-    return _merge(view, owned, random)
+        moves = [_transfer(bundle, broker.broker) for bundle in owned for broker in up if broker.incarnation != bundle.owner]
+    return random.choice(moves) if moves else None
 
 
-def _transfer(bundle: BundleEntry, up: Sequence[BrokerEntry], random: Random) -> Move | None:
-    others = [broker.broker for broker in up if broker.incarnation != bundle.owner]
-    return Move(deed=Deed.TRANSFER, bundle=bundle.name, to=random.choice(others)) if others else None
+def _transfer(bundle: BundleEntry, to: str) -> Move:
+    return Move(operation=Operation.TRANSFER, bundle=bundle.name, to=to)
 
 
-def _merge(view: View, owned: Sequence[BundleEntry], random: Random) -> Move | None:
-    """Return a merge of two neighbours with one owner, or else a transfer that makes one possible."""
+def _merges(view: View, owned: Sequence[BundleEntry]) -> Sequence[Move]:
+    """Return the merges of two neighbours with one owner. Without any, return the transfers that make one possible."""
     pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
-    mergeable = [left for left, right in pairs if left.owner == right.owner]
-    if mergeable:
-        return Move(deed=Deed.MERGE, bundle=random.choice(mergeable).name)
-    transfers = [
-        Move(deed=Deed.TRANSFER, bundle=right.name, to=broker.broker)
-        for left, right in pairs
-        if left.owner is not None and (broker := view.live.get(left.owner)) is not None and broker.status == "up"
-    ]
-    return random.choice(transfers) if transfers else None
+    merges = [Move(operation=Operation.MERGE, bundle=left.name) for left, right in pairs if left.owner == right.owner]
+    owners = [(right, view.live.get(left.owner or -1)) for left, right in pairs]
+    return merges or [_transfer(right, owner.broker) for right, owner in owners if owner is not None and owner.status == "up"]
 
 
 def is_settled(view: View, namespace: str, *, without: int | None = None) -> bool:
@@ -113,46 +146,22 @@ async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | No
     If no answer came, the move may still have been made.
     """
     namespace, _, hashes = move.bundle.rpartition("/")
-    path = "unload" if move.deed is Deed.TRANSFER else move.deed
+    path = "unload" if move.operation is Operation.TRANSFER else move.operation
     query = {"destinationBroker": move.to} if move.to else {}
-    return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query)
+    return await _send(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query)
 
 
 async def drain(http: aiohttp.ClientSession, broker: str) -> str | None:
     """Have `broker` (a base URL) drain. Return as `make`, but do not wait for the end of the moves."""
-    return await _ask(http, "POST", f"{broker}/admin/v2/brokers/drain")
+    return await _send(http, "POST", f"{broker}/admin/v2/brokers/drain")
 
 
 async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> str | None:
     """Have `broker` (a base URL) create a namespace with this many bundles. Return as `make`."""
-    return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
+    return await _send(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
 
 
-async def plan(log_url: str) -> Sequence[str]:
-    """Run `equipoise plan`, a dry run, on this log. Return the lines of its tables and its conclusion."""
-    command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
-    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env={**os.environ, **_AS_WIDE})
-    try:
-        async with asyncio.timeout(_PLAN_S):
-            printed, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        return [f"it did not come to an end within {_PLAN_S:.0f} s"]
-    return _short(printed.decode(errors="replace").rstrip().split("\n\n"))
-
-
-def _short(sections: Sequence[str]) -> list[str]:
-    """Return the lines of a plan's tables and of its conclusion. An error has one section, which is returned whole."""
-    kept = [section.splitlines() for section in sections if section.startswith(("brokers\n", "moves\n"))]
-    cut = [
-        [*lines[:_PLAN_LINES_MAX], f"and {len(lines) - _PLAN_LINES_MAX} more"] if len(lines) > _PLAN_LINES_MAX + 1 else lines
-        for lines in kept
-    ]
-    return [line for lines in (*cut, sections[-1].splitlines()) for line in lines]
-
-
-async def _ask(
+async def _send(
     http: aiohttp.ClientSession, method: str, url: str, *, query: dict[str, str] | None = None, body: object = None
 ) -> str | None:
     try:
@@ -161,3 +170,37 @@ async def _ask(
             return None if response.ok else f"{response.status} {(await response.text()).strip()}"
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return f"{type(error).__name__} {error}".strip()
+
+
+def tune(log_url: str, changes: Changes) -> Sequence[str]:
+    """Set settings on the channel; None removes one. Return each change as text. Raises what `request` and `opened` raise."""
+    with opened(log_url, timeout_ms=_SET_MS, publisher=OPERATOR) as access:
+        before = document_of(access.view)
+        request(access, SetSettings(changes=changes))
+        return [str(change) for change in differences(before, document_of(access.view))]
+
+
+def plan(log_url: str) -> Sequence[str]:
+    """Run `equipoise plan`, a dry run, on this log. Return its tables, shortened, and its conclusion."""
+    command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
+    environment = {**os.environ, "COLUMNS": _PLAN_COLUMNS}
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=_PLAN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"the dry run did not end within {_PLAN_S:.0f} s"]
+    *sections, conclusion = ended.stdout.decode(errors="replace").rstrip().split("\n\n")  # An error has one section.
+    shown: list[str] = []
+    for section in sections:
+        if section.startswith(("brokers\n", "moves\n")):
+            lines = section.splitlines()
+            left_out = len(lines) - _PLAN_LINES_MAX
+            shown += [*lines[:_PLAN_LINES_MAX], f"and {left_out} more"] if left_out > 1 else lines
+    return [*shown, *conclusion.splitlines()]

@@ -1,4 +1,4 @@
-"""What an operator chooses to ask for is always something that the fold would accept, if nobody was quicker."""
+"""The moves that the demo's operator chooses are moves that the fold accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from equipoise.brokers.local.demo.operator import Deed, Move, choose, is_settled
+from equipoise.brokers.local.demo.operator import Move, Operation, choose, is_settled
 from equipoise.channel.core import propose
 from tests.folding import NAMESPACE, Channel, channel_with
 
@@ -21,16 +21,16 @@ def shared(*owners: str) -> Channel:
     return channel
 
 
-def chosen(deed: Deed, channel: Channel) -> list[Move]:
+def chosen(operation: Operation, channel: Channel) -> list[Move]:
     """What is chosen under many seeds."""
-    return [move for seed in SEEDS if (move := choose(deed, channel.view, NAMESPACE, Random(seed))) is not None]
+    return [move for seed in SEEDS if (move := choose(operation, channel.view, NAMESPACE, Random(seed))) is not None]
 
 
 def test_a_transfer_goes_to_another_broker_that_takes_it() -> None:
     """A destination is up, does not drain, and is not the owner."""
     channel = shared("a", "b", "c")
     channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
-    moves = chosen(Deed.TRANSFER, channel)
+    moves = chosen(Operation.TRANSFER, channel)
     assert len(SEEDS) == len(moves)
     for move in moves:
         assert move.to is not None
@@ -42,31 +42,32 @@ def test_a_transfer_goes_to_another_broker_that_takes_it() -> None:
 def test_a_merge_is_of_neighbours_with_one_owner() -> None:
     """Where two neighbours have one owner, the left of them is chosen."""
     channel = shared("a", "b", "b")
-    assert {channel.view.bundles_of(NAMESPACE)[1].name} == {move.bundle for move in chosen(Deed.MERGE, channel)}
+    assert {channel.view.bundles_of(NAMESPACE)[1].name} == {move.bundle for move in chosen(Operation.MERGE, channel)}
 
 
 def test_a_merge_that_needs_a_transfer_is_that_transfer() -> None:
     """Where no neighbours have one owner, the right one of two is to come to the left one's owner."""
     channel = shared("a", "b")
-    assert {Move(deed=Deed.TRANSFER, bundle=channel.view.bundles_of(NAMESPACE)[1].name, to="a")} == set(chosen(Deed.MERGE, channel))
+    right = channel.view.bundles_of(NAMESPACE)[1].name
+    assert {Move(operation=Operation.TRANSFER, bundle=right, to="a")} == set(chosen(Operation.MERGE, channel))
 
 
 def test_a_split_is_of_a_bundle_that_is_wide_enough() -> None:
     """A bundle of a few hash points is not cut."""
     channel = shared("a")
-    assert [channel.bundle().name] * len(SEEDS) == [move.bundle for move in chosen(Deed.SPLIT, channel)]
+    assert [channel.bundle().name] * len(SEEDS) == [move.bundle for move in chosen(Operation.SPLIT, channel)]
     narrow = channel_with("a")
     narrow.create((0, 4096, 0xFFFFFFFF), namespace="t/narrow")
     narrow.accept(propose.assign(narrow.admin(), narrow.bundle(namespace="t/narrow"), owner=narrow.incarnation("a")))
     narrow.accept(propose.opened(narrow.author("a"), narrow.bundle(namespace="t/narrow")))
-    assert choose(Deed.SPLIT, narrow.view, "t/narrow", Random(0)) is None
+    assert choose(Operation.SPLIT, narrow.view, "t/narrow", Random(0)) is None
 
 
-@pytest.mark.parametrize("deed", Deed)
-def test_nothing_is_chosen_where_nothing_can_be_done(deed: Deed) -> None:
+@pytest.mark.parametrize("operation", Operation)
+def test_nothing_is_chosen_where_nothing_can_be_done(operation: Operation) -> None:
     """With all bundles free there is nothing to transfer, split or merge; with one broker, nowhere to transfer to."""
-    assert [] == chosen(deed, channel_with("a", "b", bundles=2))
-    assert [] == chosen(Deed.TRANSFER, shared("a"))
+    assert [] == chosen(operation, channel_with("a", "b", bundles=2))
+    assert [] == chosen(Operation.TRANSFER, shared("a"))
 
 
 def test_settled_is_what_live_brokers_own() -> None:

@@ -1,27 +1,26 @@
-"""What people see: the live screen as text, and the plain lines."""
+"""The demo's screen as text, as plain lines, and the program around it."""
 
 from __future__ import annotations
 
+import errno
 import io
+import logging
+import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, LiveScreen, MessagesShown, Picture, PlainScreen, draw, open_screen
+from equipoise.brokers.local.demo import __main__ as program
+from equipoise.brokers.local.demo.play import Options, Result
+from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, Picture, Screen, draw
+from equipoise.channel.inspect.findings import Findings
 
-MESSAGES = MessagesShown(
-    per_second=319.6,
-    receipted=2_000,
-    recent_pause_ms=4.4,
-    longest_pause_ms=27.2,
-    longest_pause_in_kills_ms=0.0,
-    lost=0,
-    lost_in_kills=0,
-    out_of_order=0,
-)
 PICTURE = Picture(
     elapsed_s=12.3,
+    headlines=["1 brokers up, 2 bundles; counter: 120 calls/s", "Pulsar: 320 messages/s"],
     brokers=[
         BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, work_per_second=120.4, used=0.432),
         BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, work_per_second=0.0),
@@ -29,23 +28,25 @@ PICTURE = Picture(
     bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, work_per_second=99.6)],
     bundles_count=2,
     newest=["23 a:1#2 [bold]does[/bold] something"],
-    calls_per_second=120.4,
-    calls=1234,
-    recent_pause_ms=3.2,
-    longest_pause_ms=81.7,
-    messages=MESSAGES,
 )
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "live"])
+def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Screen:
+    """Return a screen in a pipe, or on a terminal."""
+    del capsys  # Its stream is the one to be patched.
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: request.param)
+    return Screen(plain=False)
+
+
 def test_the_live_screen_shows_everything() -> None:
-    """Brokers, bundles, loads, records, pauses, and what was said are all there, and records are no markup."""
+    """Headlines, brokers, bundles, loads, records and steps are shown, and records are no markup."""
     console = Console(width=120, file=io.StringIO(), highlight=False)
     with console.capture() as captured:
         console.print(draw(PICTURE, ["   1.0 s  kill -9 of b:1"]))
     text = captured.get()
     for shown in (
-        "1 brokers up, 2 bundles; counter: 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
-        "Pulsar: 320 messages/s, 2000 messages, 0 lost, 0 out of order; pause now 4 ms, longest 27 ms",
+        *PICTURE.headlines,
         "up, leads",
         "in use",
         "43%",
@@ -59,47 +60,58 @@ def test_the_live_screen_shows_everything() -> None:
 
 
 def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each deed is a line; the picture is one only every few seconds."""
-    with PlainScreen() as screen:
-        screen.show(PICTURE)
-        for elapsed_s in (30.0, 31.0):
+    """Each action is a line; the picture is printed only every half minute."""
+    with Screen(plain=True) as screen:
+        for elapsed_s in (12.3, 30.0, 31.0):
             screen.show(replace(PICTURE, elapsed_s=elapsed_s))
         screen.say(33.0, "something happens")
     whole = [f"  30.0 s    {line}" for line in PICTURE.headlines]
     assert [*whole, "  33.0 s  something happens"] == capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("screen", [PlainScreen, LiveScreen])
-def test_what_is_quoted_stands_as_it_was_printed(screen: type[PlainScreen | LiveScreen], capsys: pytest.CaptureFixture[str]) -> None:
-    """What another program has printed is shown line by line, and is no markup."""
-    with screen() as shown:
-        shown.quote(["moves", "1. [bold]t/n/0x00000000_0x80000000[/bold]"])
-    said = capsys.readouterr().out
-    assert "          moves" in said
-    assert "          1. [bold]t/n/0x00000000_0x80000000[/bold]" in said
+def test_a_quotation_is_shown_unchanged(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output of another program is indented, and is no markup."""
+    with screen:
+        screen.quote(["moves", "1. [bold]t/n/0x00000000_0x80000000[/bold]"])
+    printed = capsys.readouterr().out
+    assert "          moves" in printed
+    assert "          1. [bold]t/n/0x00000000_0x80000000[/bold]" in printed
 
 
-def test_what_kills_did_is_told_apart() -> None:
-    """After a kill there is a line about it; without Pulsar clients there is none about messages at all."""
-    killed = replace(MESSAGES, longest_pause_in_kills_ms=375.4, lost_in_kills=21)
-    assert "  in kill -9: 21 lost; longest pause 375 ms" == killed.headlines[-1]
-    assert "0 lost, 0 out of order" in killed.headlines[0]
-    assert 2 == len(PICTURE.headlines)
-    assert 1 == len(replace(PICTURE, messages=None).headlines)
-
-
-def test_the_live_screen_keeps_what_was_said_last(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of many deeds the last few stay on the screen, the newest at the bottom."""
-    with LiveScreen() as screen:
+@pytest.mark.parametrize("screen", [True], indirect=True, ids=["live"])
+def test_the_live_screen_keeps_the_newest_lines(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many actions the last few stay on the screen."""
+    with screen:
         for number in range(10):
-            screen.say(float(number), f"deed {number}")
+            screen.say(float(number), f"action {number}")
         screen.show(PICTURE)
     text = capsys.readouterr().out
-    assert "deed 9" in text
-    assert "deed 3" not in text
+    assert "action 9" in text
+    assert "action 3" not in text
 
 
-def test_without_a_terminal_there_are_plain_lines() -> None:
-    """A pipe gets lines, asked for or not."""
-    assert isinstance(open_screen(plain=False), PlainScreen)
-    assert isinstance(open_screen(plain=True), PlainScreen)
+NOTHING_FOUND = Findings(folded_to=0, records=1, accepted=1, rejected={}, agreements=0, findings_count=0, findings=())
+
+
+def test_the_verdict_is_printed_although_files_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader may create a file in the directory that the demo removes."""
+    played: list[Path] = []
+
+    async def play(options: Options, _screen: Screen) -> Result:
+        played.append(options.directory)
+        return Result(summary=["double owners: 0"], findings=NOTHING_FOUND, verdicts={}, problem=None)
+
+    def rmdir(path: str, **_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    monkeypatch.setattr(program, "play", play)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    parser = program.parser("demo")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", rmdir)
+        code = program.run(parser, parser.parse_args(["--plain"]), log_url=None)
+    assert (0, True) == (code, "double owners: 0" in capsys.readouterr().out)
+    (directory,) = played
+    directory.rmdir()

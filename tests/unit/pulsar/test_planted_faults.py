@@ -14,12 +14,12 @@ import orjson
 import pytest
 
 from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.local.demo.checker import check_messages
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.outcomes import Outcome
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.runtime.service import Work
-from tests.pulsar.judging import judged
 from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import PATIENT
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers
@@ -144,7 +144,7 @@ def rules_broken(story: Story, folder: Path) -> set[str]:
 
     run(play)
     history.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in diary.lines))
-    verdict = judged([history], evidence=[evidence])
+    verdict = check_messages([history], evidence=[evidence])
     assert verdict.problem is None
     return set(verdict.violations)
 

@@ -16,16 +16,14 @@ import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.local.demo.acts import ACTS, Act, begin
-from equipoise.brokers.local.demo.calling import CallerProcess, Plan
-from equipoise.brokers.local.demo.chronicle import Chronicle
-from equipoise.brokers.local.demo.messages import MessageTally
-from equipoise.brokers.local.demo.messaging import PulsarClients, lacking
+from equipoise.brokers.local.demo.callers import CallerProcess, Plan, stubborn, uneven
+from equipoise.brokers.local.demo.checker import Verdict, check_calls, check_messages, is_shipped
+from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo
+from equipoise.brokers.local.demo.figures import ChannelCounts
+from equipoise.brokers.local.demo.operator import CORES
+from equipoise.brokers.local.demo.pulsar_clients import MessageTally, PulsarClients, lacking
 from equipoise.brokers.local.demo.screen import Screen
-from equipoise.brokers.local.demo.stage import COUNTERS, MESSAGES, Stage
-from equipoise.brokers.local.demo.tuning import CORES
-from equipoise.brokers.local.demo.verdict import Verdict, judge, judge_messages
-from equipoise.brokers.local.demo.workload import stubborn, uneven
+from equipoise.brokers.local.demo.steps import STEPS, Step, begin
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.channel.inspect.findings import Findings
@@ -51,21 +49,21 @@ _BALANCE_INTERVAL_MS: Final = 2_000
 class Options:
     """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted).
 
-    `log_url` is a new log; None means a file in the directory. `acts` are played in order.
+    `log_url` is a new log; None means a file in the directory. `steps` are played in order.
     """
 
     directory: Path
     seconds: float | None
     seed: int
     log_url: str | None = None
-    acts: Sequence[Act] = ACTS
+    steps: Sequence[Step] = STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Result:
     """The result of the demo. `verdicts`, by what was checked, is empty if there is no checker.
 
-    `problem` is what ended the acts early, or a problem of the Pulsar clients.
+    `problem` is what ended the steps early, or a problem of the Pulsar clients.
     """
 
     summary: Sequence[str]
@@ -79,36 +77,38 @@ class Ending:
         return self.problem is None and self.findings.in_order and all(verdict.is_clean for verdict in self.verdicts.values())
 
 
-async def play(options: Options, screen: Screen) -> Ending:
+async def play(options: Options, screen: Screen) -> Result:
     """Play the demo.
 
-    SIGINT and SIGTERM end the acts, but not the checks after them. Raises `EquipoiseError` or OSError if it cannot start.
+    SIGINT and SIGTERM end the steps, but not the checks after them. Raises `EquipoiseError` or OSError if it cannot start.
     """
     lacks = lacking()
     cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
     stopping = stop_event()
     screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")
     if lacks:
-        screen.say(0.0, f"there will be no Pulsar clients: {lacks}")
-    async with _running(cluster), _stage(cluster, screen, options) as stage:
-        problem = await _play_acts(stage, options, stopping)
-        stage.say("the callers stop, the clients too, and the brokers leave one by one")
-        if stage.pulsar is not None:
-            problem = await stage.pulsar.stop() or problem
-    screen.say(stage.now_s, "the channel is verified, and the judges judge")
+        screen.say(0.0, f"the demo runs without Pulsar clients: {lacks}")
+    async with _running(cluster), _demo(cluster, screen, options) as demo:
+        problem = await _play_steps(demo, options, stopping)
+        demo.say("the callers and clients stop, and the brokers leave one by one")
+        if demo.pulsar is not None:
+            problem = await demo.pulsar.stop() or problem
+    screen.say(demo.now_s, "the channel is verified, and the independent checkers check calls and messages")
     findings = await asyncio.to_thread(_verified, cluster.log_url)
-    verdicts = await _judged(stage, _store(options.directory))
-    return Ending(summary=_summary(stage, findings, verdicts), findings=findings, verdicts=verdicts, problem=problem)
+    verdicts = await asyncio.to_thread(_checked, demo, _store(options.directory))
+    return Result(summary=_summary(demo, findings, verdicts), findings=findings, verdicts=verdicts, problem=problem)
 
 
-async def _judged(stage: Stage, store: Path) -> Mapping[str, Verdict]:
-    """Return the verdicts of the checkers, by what they check."""
-    evidence = sorted(path for directory in stage.cluster.directories for path in directory.glob("accepts-*.jsonl"))
-    verdicts = {"calls": await judge([stage.callers.plan.history], store=store, evidence=evidence)}
-    if stage.pulsar is not None:
-        windows = stage.pulsar.tally.windows(time.monotonic_ns())
-        verdicts["messages"] = await judge_messages(stage.pulsar.histories, windows=windows, evidence=evidence)
-    return {judged: verdict for judged, verdict in verdicts.items() if verdict is not None}
+def _checked(demo: Demo, store: Path) -> Mapping[str, Verdict]:
+    """Return the verdicts of the checkers, by what they check; none if this is not a checkout."""
+    if not is_shipped():
+        return {}
+    evidence = sorted(path for directory in demo.cluster.directories for path in directory.glob("accepts-*.jsonl"))
+    verdicts = {"calls": check_calls([demo.callers.plan.history], store=store, evidence=evidence)}
+    if demo.pulsar is not None:
+        windows = demo.pulsar.tally.windows(time.monotonic_ns())
+        verdicts["messages"] = check_messages(demo.pulsar.histories, windows=windows, evidence=evidence)
+    return verdicts
 
 
 def _store(directory: Path) -> Path:
@@ -142,7 +142,7 @@ async def _running(cluster: LocalCluster) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> AsyncIterator[Stage]:
+async def _demo(cluster: LocalCluster, screen: Screen, options: Options) -> AsyncIterator[Demo]:
     streams = uneven(COUNTERS, keys=_KEYS, calls_per_second=_CALLS_PER_SECOND)
     streams += stubborn(COUNTERS, keys=_STUBBORN_KEYS, calls_per_second=_STUBBORN_CALLS_PER_SECOND)
     plan = Plan(brokers=cluster.addresses, streams=streams, history=options.directory / "history.jsonl", seed=options.seed)
@@ -151,7 +151,7 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
         pulsar = PulsarClients(url=cluster.pulsar_url, namespace=MESSAGES, folder=options.directory / "messages")
     async with AsyncExitStack() as parts:
         table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
-        stage = Stage(
+        demo = Demo(
             bundles=_BUNDLES if pulsar is not None else {COUNTERS: _BUNDLES[COUNTERS]},
             cluster=cluster,
             table=table,
@@ -159,42 +159,42 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
             callers=CallerProcess(plan),
             pulsar=pulsar,
             loads=open_load_bus(cluster.log_url),
-            chronicle=Chronicle(lambda: table.view),
+            counts=ChannelCounts(lambda: table.view),
             screen=screen,
             random=Random(options.seed),  # noqa: S311 - which bundle moves next is no secret
             began_s=asyncio.get_running_loop().time(),
         )
-        parts.callback(table.listen(stage.chronicle.folded, resynced=stage.chronicle.resynced))
-        drawing = asyncio.ensure_future(stage.keep_drawing())
+        parts.callback(table.listen(demo.counts.folded, resynced=demo.counts.resynced))
+        drawing = asyncio.ensure_future(demo.keep_drawing())
         parts.callback(drawing.cancel)
-        await begin(stage)
-        await parts.enter_async_context(stage.callers)
+        await begin(demo)
+        await parts.enter_async_context(demo.callers)
         if pulsar is not None:
             await parts.enter_async_context(pulsar)
-            stage.say(f"Pulsar clients produce and consume on {len(pulsar.topics)} topics")
-        yield stage
+            demo.say(f"Pulsar clients produce and consume on {len(pulsar.topics)} topics")
+        yield demo
 
 
-async def _play_acts(stage: Stage, options: Options, stopping: asyncio.Event) -> str | None:
-    """Play acts until the time is up or `stopping` is set. Return the problem that ended them, if any."""
-    playing = asyncio.ensure_future(_acts(stage, options))
+async def _play_steps(demo: Demo, options: Options, stopping: asyncio.Event) -> str | None:
+    """Play steps until the time is up or `stopping` is set. Return the problem that ended them, if any."""
+    playing = asyncio.ensure_future(_steps(demo, options))
     stopped = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([playing, stopped], return_when=asyncio.FIRST_COMPLETED)
     for task in (playing, stopped):
         task.cancel()
     (outcome,) = await asyncio.gather(playing, return_exceptions=True)
     if isinstance(outcome, Exception):
-        stage.say(f"the acts end too early: {outcome}")
+        demo.say(f"the steps ended early: {outcome}")
         return f"{type(outcome).__name__}: {outcome}"
     return None
 
 
-async def _acts(stage: Stage, options: Options) -> None:
-    """Play every act at least once, and repeat them while there is time."""
-    for number, act in enumerate(cycle(options.acts)):
-        if options.seconds is not None and number >= len(options.acts) and stage.now_s >= options.seconds:
+async def _steps(demo: Demo, options: Options) -> None:
+    """Play every step at least once, and repeat them while there is time."""
+    for number, step in enumerate(cycle(options.steps)):
+        if options.seconds is not None and number >= len(options.steps) and demo.now_s >= options.seconds:
             return
-        await act(stage)
+        await step(demo)
 
 
 def _verified(log_url: str) -> Findings:
@@ -205,19 +205,19 @@ def _verified(log_url: str) -> Findings:
         log.close()
 
 
-def _summary(stage: Stage, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
-    done, tally, chronicle = stage.chronicle.done, stage.callers.tally, stage.chronicle
+def _summary(demo: Demo, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
+    done, tally, chronicle = demo.counts.done, demo.callers.tally, demo.counts
     moves = ", ".join(f"{kind.value}s {done[kind]}" for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
     lines = [
         f"{moves}, deaths {chronicle.deaths}, cancelled {chronicle.cancelled}",
         f"calls {tally.acknowledged}, longest pause {tally.longest_pause_ms:.0f} ms",
-        f"of the attempts {tally.redirected} were redirected, {tally.refused} refused, {tally.unknown} left unknown and tried again",
+        f"attempts: {tally.redirected} redirected, {tally.refused} refused, {tally.unknown} with an unknown outcome and retried",
     ]
-    if stage.pulsar is not None:
-        lines += _summary_of_messages(stage.pulsar.tally, verdicts.get("messages"))
+    if demo.pulsar is not None:
+        lines += _summary_of_messages(demo.pulsar.tally, verdicts.get("messages"))
     calls = verdicts.get("calls")
     if calls is not None and calls.problem is None:
-        lines.append(f"stale writes that the store refused: {calls.totals['stale_writes_refused_by_the_store']}")
+        lines.append(f"stale writes refused by the store: {calls.totals['stale_writes_refused_by_the_store']}")
     if verdicts and all(verdict.problem is None for verdict in verdicts.values()):
         lines.append(f"double owners: {sum(verdict.double_owners for verdict in verdicts.values())}")
     order = "all in order" if findings.in_order else f"{findings.findings_count} findings, the first: {findings.findings[0].text}"
@@ -227,13 +227,13 @@ def _summary(stage: Stage, findings: Findings, verdicts: Mapping[str, Verdict]) 
 
 def _summary_of_messages(tally: MessageTally, verdict: Verdict | None) -> Sequence[str]:
     pause_ms, in_kills_ms = tally.longest_pause_ms, tally.longest_pause_in_kills_ms
-    lines = [f"messages receipted {tally.receipted}, longest pause of a producer {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"]
+    lines = [f"messages with a receipt {tally.receipted}, longest pause of a producer {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"]
     if verdict is not None and verdict.problem is None:
         lost = verdict.counts.get("receipted_messages_are_delivered", 0)
         disordered = verdict.counts.get("messages_keep_their_order", 0)
         in_kills = verdict.totals["lost"] - lost
         lines += [
-            f"of them {lost} lost in transfers, splits, merges and drains, {disordered} out of order",
-            f"of them {in_kills} lost in kill -9, against which non-persistent topics promise nothing",
+            f"messages lost in transfers, splits, merges and drains {lost}, out of order {disordered}",
+            f"messages lost in kill -9 {in_kills} (non-persistent topics promise nothing there)",
         ]
     return lines

@@ -1,6 +1,7 @@
 """Run real Pulsar clients against the demo's cluster: processes that produce, consume and record numbered messages.
 
-The client program is `tests/pulsar/python_client.py`. Like the checker, it is part of a checkout, not of the installed package.
+The client program is `tests/pulsar/python_client.py`, and `tests/pulsar/README.md` defines the format of its lines. Like the checker, it
+is part of a checkout, not of the installed package.
 """
 
 from __future__ import annotations
@@ -8,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from typing import Final, Self
 import orjson
 
 import equipoise
-from equipoise.brokers.local.demo.messages import MessageTally
+from equipoise.brokers.local.demo.callers import end
 from equipoise.brokers.server.services import PULSAR, default_service
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.system import private_files
@@ -42,52 +42,106 @@ _LAST_DELIVERIES_S: Final = 1.0
 # A producer waits 10 s for its last receipts, and each client 5 s for its closing.
 _END_S: Final = 20.0
 
-_LAST_WORDS_BYTES: Final = 2_000
+_ERROR_BYTES: Final = 2_000
 
 # How often the demo checks whether messages flow again.
 _LOOK_S: Final = 0.01
 
 
-class PulsarClientMissing(OperatorError):
-    """Pulsar clients are required but not available."""
+# A message with a receipt this shortly before a kill may still have been in the consumer's process.
+BEFORE_A_KILL_NS: Final = 500_000_000
 
-    def __init__(self, *, problem: str) -> None:
-        """`problem` is what is missing."""
-        super().__init__(f"the demo is to show Pulsar clients, and {problem}; install what `make setup` does, or unset CI")
+_NS_PER_MS: Final = 1_000_000
+_NEVER_NS: Final = 1 << 63
 
 
-class PulsarClientFailed(PeerError):
-    """A client ended too early or did not start."""
+class MessageTally:
+    """Counts receipts of messages, and the longest time that a message waited for its receipt. The checker finds what was lost.
 
-    def __init__(self, *, client: str, problem: str, last_words: str) -> None:
-        """`last_words` is the end of its standard error."""
-        self.client = client
-        super().__init__(f"the Pulsar client {client} {problem}; its last words: {last_words or 'none'}")
+    * Times are nanoseconds of CLOCK_MONOTONIC.
+    * Each topic has one producer, which numbers its messages from 0, and one subscription.
+    * Pauses while brokers are killed are separate: non-persistent topics promise nothing there.
+    """
+
+    def __init__(self, topics: Iterable[str]) -> None:
+        self._sent_ns: dict[tuple[str, int], int] = {}
+        # By event and topic, the highest number of a message.
+        self._highest = {event: dict.fromkeys(topics, -1) for event in ("sent", "receipted", "received")}
+        self._kills: list[tuple[int, int]] = []
+        self.receipted = 0
+        self.recent_pause_ms = 0.0
+        self.longest_pause_ms = 0.0
+        self.longest_pause_in_kills_ms = 0.0
+
+    def note(self, line: Mapping[str, object]) -> None:
+        """Process one line of a client. Raises KeyError or TypeError if it is not valid."""
+        if line["event"] == "ready":
+            return
+        event, topic, n, at_ns = line["event"], line["topic"], line["n"], line["at_ns"]
+        if not (isinstance(event, str) and isinstance(topic, str) and isinstance(n, int) and isinstance(at_ns, int)):
+            raise TypeError(f"a client printed {line!r:.200}")
+        if event == "sent":
+            self._sent_ns[topic, n] = at_ns
+        elif event == "receipted":
+            self._receipt(self._sent_ns.pop((topic, n), at_ns), at_ns)
+        elif event == "failed":
+            self._sent_ns.pop((topic, n), None)
+            return
+        self._highest[event][topic] = max(self._highest[event][topic], n)
+
+    def _receipt(self, sent_ns: int, at_ns: int) -> None:
+        self.receipted += 1
+        pause_ms = (at_ns - sent_ns) / _NS_PER_MS
+        self.recent_pause_ms = max(self.recent_pause_ms, pause_ms)
+        if any(start <= at_ns and sent_ns <= end for start, end in self._kills):
+            self.longest_pause_in_kills_ms = max(self.longest_pause_in_kills_ms, pause_ms)
+        else:
+            self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
+
+    def kill_begins(self, now_ns: int) -> None:
+        """Note that a broker is about to be killed."""
+        self._kills.append((now_ns - BEFORE_A_KILL_NS, _NEVER_NS))
+
+    def kill_ends(self, now_ns: int) -> None:
+        """Note that all clients are back."""
+        self._kills[-1] = self._kills[-1][0], now_ns
+
+    def windows(self, now_ns: int) -> Sequence[tuple[int, int]]:
+        """Return the periods that kills affected, from and to. One that has not ended lasts until now."""
+        return [(start, min(end, now_ns)) for start, end in self._kills]
+
+    def sent(self) -> Mapping[str, int]:
+        """Return the highest number sent on each topic, -1 for none."""
+        return dict(self._highest["sent"])
+
+    def flows_after(self, sent: Mapping[str, int]) -> bool:
+        """Return whether on every topic a message above these numbers has been receipted, and one delivered."""
+        return all(numbers[topic] > n for numbers in self._highest.values() for topic, n in sent.items())
 
 
 def lacking() -> str | None:
-    """Return what is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises `PulsarClientMissing` in CI."""
+    """Return what is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises `OperatorError` in CI."""
     problem = None
     if default_service() != PULSAR:
-        problem = "the extra `pulsar` is not installed, without which no broker takes Pulsar's clients"
+        problem = "the extra `pulsar` is not installed, and brokers need it to accept Pulsar clients"
     elif find_spec("pulsar") is None:
         problem = "the package pulsar-client is not installed"
     elif not _CLIENT_FILE.exists():
-        problem = "their program is not shipped, it is part of a checkout"
+        problem = "the clients' program is missing: it is part of a checkout, not of the package"
     if problem is not None and os.environ.get("CI", "").lower() == "true":
-        raise PulsarClientMissing(problem=problem)
+        raise OperatorError(f"the demo cannot start Pulsar clients: {problem}; run `make setup`, or unset CI")
     return problem
 
 
 class _Client:
     """One client process. Its lines go into `history` and into the tally."""
 
-    def __init__(self, name: str, words: Sequence[str], folder: Path, tally: MessageTally) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], folder: Path, tally: MessageTally) -> None:
         self.name = name
         self.history = folder / f"{name}.jsonl"
         self.ready = asyncio.Event()
-        self._words = words
-        self._complaints = folder / f"{name}.log"
+        self._arguments = arguments
+        self._errors = folder / f"{name}.log"
         self._tally = tally
         self._process: Process | None = None
         self._reading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -98,13 +152,13 @@ class _Client:
         return self._process is not None
 
     async def start(self) -> None:
-        """Start it, and wait until it produces or consumes. Raises `PulsarClientFailed` or OSError."""
-        with self._complaints.open("wb") as complaints:
+        """Start it, and wait until it produces or consumes. Raises `PeerError` or OSError."""
+        with self._errors.open("wb") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", _CLIENT, *self._words, "--name", self.name),
+                *(sys.executable, "-m", _CLIENT, *self._arguments, "--name", self.name),
                 stdin=PIPE,  # We hold its other end, so a client never outlives us.
                 stdout=PIPE,
-                stderr=complaints,
+                stderr=errors,
                 cwd=_ROOT,
                 start_new_session=True,  # Ctrl-C is for the demo, which then ends its clients in order.
             )
@@ -113,7 +167,7 @@ class _Client:
         await asyncio.wait([ready, self._reading], timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if not self.ready.is_set():
-            raise self._failed("ended at once" if self._reading.done() else f"was not ready within {_READY_S:.0f} s")
+            raise self._failure("ended at once" if self._reading.done() else f"was not ready within {_READY_S:.0f} s")
 
     async def stop(self) -> str | None:
         """Stop it, and read its remaining lines. Return its problem: it ended early, hangs, or has failed.
@@ -123,21 +177,15 @@ class _Client:
         process, self._process = self._process, None
         if process is None:
             return None
-        assert process.stdin is not None, "it was started with one"
-        problem = "ended before it was told to" if process.returncode is not None else None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_END_S):
-                if await process.wait() and problem is None:
-                    problem = f"ended with code {process.returncode}"
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            problem = f"did not end within {_END_S:.0f} s"
-        (heard,) = await asyncio.gather(self._reading, return_exceptions=True)
-        if isinstance(heard, Exception):
-            problem = f"could not be understood: {heard!r}"
-        return None if problem is None else str(self._failed(problem))
+        ended_early = process.returncode is not None
+        code = await end(process, timeout_s=_END_S)
+        problem = None if code == 0 else f"ended with code {code}" if code is not None else f"did not end within {_END_S:.0f} s"
+        if ended_early:
+            problem = "ended before it was stopped"
+        (read,) = await asyncio.gather(self._reading, return_exceptions=True)
+        if isinstance(read, Exception):
+            problem = f"printed a line that is not valid: {read!r}"
+        return None if problem is None else str(self._failure(problem))
 
     async def _read(self, process: Process) -> None:
         assert process.stdout is not None, "it was started with one"
@@ -148,9 +196,9 @@ class _Client:
                 self._tally.note(orjson.loads(line))
                 self.ready.set()
 
-    def _failed(self, problem: str) -> PulsarClientFailed:
-        words = self._complaints.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
-        return PulsarClientFailed(client=self.name, problem=problem, last_words=words)
+    def _failure(self, problem: str) -> PeerError:
+        printed = self._errors.read_bytes()[-_ERROR_BYTES:].decode(errors="replace").strip()
+        return PeerError(f"the Pulsar client {self.name} {problem}; it printed: {printed or 'no error'}")
 
 
 class PulsarClients:
@@ -167,8 +215,8 @@ class PulsarClients:
         self.tally = MessageTally(self.topics)
         self._folder = folder
 
-        def client(name: str, *words: str, topics: Sequence[str]) -> _Client:
-            return _Client(name, [words[0], "--url", url, "--topics", ",".join(topics), *words[1:]], folder, self.tally)
+        def client(name: str, command: str, *options: str, topics: Sequence[str]) -> _Client:
+            return _Client(name, [command, "--url", url, "--topics", ",".join(topics), *options], folder, self.tally)
 
         self._consumers = (
             client("ledger", "consume", "--subscription", "ledger", "--type", "Exclusive", topics=orders),
@@ -213,10 +261,10 @@ class PulsarClients:
         ended += await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
         return next((problem for problem in ended if problem is not None), None)
 
-    async def flow_again(self, *, timeout_ms: int) -> None:
+    async def messages_flow(self, *, timeout_ms: int) -> None:
         """Wait until a message sent from now on has been delivered on every topic. Raises `DeadlineExceeded`."""
-        since_ns = time.monotonic_ns()
+        sent = self.tally.sent()
         deadline = Deadline.after(timeout_ms=timeout_ms)
-        while not self.tally.flow_since(since_ns):
+        while not self.tally.flows_after(sent):
             deadline.check(f"messages on each of {len(self.topics)} topics")
             await asyncio.sleep(_LOOK_S)
