@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from equipoise.brokers.runtime.listeners import Listen
+from equipoise.brokers.runtime.callers import Listen
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, NamespaceChanged
 from equipoise.channel.core.errors import Overloaded

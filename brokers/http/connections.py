@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from equipoise.brokers.http.answers import JSON, SERVER
 from equipoise.brokers.http.errors import RETRY_AFTER_S
-from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.worker import Worker
 
 _logger: Final = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Connections:
         self._max = worker.config.http_connections_max
         bound = "setting http_connections_max, or fewer where ulimit -n is low"
         self._problem = f"it takes no more connections over HTTP: {self._max} are open ({bound})"
-        self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
+        self._failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
         self._open = 0
         self._leaving = 0
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from equipoise.brokers.errors import NotReady
 from equipoise.brokers.http.answers import json_answer, text_answer
-from equipoise.brokers.runtime.metrics.metrics import CONTENT_TYPE
+from equipoise.brokers.runtime.metrics import CONTENT_TYPE
 from equipoise.brokers.runtime.worker import Worker
 
 

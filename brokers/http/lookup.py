@@ -25,7 +25,7 @@ from equipoise.brokers.http.answers import JSON, text_answer
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.metrics.metrics import LookupOutcome
+from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry

@@ -1,7 +1,4 @@
-"""Start, signal and describe one broker process of a local cluster.
-
-`local_cluster` reacts to the end of a process, and guards this state against threads.
-"""
+"""Start, signal and describe one broker process of a local cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,9 +19,34 @@ from typing import IO, Final
 import orjson
 
 from equipoise.brokers.errors import AddressInUse, InvalidConfig
-from equipoise.brokers.local.restart_pause import RestartPause
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.system import private_files
+
+RESTART_MS_MIN: Final = 500
+RESTART_MS_MAX: Final = 10_000
+"""The pause doubles each time the process lived for less than `STEADY_MS`."""
+
+STEADY_MS: Final = 30_000
+
+
+class RestartPause:
+    """The pauses between the runs of one process."""
+
+    def __init__(self) -> None:
+        self._started_ns = 0
+        self._pause_ms = RESTART_MS_MIN
+
+    def started(self) -> None:
+        """Note that the process starts now."""
+        self._started_ns = time.monotonic_ns()
+
+    def next_ms(self) -> int:
+        """Return how long to wait before the next start, in milliseconds."""
+        lived_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
+        pause_ms = RESTART_MS_MIN if lived_ms >= STEADY_MS else self._pause_ms
+        self._pause_ms = min(2 * pause_ms, RESTART_MS_MAX)
+        return pause_ms
+
 
 HOST: Final = "127.0.0.1"
 

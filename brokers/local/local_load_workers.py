@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.local_broker import Output
-from equipoise.brokers.local.restart_pause import RestartPause
+from equipoise.brokers.local.local_broker import Output, RestartPause
 
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times its own limit."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, submit
-from equipoise.brokers.runtime.directory.data_directory import nonces_of_dead
+from equipoise.brokers.runtime.data_directory import nonces_of_dead
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged
 from equipoise.channel.core.propose import Author

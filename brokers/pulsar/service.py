@@ -313,7 +313,7 @@ class PulsarService(Service):
                 refused[receipt] = False
                 continue
             try:
-                work.finish(message=f"{receipt.producer.name}:{receipt.sequence_id}" if work.is_witnessed else None)
+                work.finish(message=f"{receipt.producer.name}:{receipt.sequence_id}" if work.is_recorded else None)
             except OwnershipLost as lost:
                 refused[receipt] = lost.is_closed
         return refused

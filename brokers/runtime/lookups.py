@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from equipoise.brokers.runtime.metrics.metrics import LookupOutcome
+from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located, explained
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import DeadlineExceeded, Overloaded

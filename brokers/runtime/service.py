@@ -115,14 +115,14 @@ class Ownership:
     stall between the second check and the store, and only the store can tell.
     """
 
-    __slots__ = ("_clock", "_handle", "_witness", "bundle", "fetch", "handover_problem")
+    __slots__ = ("_clock", "_handle", "_record", "bundle", "fetch", "handover_problem")
 
     def __init__(
         self,
         handle: Handle,
         *,
         clock: Clock,
-        witness: Callable[[Evidence], None] | None = None,
+        record: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
         """Only the worker creates one. `fetch` asks the former owner's service for state that its `close` did not return.
@@ -133,7 +133,7 @@ class Ownership:
         """
         self._handle = handle
         self._clock = clock
-        self._witness = witness
+        self._record = record
         self.fetch = fetch
         self.handover_problem: str | None = None
         self.bundle = Bundle(name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high)
@@ -150,18 +150,18 @@ class Ownership:
 
     def begin(self, key: str) -> Work:
         """Start work on `key`. Raises `OwnershipLost` if it may not start, `WrongBundle` if the bundle does not hold the key."""
-        return Work(self._handle, key, self._clock, self._witness)
+        return Work(self._handle, key, self._clock, self._record)
 
 
 class Work:
     """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end."""
 
-    __slots__ = ("_by_token", "_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
+    __slots__ = ("_by_token", "_clock", "_handle", "_point", "_record", "_started_ns", "key", "token")
 
-    def __init__(self, handle: Handle, key: str, clock: Clock, witness: Callable[[Evidence], None] | None) -> None:
+    def __init__(self, handle: Handle, key: str, clock: Clock, record: Callable[[Evidence], None] | None) -> None:
         self._handle = handle
         self._clock = clock
-        self._witness = witness
+        self._record = record
         self.key = key
         self.token = handle.token
         self._point = key_hash(key)
@@ -175,16 +175,16 @@ class Work:
         self._started_ns = clock.boot_ns()
 
     @property
-    def is_witnessed(self) -> bool:
+    def is_recorded(self) -> bool:
         """Return whether evidence is recorded. If not, a `message` for `finish` is not needed."""
-        return self._witness is not None
+        return self._record is not None
 
     def finish(self, *, message: str | None = None) -> None:
         """Check again. Raises `OwnershipLost` if the result must not be answered; the work may have been done.
 
         `message` describes the work in the evidence, if its key does not.
         """
-        handle = self._heir()
+        handle = self._successor()
         answered_ns = self._clock.boot_ns()
         now = self._clock.now()
         if not handle.passes(now) or handle.token != self.token:
@@ -192,8 +192,8 @@ class Work:
         by_token = self._by_token or (handle.serves_on and not handle.lease.good(now))
         handle.answered_ns = answered_ns
         handle.answered_by_token = handle.answered_by_token or by_token
-        if self._witness is not None:
-            self._witness(
+        if self._record is not None:
+            self._record(
                 Evidence(
                     bundle=handle.bundle,
                     key=self.key,
@@ -206,7 +206,7 @@ class Work:
                 )
             )
 
-    def _heir(self) -> Handle:
+    def _successor(self) -> Handle:
         """Return the open handle for this key: a split or a merge does not interrupt work."""
         handle = self._handle
         point = self._point

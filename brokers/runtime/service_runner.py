@@ -22,9 +22,8 @@ from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import InvalidService
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.handover import fetch_from
+from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, fetch_from, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
-from equipoise.brokers.runtime.spilled import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle

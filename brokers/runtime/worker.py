@@ -1,6 +1,6 @@
 """Host one agent on asyncio: its clocks, log subscription, timer, disk and services.
 
-The agent decides. `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router` answer callers.
+The agent decides. `brokers.runtime.callers`, `brokers.runtime.callers` and `brokers.runtime.router` answer callers.
 """
 
 from __future__ import annotations
@@ -21,25 +21,21 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.bundle_lines import BundleLines
+from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import Clock, SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
-from equipoise.brokers.runtime.directory.directory_thread import DirectoryThread
-from equipoise.brokers.runtime.directory.snapshots import Snapshots
-from equipoise.brokers.runtime.failures.failed_appends import FailedAppends
+from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
+from equipoise.brokers.runtime.failures import FailedAppends
 from equipoise.brokers.runtime.handover import fetch_from
-from equipoise.brokers.runtime.listeners import Listeners
 from equipoise.brokers.runtime.load_sampler import LoadSampler
-from equipoise.brokers.runtime.metrics.metrics import Metrics
-from equipoise.brokers.runtime.observations.witnesses import Witnesses
-from equipoise.brokers.runtime.replay_check import ReplayCheck
-from equipoise.brokers.runtime.replay_progress import ReplayProgress
-from equipoise.brokers.runtime.requests import Requests
+from equipoise.brokers.runtime.metrics import Metrics
+from equipoise.brokers.runtime.observations.recorder import Recorders
+from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
 from equipoise.brokers.runtime.router import Located, Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
-from equipoise.brokers.runtime.waiting import Waiting
+from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
@@ -129,7 +125,7 @@ class Worker:
         self.ended: WorkerEnded | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
-        self._witnesses = Witnesses(config, clock=self.clock)
+        self._recorders = Recorders(config, clock=self.clock)
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
@@ -157,7 +153,7 @@ class Worker:
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
             )
-            self._witnesses.begin(handle.identity)
+            self._recorders.start(handle.identity)
         except BaseException:
             if handle is not None:
                 handle.close()
@@ -249,7 +245,7 @@ class Worker:
             await self._subscription.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
         finally:
             self._replay_check.cancel()
-            await asyncio.to_thread(self._witnesses.close)
+            await asyncio.to_thread(self._recorders.close)
             try:
                 await self._directory.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
             except DeadlineExceeded as error:
@@ -293,7 +289,7 @@ class Worker:
                 effects = self.agent.step(taken, self.clock.now())
                 for effect in effects:
                     self._carry_out(effect)
-                self._witnesses.stepped(taken, self.agent)
+                self._recorders.stepped(taken, self.agent)
                 # A mere check must not make all waiting callers check again.
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
@@ -325,7 +321,7 @@ class Worker:
             self._subscription.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
             self._lines.begun(effect, self.agent.view)
-            self._witnesses.begun(effect)
+            self._recorders.carried_out(effect)
             self._runner.carry_out(effect)
         elif isinstance(effect, Answered):
             self._requests.answer(effect)
@@ -395,7 +391,7 @@ class Worker:
         if self._finished is None or self._finished.done():
             return
         self.agent.lease.lose()
-        self._witnesses.ended()
+        self._recorders.ended()
         if self._timer is not None:
             self._timer.cancel()
         if error is None:
@@ -423,7 +419,7 @@ class Worker:
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         fetch = None if source is None else partial(fetch_from, peer_of(source), handle.bundle)
-        return Ownership(handle, clock=self.clock, witness=self._witnesses.of_work, fetch=fetch)
+        return Ownership(handle, clock=self.clock, record=self._recorders.record_work, fetch=fetch)
 
     @property
     def view(self) -> View:

@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
 from equipoise.brokers.operations.following import Following
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures, told_error
+from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import EquipoiseError
@@ -64,7 +64,7 @@ class Balancing:
         self._memory = Memory()
         self._placement: Placement | None = None
         self._looked_ms = worker.clock.now().boot_ms
-        self._failures = ToldFailures(
+        self._failures = LoggedFailures(
             _logger, broker=worker.broker_id, failed="a round of balancing failed", over="balancing succeeds again"
         )
 
@@ -233,7 +233,7 @@ class Balancing:
 
 
 def _failure(error: Exception) -> Idle:
-    return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {told_error(error)}")
+    return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {error_text(error)}")
 
 
 def moving_in(view: View) -> dict[str, Ends]:

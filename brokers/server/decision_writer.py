@@ -12,7 +12,7 @@ from typing import Final
 
 from equipoise.brokers.balancing.decisions import Decision, DecisionLog
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures
+from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.channel.core.errors import Overloaded
 
 _logger: Final = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class DecisionWriter:
         self._counted = counted
         self._waiting: asyncio.Queue[Decision] = asyncio.Queue(_WAITING_MAX)
         self._shed: tuple[Decision, int] | None = None
-        self._failures = ToldFailures(_logger, broker=broker, failed="a decision is not kept", over="decisions are kept again")
+        self._failures = LoggedFailures(_logger, broker=broker, failed="a decision is not kept", over="decisions are kept again")
 
     def decided(self, decision: Decision) -> None:
         """Count a decision, and queue it for writing if it has news. Splits and merges always have."""

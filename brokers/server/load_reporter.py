@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carrie
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus.spelling import light
 from equipoise.brokers.load.process_use import ProcessUse
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures
+from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.intervals import interval_passed
@@ -41,7 +41,7 @@ class LoadReporter:
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
         self._reported: Reported | None = None
-        self._failures = ToldFailures(_logger, broker=worker.broker_id, failed="load was not reported", over="load is reported again")
+        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="load was not reported", over="load is reported again")
 
     def bundles(self) -> Sequence[BundleTraffic]:
         """Return the average load of each open bundle, by name, as of the last sample; empty before the first.

@@ -19,7 +19,7 @@ from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, plan
 from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.following import Following
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures
+from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.intervals import interval_passed
 from equipoise.channel.core.errors import EquipoiseError
@@ -62,7 +62,7 @@ class Splitting:
         self._following = Following(worker)
         self._splitting_memory = SplittingMemory()
         self._failures = {
-            what: ToldFailures(_logger, broker=worker.broker_id, failed=f"{what} failed", over=f"{what} succeeds again")
+            what: LoggedFailures(_logger, broker=worker.broker_id, failed=f"{what} failed", over=f"{what} succeeds again")
             for what in (_ROUND, _SPLIT, _MERGE, _UNLOAD)
         }
 

@@ -11,7 +11,7 @@ from typing import Final
 from equipoise.brokers.http.app import served
 from equipoise.brokers.http.waiting_room import WaitingRoom
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
-from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.system.deadline import Deadline
@@ -35,7 +35,7 @@ class Starting:
         self._stopping = stopping
         self._began_ms = worker.clock.now().boot_ms
         self._problem = ""
-        self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
+        self._failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
 
     async def start(self) -> None:
         """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from equipoise.brokers.runtime.observations import FILE_SUFFIX
+from equipoise.brokers.runtime.observations.stores import FILE_SUFFIX
 from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, MissingExtra, PeerError
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import kafka_settings, log_path

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.runtime.observations import FILE_SUFFIX
+from equipoise.brokers.runtime.observations.stores import FILE_SUFFIX
 from equipoise.channel.core.errors import LogDamaged, LogWentBack
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite.file import BOOT_ID, FileId, connect, this_boot, usable_path, with_id

@@ -16,9 +16,8 @@ import pytest
 
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.spelling import parse_summary
-from equipoise.brokers.runtime.observations import are_kept, open_observations
-from equipoise.brokers.runtime.observations.observed import Kind, Observation, Observations, ObservationsUnavailable
-from equipoise.brokers.runtime.observations.sqlite import TIDY_EVERY, SqliteObservations
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.stores import DELETE_EVERY, SqliteObservations, are_kept, open_observations
 from equipoise.channel.core.errors import InvalidLogUrl
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import log_path
@@ -102,15 +101,15 @@ def test_the_oldest_rows_go(tmp_path: Path) -> None:
     """A table holds what it may and a little more; what goes is the oldest, and no row gets the number of one that is gone."""
     path = tmp_path / "observations"
     observations = SqliteObservations(path, rows_max={Kind.SERVING: 10, Kind.LOADS: 10})
-    for start in range(0, 3 * TIDY_EVERY, 300):
+    for start in range(0, 3 * DELETE_EVERY, 300):
         observations.write(Kind.SERVING, [observation(number) for number in range(start, start + 300)])
-        assert len(in_file(path)) <= 10 + TIDY_EVERY + 300
-    observations.write(Kind.SERVING, [observation(number) for number in range(3 * TIDY_EVERY, 4 * TIDY_EVERY)])
-    assert [f'{{"number":{number}}}'.encode() for number in range(4 * TIDY_EVERY - 10, 4 * TIDY_EVERY)] == [
+        assert len(in_file(path)) <= 10 + DELETE_EVERY + 300
+    observations.write(Kind.SERVING, [observation(number) for number in range(3 * DELETE_EVERY, 4 * DELETE_EVERY)])
+    assert [f'{{"number":{number}}}'.encode() for number in range(4 * DELETE_EVERY - 10, 4 * DELETE_EVERY)] == [
         document for _, document in in_file(path)
     ]
     with closing(sqlite3.connect(path)) as connection:
-        assert [(4 * TIDY_EVERY,)] == connection.execute("SELECT max(id) FROM serving").fetchall()
+        assert [(4 * DELETE_EVERY,)] == connection.execute("SELECT max(id) FROM serving").fetchall()
 
 
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:

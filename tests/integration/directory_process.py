@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import EquipoiseError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import DataDirectoryInUse
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory, nonces_of_dead
+from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from equipoise.brokers.agent.effects import Effect, Open, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.runtime.observations.observed import Served
+from equipoise.brokers.runtime.observations.records import Served
 from equipoise.brokers.testing.simulation.checkers.membership import Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work
 from equipoise.brokers.testing.simulation.checkers.panel import Panel

@@ -17,7 +17,7 @@ from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, submit, until
 from equipoise.brokers.operations.death_declaration import declare_dead
 from equipoise.brokers.operations.moving import delete_namespace, unload_all
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.difference import Resync

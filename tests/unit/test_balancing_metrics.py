@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from equipoise.brokers.runtime.metrics.metrics import Metrics
+from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.shedder.loads import Resources, Use
 from equipoise.shedder.plan import Move
 from tests.decisions import idle, move, shed

@@ -14,9 +14,16 @@ import pytest
 
 from equipoise.brokers.errors import CompactionFailed
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server import compacting, compacting_once
-from equipoise.brokers.server.compacting import Compacting
-from equipoise.brokers.server.compacting_once import NOT_BEGUN, Compaction, Done, compact_in_child, compact_in_thread, compact_once_of
+from equipoise.brokers.server import compacting
+from equipoise.brokers.server.compacting import (
+    NOT_BEGUN,
+    Compacting,
+    Compaction,
+    Done,
+    compact_in_child,
+    compact_in_thread,
+    compact_once_of,
+)
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
 from tests.unit.http.cluster import cluster, run, until
@@ -207,7 +214,7 @@ def test_what_a_child_refuses_is_told_by_its_name(tmp_path: Path) -> None:
 
 def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound of a compaction ends its process, and is told."""
-    monkeypatch.setattr(compacting_once, "COMPACT_S_MAX", 0.001)
+    monkeypatch.setattr(compacting, "COMPACT_S_MAX", 0.001)
     with pytest.raises(CompactionFailed, match="DeadlineExceeded"):
         asyncio.run(compact_in_child(Compaction(log_url=f"sqlite:{tmp_path / 'log'}", cluster="c", retain="7d")))
 

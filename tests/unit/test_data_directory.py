@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
-from equipoise.brokers.runtime.directory import data_directory
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory, nonces_of_dead
+from equipoise.brokers.runtime import data_directory
+from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
 from equipoise.channel.core.errors import Bug, OperatorError
 
 LOG = "identity of the log"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
-from equipoise.brokers.runtime.directory.directory_thread import QUEUED_MAX, DirectoryThread
+from equipoise.brokers.runtime.data_directory import QUEUED_MAX, DataDirectory, DirectoryThread
 from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, Overloaded
 from equipoise.channel.system.deadline import Deadline
 

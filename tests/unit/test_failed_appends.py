@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from equipoise.brokers.runtime.failures.failed_appends import FailedAppends
+from equipoise.brokers.runtime.failures import FailedAppends
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 
 RENEWAL = b'{"kind":"broker","key":"a"}'
@@ -22,7 +22,7 @@ Told = tuple[str, object, object]
 @pytest.fixture(autouse=True)
 def every_level(caplog: pytest.LogCaptureFixture) -> None:
     """See what is told at any level."""
-    caplog.set_level(logging.DEBUG, logger="equipoise.brokers.runtime.failures.failed_appends")
+    caplog.set_level(logging.DEBUG, logger="equipoise.brokers.runtime.failures")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[Told]:

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.local.local_broker import LocalBroker, Output, ending_of, ports_of
-from equipoise.brokers.local.restart_pause import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS
+from equipoise.brokers.local.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, Output, ending_of, ports_of
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ def test_an_end_is_told_in_words(code: int, told: str) -> None:
 def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that dies again and again is started ever more seldom, up to a bound; one that lived for long, at once."""
     now_ns = 0
-    monkeypatch.setattr("equipoise.brokers.local.restart_pause.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    monkeypatch.setattr("equipoise.brokers.local.local_broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     broker = LocalBroker(tmp_path, 8080)
     assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [broker.pause.next_ms() for _ in range(7)]
     now_ns = STEADY_MS * 1_000_000

@@ -14,7 +14,7 @@ from equipoise.brokers.errors import InvalidConfig, InvalidService
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server import main as module

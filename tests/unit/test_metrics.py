@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from equipoise.brokers.runtime.metrics.metrics import LookupOutcome, Metrics
+from equipoise.brokers.runtime.metrics import LookupOutcome, Metrics
 from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Reason

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from equipoise.brokers.runtime.clock import SystemClock
-from equipoise.brokers.runtime.observations import observation_writer as module
-from equipoise.brokers.runtime.observations.observation_writer import ObservationWriter
-from equipoise.brokers.runtime.observations.observed import Kind, Observation, ObservationsUnavailable, Served
+from equipoise.brokers.runtime.observations import writer as module
+from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable, Served
+from equipoise.brokers.runtime.observations.writer import ObservationWriter
 
 PATIENCE_S = 20.0
 
@@ -99,7 +99,7 @@ def test_a_place_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(module, "CLOSE_S", PATIENCE_S)
     writer.close()
     assert [0, 1] == place.tokens
-    assert "of which 2 were dropped" in caplog.text
+    assert "2 observations were dropped" in caplog.text
 
 
 def test_a_place_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,10 +17,10 @@ from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.local.demo.callers import History
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
-from equipoise.brokers.runtime.observations.observed import Kind, Observation
-from equipoise.brokers.runtime.observations.sqlite import SqliteObservations
+from equipoise.brokers.runtime.observations.records import Kind, Observation
+from equipoise.brokers.runtime.observations.stores import SqliteObservations
 from equipoise.examples.counter_store import CounterStore
 from equipoise.shedder.load_reports import Sample
 from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered

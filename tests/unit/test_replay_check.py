@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
-from equipoise.brokers.runtime.directory.snapshots import Snapshots
-from equipoise.brokers.runtime.replay_check import ReplayCheck
+from equipoise.brokers.runtime.data_directory import DataDirectory
+from equipoise.brokers.runtime.replay import ReplayCheck
+from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.channel.core.errors import Bug, EquipoiseError, LogDamaged
 from equipoise.channel.core.view import View
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from equipoise.brokers.runtime.replay_progress import Left, ReplayProgress
+from equipoise.brokers.runtime.replay import Left, ReplayProgress
 
 SECOND_NS = 1_000_000_000
 
@@ -56,7 +56,7 @@ def test_the_snapshot_and_the_log_are_counted_apart() -> None:
 def test_a_line_in_two_seconds_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     """A quick start writes nothing; a long one, what is done and left, and for how long."""
     way = Way()
-    with caplog.at_level(logging.INFO, "equipoise.brokers.runtime.replay_progress"):
+    with caplog.at_level(logging.INFO, "equipoise.brokers.runtime.replay"):
         for tenth in range(31):
             way.now_ns = tenth * SECOND_NS // 10
             way.read(100, 4_000 - 100 * tenth)

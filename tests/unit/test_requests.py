@@ -11,8 +11,8 @@ from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.intents import DeleteNamespace
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.runtime import requests as module
-from equipoise.brokers.runtime.requests import Requests
+from equipoise.brokers.runtime import callers as module
+from equipoise.brokers.runtime.callers import Requests
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
-from equipoise.brokers.runtime.directory.snapshots import Snapshots
+from equipoise.brokers.runtime.data_directory import DataDirectory
+from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.memory_log import MemoryLog

@@ -9,10 +9,9 @@ import pytest
 
 from equipoise.brokers.agent.effects import Close
 from equipoise.brokers.agent.events import Closed
-from equipoise.brokers.runtime.handover import HandoverUnavailable
+from equipoise.brokers.runtime.handover import HandoverUnavailable, Note, Spilled
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import FetchSpilled
-from equipoise.brokers.runtime.spilled import Note, Spilled
 from tests.folding import channel_with
 from tests.unit.service_bench import BUNDLE, Bench, settled
 

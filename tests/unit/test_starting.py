@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.server import starting
 from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable

@@ -1,6 +1,6 @@
 """The two lines of something that fails over and over: what they say, and how loud they are.
 
-May live here: examples of `brokers.runtime.failures.told_failures`; how often there is a line is told by those whose failures they are.
+May live here: examples of `brokers.runtime.failures`; how often there is a line is told by those whose failures they are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 
 import pytest
 
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures, told_error
+from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.channel.core.errors import Overloaded
 
 FULL = Overloaded(what="the row", limit=3)
@@ -17,7 +17,7 @@ FULL = Overloaded(what="the row", limit=3)
 
 def test_a_failure_is_a_warning_a_bug_an_error_and_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """Of an outage there are the first line, one when a minute is over, with a traceback if it is a bug by then, and the last."""
-    failures = ToldFailures(logging.getLogger("brokers.test"), broker="a", failed="it failed", over="it succeeds again")
+    failures = LoggedFailures(logging.getLogger("brokers.test"), broker="a", failed="it failed", over="it succeeds again")
     with caplog.at_level("INFO", logger="brokers.test"):
         failures.failed(FULL, 0)
         failures.failed(FULL, 59_999)
@@ -36,4 +36,4 @@ def test_a_failure_is_a_warning_a_bug_an_error_and_the_end_is_told(caplog: pytes
 
 def test_an_error_is_told_in_a_sentence() -> None:
     """Ours have one; of others the type belongs to it."""
-    assert [str(FULL), "ValueError: odd"] == [told_error(error) for error in (FULL, ValueError("odd"))]
+    assert [str(FULL), "ValueError: odd"] == [error_text(error) for error in (FULL, ValueError("odd"))]

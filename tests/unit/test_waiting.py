@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from equipoise.brokers.runtime import waiting as module
+from equipoise.brokers.runtime import callers as module
+from equipoise.brokers.runtime.callers import Waiting
 from equipoise.brokers.runtime.service import WorkerEnded
-from equipoise.brokers.runtime.waiting import Waiting
 from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.core.view import View
 

@@ -1,6 +1,6 @@
 """The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle.
 
-May live here: `brokers.runtime.observations.witness` with leases and handles that a test sets by hand, and time that passes only when it
+May live here: `brokers.runtime.observations.recorder` with leases and handles that a test sets by hand, and time that passes only when it
 says so.
 """
 
@@ -14,8 +14,8 @@ from equipoise.brokers.agent.effects import Abandon, Close, Reshaped
 from equipoise.brokers.agent.events import Instant, Opened, Tick
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.observations.observed import Served
-from equipoise.brokers.runtime.observations.witness import Witness
+from equipoise.brokers.runtime.observations.recorder import ServingRecorder
+from equipoise.brokers.runtime.observations.records import Served
 from equipoise.brokers.runtime.service import Ownership, OwnershipLost
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 
@@ -48,7 +48,7 @@ class Broker:
     served: list[Served] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.witness = Witness(log="log", broker="b", boot="boot", clock=self.clock, tell=self.served.append)
+        self.witness = ServingRecorder(log="log", broker="b", boot="boot", clock=self.clock, report=self.served.append)
         self.renew()
 
     def handle(self, bundle: str) -> Handle | None:
@@ -79,7 +79,7 @@ class Broker:
     def close(self, handle: Handle) -> None:
         """The agent lets go of a bundle."""
         handle.is_open = False
-        self.witness.begun(Close(handle=handle, moved_to=None, deadline_ms=0))
+        self.witness.carried_out(Close(handle=handle, moved_to=None, deadline_ms=0))
 
     @property
     def told(self) -> list[tuple[str | None, int, int | None]]:
@@ -256,7 +256,7 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
     for child in children:
         child.is_open = True
     parent.is_open = False
-    broker.witness.begun(Reshaped(gone=(parent,), children=children))
+    broker.witness.carried_out(Reshaped(gone=(parent,), children=children))
     assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.told
     assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
 
@@ -266,7 +266,7 @@ def test_whatever_ends_a_broker_ends_what_it_serves() -> None:
     broker = Broker()
     broker.open(LEFT)
     broker.open(RIGHT)
-    broker.witness.begun(Abandon(bundle=LEFT, doing="closing"))
+    broker.witness.carried_out(Abandon(bundle=LEFT, doing="closing"))
     broker.lease.lose()
     broker.witness.stopped()
     broker.witness.stopped()

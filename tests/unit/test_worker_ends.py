@@ -16,10 +16,10 @@ import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.errors import DataDirectoryInUse
-from equipoise.brokers.runtime import listeners
+from equipoise.brokers.runtime import callers
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
@@ -244,7 +244,7 @@ def test_alarms_and_failed_appends_name_their_record(stand: Run, caplog: pytest.
         stand.log.append([encode(propose.down(admin, former, nonce=former.joined.nonce))], timeout_ms=1_000)
         await stand.until(lambda view: view.brokers["a"].incarnation != former.incarnation or None, "its coming back")
 
-    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.failures.failed_appends"):
+    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.failures"):
         stand(story)
     (failed,) = (record.__dict__ for record in caplog.records if record.message.startswith("append failed"))
     assert ("a", "namespace", "t/other") == (failed["broker"], failed["kind"], failed["key"])
@@ -304,7 +304,7 @@ def test_a_broker_tells_of_its_openings_and_closings(stand: Run, caplog: pytest.
 
 def test_one_listener_too_many_is_refused(stand: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who are told of every record are bounded in number; who ends it makes room."""
-    monkeypatch.setattr(listeners, "LISTENERS_MAX", 1)
+    monkeypatch.setattr(callers, "LISTENERS_MAX", 1)
 
     async def story(stand: Stand) -> None:
         end = stand.worker.listen(lambda _folded: None)

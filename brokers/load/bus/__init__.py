@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
-from equipoise.brokers.runtime.observations import open_observations
+from equipoise.brokers.runtime.observations.stores import open_observations
 from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import kafka_settings, log_path

@@ -16,8 +16,8 @@ from typing import Final
 
 from equipoise.brokers.errors import LoadBusUnavailable, UnreadableLoad
 from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_summary
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures
-from equipoise.brokers.runtime.observations.observed import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.failures import LoggedFailures
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.channel.system import private_files
 from equipoise.shedder.load_reports import Sample, Summary, summarized
 
@@ -39,7 +39,7 @@ class FileLoadBus:
         """Each summary made here is also added to `observations`, if given. A failure of that is only logged."""
         self._folder = folder
         self._observations = observations
-        self._failures: ToldFailures | None = None
+        self._failures: LoggedFailures | None = None
 
     def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`. Does not fsync: after a power failure the next interval brings a sample."""
@@ -57,7 +57,7 @@ class FileLoadBus:
             self._keep(self._observations, Observation(at_ms=sample.at_ms, broker=sample.broker, document=summary))
 
     def _keep(self, observations: Observations, summary: Observation) -> None:
-        told = self._failures = self._failures or ToldFailures(
+        told = self._failures = self._failures or LoggedFailures(
             _logger, broker=summary.broker, failed="load reports are not kept", over="load reports are kept again"
         )
         try:

@@ -22,7 +22,7 @@ from equipoise.brokers.load.bus.topic_making import made
 from equipoise.brokers.load.bus.topics import LoadTopic, LoadTopics, differences
 from equipoise.brokers.load.worker.access import Access, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
-from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import Bug
 from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients
@@ -129,7 +129,7 @@ class _Start:
 
     async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
         """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker` does."""
-        failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
+        failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
         while not stopping.is_set():
             try:
                 return await asyncio.to_thread(self._looked, Deadline.after(timeout_ms=min(_LOOK_MS, deadline.remaining_ms())))

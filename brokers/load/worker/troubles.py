@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.brokers.runtime.failures import RepeatedFailures
 
 TOLD_AGAIN_MS: Final = 60_000
 """The least time between two lines about one broker."""
@@ -30,4 +30,4 @@ class Troubles:
         self.total += 1
         if subject not in self._by_subject and len(self._by_subject) >= SUBJECTS_MAX:
             subject = _OTHERS
-        return self._by_subject.setdefault(subject, RepeatedFailures(told_again_ms=TOLD_AGAIN_MS)).failed(now_ms)
+        return self._by_subject.setdefault(subject, RepeatedFailures(interval_ms=TOLD_AGAIN_MS)).failed(now_ms)

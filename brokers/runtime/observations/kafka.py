@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from equipoise.brokers.runtime.observations.observed import Kind, Observation, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.client import Clients

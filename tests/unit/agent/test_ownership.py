@@ -60,7 +60,7 @@ def test_the_keys_lie_where_these_tests_need_them() -> None:
 def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
     """Work that passes both checks is witnessed with its times, its token, and the lease that covered it."""
     clock, seen = HandClock(), list[Evidence]()
-    ownership = Ownership(opened(), clock=clock, witness=seen.append)
+    ownership = Ownership(opened(), clock=clock, record=seen.append)
     assert ownership.is_good
     work = ownership.begin(LEFT_KEY)
     clock.boot_ms = 3_999
@@ -94,7 +94,7 @@ def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
     """Whatever ends the right between the two checks, the result is not answered, and nothing is witnessed."""
     clock, lease, seen = HandClock(), good_lease(), list[Evidence]()
     handle = opened(lease=lease)
-    work = Ownership(handle, clock=clock, witness=seen.append).begin(LEFT_KEY)
+    work = Ownership(handle, clock=clock, record=seen.append).begin(LEFT_KEY)
     if way == "closed":
         handle.is_open = False
     elif way == "lease":
@@ -113,7 +113,7 @@ def test_work_goes_on_over_a_split() -> None:
     """Each piece of work is answered under the part that holds its key, also when that part is split again."""
     lease, seen = good_lease(), list[Evidence]()
     whole = opened(lease=lease)
-    ownership = Ownership(whole, clock=HandClock(), witness=seen.append)
+    ownership = Ownership(whole, clock=HandClock(), record=seen.append)
     left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
     left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
     replaced((whole,), (left, right))

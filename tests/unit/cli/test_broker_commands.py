@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.propose import Author

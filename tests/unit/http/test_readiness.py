@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import worker as workers
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
 from tests.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, Broker, run, started

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.metrics.metrics import Metrics
+from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.channel.core.view import View
 from tests.openapi import document
 from tests.unit.http.cluster import cluster, run

@@ -1,12 +1,11 @@
-"""Keep snapshots of a broker's view, so that a start need not fold the whole log."""
+"""Save and restore a broker's view in its data directory."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-from equipoise.brokers.runtime.directory.data_directory import DataDirectory
-from equipoise.brokers.runtime.directory.directory_thread import DirectoryThread
+from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
 from equipoise.channel.core.errors import EquipoiseError, LogUnavailable, SnapshotDamaged
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Reader

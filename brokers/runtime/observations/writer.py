@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Final
 
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.failures.told_failures import ToldFailures
-from equipoise.brokers.runtime.observations.observed import Kind, Observations, ObservationsUnavailable, Served
-from equipoise.channel.core.errors import Overloaded
+from equipoise.brokers.runtime.failures import LoggedFailures
+from equipoise.brokers.runtime.observations.records import Kind, Observations, ObservationsUnavailable, Served
+from equipoise.channel.core.errors import PeerError
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class ObservationWriter:
         self._waiting: queue.Queue[Served | None] = queue.Queue(maxsize=_WAITING_MAX)
         self._closing = threading.Event()
         self._observations: Observations | None = None
-        # One thread writes each: `_dropped` the loop's, `_dropped_told` the writer's.
+        # One thread writes each: `_dropped` the loop's, `_dropped_reported` the writer's.
         self._dropped = 0
-        self._dropped_told = 0
-        self._failures = ToldFailures(_logger, broker=broker, failed="observations are not kept", over="observations are kept again")
+        self._dropped_reported = 0
+        self._failures = LoggedFailures(_logger, broker=broker, failed="observations are not kept", over="observations are kept again")
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class ObservationWriter:
             try:
                 self._observations = self._observations or self._open()
                 self._observations.write(Kind.SERVING, [served.observation() for served in batch])
-                self._tell_dropped()
+                self._report_dropped()
             except ObservationsUnavailable as error:
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - a failed batch must not end the thread
@@ -97,9 +97,8 @@ class ObservationWriter:
     def _failed(self, error: Exception) -> None:
         self._failures.failed(error, self._clock.now().boot_ms)
 
-    def _tell_dropped(self) -> None:
-        """Raise `Overloaded` if observations were dropped since the last call."""
-        dropped, self._dropped_told = self._dropped - self._dropped_told, self._dropped
+    def _report_dropped(self) -> None:
+        """Raise `PeerError` if observations were dropped since the last call."""
+        dropped, self._dropped_reported = self._dropped - self._dropped_reported, self._dropped
         if dropped:
-            what = f"the row of observations to be written at broker {self._broker}, of which {dropped} were dropped"
-            raise Overloaded(what=what, limit=_WAITING_MAX)
+            raise PeerError(f"{dropped} observations were dropped, because at most {_WAITING_MAX} may wait; audits miss them")

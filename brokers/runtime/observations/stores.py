@@ -1,4 +1,4 @@
-"""Keep one machine's observations in a file beside the channel's, so that the channel never waits for them.
+"""Store observations beside the channel: in a file on one machine, or on Kafka.
 
 Each call opens the file, which takes a millisecond: a handle kept open would miss a replaced file.
 """
@@ -12,15 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from equipoise.brokers.runtime.observations.observed import Kind, Observation, ObservationsUnavailable
-from equipoise.channel.core.errors import EquipoiseError
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, MissingExtra
+from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
 from equipoise.channel.sqlite.file import connect
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final[Mapping[Kind, int]] = MappingProxyType({Kind.SERVING: 200_000, Kind.LOADS: 100_000})
 """Older rows are deleted. Serving: 60 MB, 100,000 openings. Loads: 100 to 200 MB, a day of three brokers."""
 
-TIDY_EVERY: Final = 500
+DELETE_EVERY: Final = 500
 """Old rows are deleted once per this many, so a table may exceed its limit by so many."""
 
 # How long a write waits for other writers, which take milliseconds.
@@ -57,6 +59,42 @@ class SqliteObservations:
         )
         connection.executemany(f"INSERT INTO {kind} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
         [(newest,)] = connection.execute("SELECT last_insert_rowid()").fetchall()
-        if newest % TIDY_EVERY < len(rows):
+        if newest % DELETE_EVERY < len(rows):
             connection.execute(f"DELETE FROM {kind} WHERE id <= ?", (newest - self._rows_max[kind],))  # noqa: S608 - as above
         connection.execute("COMMIT")
+
+
+FILE_SUFFIX: Final = ".observations"
+
+
+def are_kept(log_url: str) -> bool:
+    """Return whether observations can be kept: not beside a log in memory, which others cannot read."""
+    return not is_in_memory(log_url)
+
+
+def open_observations(log_url: str) -> Observations:
+    """Return a new handle on the observations beside the channel at `log_url`.
+
+    * `sqlite:PATH`: the file `PATH.observations`.
+    * `kafka://SERVERS/TOPIC`: the topic `TOPIC-serving`. Loads are on the load bus.
+
+    The first write creates them. Raise `InvalidLogUrl` for any other URL; for a topic also `MissingExtra` and `InvalidKafkaSetting`.
+    """
+    path = log_path(log_url)
+    if path is not None:
+        return SqliteObservations(Path(f"{path}{FILE_SUFFIX}"))
+    if log_url.startswith("kafka:"):
+        return _on_kafka(log_url)
+    raise InvalidLogUrl(url=log_url, problem="no observations are kept beside a log of this kind")
+
+
+def _on_kafka(log_url: str) -> Observations:
+    address = address_of(log_url)
+    try:
+        from equipoise.brokers.runtime.observations.kafka import KafkaObservations  # noqa: PLC0415 - its client comes with an extra
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingExtra(what=f"the observations beside {log_url}", extra="kafka") from error
+    return KafkaObservations(Clients(servers=address.servers, settings=kafka_settings()), address.topic)

@@ -1,0 +1,216 @@
+"""Answer a broker's callers: listeners to records, waiters for the view, and requests for records."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+from equipoise.brokers.agent.core import ATTEMPTS_MAX
+from equipoise.brokers.agent.effects import Answered
+from equipoise.brokers.agent.events import Requested
+from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.requested_moves import may_run_again
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+
+_logger: Final = logging.getLogger(__name__)
+
+LISTENERS_MAX: Final = 2_048
+"""Listeners at a time: each costs the fold about 1 us. Operators' moves use at most half."""
+
+Told = TypeVar("Told", Folded, Resync)
+
+
+def _passed_over(_resync: Resync) -> None:
+    """Ignore a resync."""
+
+
+class Listen(Protocol):
+    """The signature of `Listeners.listen`."""
+
+    def __call__(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+        """See `Listeners.listen`."""
+        ...
+
+
+class Listeners:
+    """The listeners of one broker. An exception is logged and does not reach the others."""
+
+    def __init__(self, *, broker: str) -> None:
+        self._broker = broker
+        self._listeners: dict[int, tuple[Callable[[Folded], None], Callable[[Resync], None]]] = {}
+        self._numbers = itertools.count(1)
+
+    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _passed_over) -> Callable[[], None]:
+        """Call `listener` with every record from now on. Return a function that ends this.
+
+        Call `resynced` where records were truncated unread. Raise `Overloaded` if too many listen.
+        """
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise Overloaded(what=f"the row of listeners at broker {self._broker}", limit=LISTENERS_MAX)
+        number = next(self._numbers)
+        self._listeners[number] = (listener, resynced)
+        return lambda: self._listeners.pop(number, None) and None
+
+    def folded(self, folded: Folded) -> None:
+        """Call all listeners with a record."""
+        for listener, _ in tuple(self._listeners.values()):
+            self._tell(listener, folded)
+
+    def resynced(self, resync: Resync) -> None:
+        """Call all listeners with a resync."""
+        for _, listener in tuple(self._listeners.values()):
+            self._tell(listener, resync)
+
+    def _tell(self, listener: Callable[[Told], None], told: Told) -> None:
+        try:
+            listener(told)
+        except Exception:
+            _logger.exception("a listener failed", extra={"broker": self._broker, "offset": told.offset})
+
+
+T = TypeVar("T")
+
+WAITERS_MAX: Final = 4_096
+"""Waiting callers. Each checks a change in about 20 microseconds: 80 ms for all, a fifth of the stall that must not cost a lease. Lookups
+over HTTP share one wait per bundle; the rest are a service's own callers and operators' moves."""
+
+# Check again without a change: a broker becomes suspect by time alone.
+_LOOK_AGAIN_MS: Final = 100
+
+
+class Waiting:
+    """The callers that wait for the view of one broker."""
+
+    def __init__(self, look: Callable[[], View], *, broker: str) -> None:
+        """`look` returns the current view."""
+        self._look = look
+        self._broker = broker
+        self._changed = asyncio.Event()
+        self._count = 0
+        self._end: WorkerEnded | None = None
+
+    def changed(self) -> None:
+        """Make all waiting callers check again."""
+        self._changed.set()
+
+    def end(self, error: WorkerEnded) -> None:
+        """End all waits with `error` after the broker's end."""
+        self._end = error
+        self._changed.set()
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """See `brokers.runtime.worker.Worker.until`."""
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        result = self._result(condition)
+        if result is not None:
+            return result
+        deadline.check(what)
+        if self._count >= WAITERS_MAX:
+            raise Overloaded(what=f"the row of those who wait at broker {self._broker}", limit=WAITERS_MAX)
+        self._count += 1
+        try:
+            while True:
+                await self._change(deadline)
+                result = self._result(condition)
+                if result is not None:
+                    return result
+                deadline.check(what)
+        finally:
+            self._count -= 1
+
+    def _result(self, condition: Callable[[View], T | None]) -> T | None:
+        result = condition(self._look())
+        if result is None and self._end is not None:
+            raise self._end.with_traceback(None)  # All callers share it.
+        return result
+
+    async def _change(self, deadline: Deadline) -> None:
+        """Wait until something has changed, or until the next periodic check."""
+        changed = self._changed = asyncio.Event() if self._changed.is_set() else self._changed
+        try:
+            async with asyncio.timeout(min(deadline.remaining_ms(), _LOOK_AGAIN_MS) / 1_000):
+                await changed.wait()
+        except TimeoutError:
+            return
+
+
+REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
+"""Requests at a time: half of the agent's unsettled attempts, so that callers never crowd out the broker's own proposals."""
+
+
+class Requests:
+    """The pending requests at one broker."""
+
+    def __init__(self, step: Callable[[Requested], None], *, broker: str, log: str) -> None:
+        """`step` gives the agent an event; `log` names the log in messages."""
+        self._step = step
+        self._broker = broker
+        self._log = log
+        # The result of each request; None if the broker ended before it was known.
+        self._tickets: dict[int, asyncio.Future[Answered | None]] = {}
+        self._numbers = itertools.count(1)
+        self._end: WorkerEnded | None = None
+
+    def answer(self, answered: Answered) -> None:
+        """Settle a request. Its caller may be gone."""
+        future = self._tickets.pop(answered.ticket, None)
+        if future is not None and not future.done():
+            future.set_result(answered)
+
+    def end(self, error: WorkerEnded) -> None:
+        """Settle all requests after the broker's end: pending ones are unknown, later ones raise `error`."""
+        self._end = error
+        for future in self._tickets.values():
+            if not future.done():
+                future.set_result(None)
+
+    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+        """See `brokers.runtime.worker.Worker.request`."""
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        race = 1
+        while True:
+            answered = await self._ask(intent, deadline)
+            if answered.error is not None:
+                raise answered.error.with_traceback(None)  # All attempts of one batch share it.
+            verdict = answered.verdict
+            assert verdict is not None, "what is answered has an error or a verdict"
+            if verdict.reason is None:
+                assert answered.offset is not None, "what was accepted stands on the log"
+                return answered.offset
+            # Past the deadline do not retry: this result is known.
+            if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
+                raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+            race += 1
+
+    async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
+        if self._end is not None:
+            raise self._end.with_traceback(None)  # All callers share it.
+        if len(self._tickets) >= REQUESTS_MAX:
+            raise Overloaded(what=f"the row of requests at broker {self._broker}", limit=REQUESTS_MAX)
+        ticket = next(self._numbers)
+        future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
+        self._tickets[ticket] = future
+        try:
+            self._step(Requested(ticket=ticket, intent=intent))
+            async with asyncio.timeout(deadline.remaining_ms() / 1_000):
+                answered = await future
+        except TimeoutError:
+            raise self._unknown(intent, f"it was not read back within {deadline.timeout_ms} ms") from None
+        finally:
+            self._tickets.pop(ticket, None)
+        if answered is None:
+            assert self._end is not None, "only the end of the broker leaves a request without an answer"
+            raise self._unknown(intent, f"broker {self._broker} ended before it was read back: {self._end.problem}") from self._end
+        return answered
+
+    def _unknown(self, intent: Intent, problem: str) -> OutcomeUnknown:
+        return OutcomeUnknown(log=self._log, subject=subject_of(intent), problem=problem)

@@ -1,1 +1,0 @@
-"""A broker's data directory and the snapshots in it."""

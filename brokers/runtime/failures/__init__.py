@@ -1,1 +1,0 @@
-"""Repeated failures, and how often a log reports them."""

@@ -1,0 +1,385 @@
+"""Export a broker's metrics to Prometheus."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import accumulate
+from typing import Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
+from equipoise.brokers.runtime.channel_loss import ChannelLoss
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Reason, State
+from equipoise.channel.core.view import View
+from equipoise.shedder.loads import Resources
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+# From one hop of the log (half a millisecond) to the deadline of an admin call.
+_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+_NANOSECONDS: Final = tuple(int(bound * 1e9) for bound in _SECONDS)
+
+# All states but `owned`: bundles that a client may wait for.
+_UNSETTLED: Final[tuple[State, ...]] = ("free", "assigning", "releasing", "splitting")
+
+
+class LookupOutcome(StrEnum):
+    """How a lookup ended: at once, after a wait, too late, or refused (unknown namespace, too many waiting)."""
+
+    ANSWERED = "answered"
+    HELD = "held"
+    TIMED_OUT = "timed_out"
+    REFUSED = "refused"
+
+
+class _LookupDurations(Collector):
+    """A histogram of lookups in plain lists, for the worker's loop only.
+
+    prometheus-client takes two locks per observation: a tenth of the whole answer.
+    """
+
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+        self._counts = {outcome: [0] * (len(_SECONDS) + 1) for outcome in LookupOutcome}
+        self._sum_ns = dict.fromkeys(LookupOutcome, 0)
+
+    def observe(self, outcome: LookupOutcome, duration_ns: int) -> None:
+        """Count one lookup."""
+        self._counts[outcome][bisect_left(_NANOSECONDS, duration_ns)] += 1
+        self._sum_ns[outcome] += duration_ns
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the histogram in Prometheus' form: cumulative, up to infinity."""
+        text = "Lookups, from the request to its answer."
+        family = HistogramMetricFamily("equipoise_lookup_duration_seconds", text, labels=("broker", "outcome"))
+        for outcome, counts in self._counts.items():
+            bounds = (*map(floatToGoString, _SECONDS), "+Inf")
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric((self._broker, outcome.value), buckets, self._sum_ns[outcome] / 1e9)
+        yield family
+
+
+class _Lean(CollectorRegistry):
+    """A registry without the `_created` gauges of prometheus-client, which only the whole process could switch off."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._whole = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the registry's metrics without `_created`."""
+        for metric in self._whole.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+class Metrics:
+    """The metrics of one worker, for use on its loop; each call costs a microsecond or two.
+
+    `moves` are the moves in progress in the whole cluster, for all users.
+    """
+
+    def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`broker` labels every metric; `now_ns` is a clock that only rises."""
+        self._now_ns = now_ns
+        self.moves = Moves()
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"equipoise_{name}", text, ("broker", *labels), registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"equipoise_{name}", text, ("broker", *labels), registry=registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS)
+
+        rejected = counter("records_rejected_total", "Records of the channel that the fold rejected, since the start.", "reason")
+        text = "How long bundles were on the move, in the whole cluster, as this broker reads it."
+        move = histogram("move_duration_seconds", text, "kind", "result")
+        in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are not simply owned.", "state")
+        # Resolve labels once, so each series starts at 0: one that appears with its first event has no rate.
+        self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
+        self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
+        self._lookups = _LookupDurations(broker)
+        registry.register(self._lookups)
+        # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
+        ProcessCollector(registry=registry)
+        self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
+        self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
+        self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
+        self._lease_left = gauge("lease_left_seconds", "How long this broker may still serve without a renewal.").labels(broker)
+        self._lag = gauge("reader_lag_records", "Records that stand on the log and are not folded here yet.").labels(broker)
+        text = "How long the channel has been lost to this broker; 0 while it has it."
+        self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)
+        text = "Bundles that outlast this broker's lease while the channel is lost, because their namespace says so."
+        self._serving_on = gauge("bundles_serving_on", text, "namespace")
+        self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
+        self._resyncs = counter("reader_resyncs_total", "How often truncation took what this broker had not read yet.").labels(broker)
+        self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
+        self.compaction = CompactionMetrics(registry, broker=broker)
+        self.balancing = BalancingMetrics(registry, broker=broker)
+        self._broker = broker
+
+    def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
+        """Count one folded record and return the moves it ends. Ignore history (`live` false)."""
+        if not live:
+            return ()
+        reason = folded.verdict.reason
+        if reason is not None:
+            self._rejected[reason].inc()
+            return ()
+        self._accepted.inc()
+        ended = self.moves.folded(folded, self._now_ns())
+        for move in ended:
+            self._move[move.kind, move.result].observe(move.duration_ns / 1e9)
+        return ended
+
+    def resynced(self, resync: Resync) -> None:
+        """Count a resync: records were truncated before they were read."""
+        self._resyncs.inc()
+        self.moves.resynced(resync)
+
+    def alarm(self, name: str) -> None:
+        """Count an alarm. `name` is one of few fixed words."""
+        self._alarms.labels(self._broker, name).inc()
+
+    def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
+        """Count a lookup that began at `started_ns` of the monotonic clock."""
+        self._lookups.observe(outcome, self._now_ns() - started_ns)
+
+    def register(self, collector: Collector) -> None:
+        """Export this collector, too."""
+        self._registry.register(collector)
+
+    def unregister(self, collector: Collector) -> None:
+        """Stop exporting this collector."""
+        self._registry.unregister(collector)
+
+    def scrape(
+        self,
+        view: View,
+        *,
+        incarnation: int | None,
+        lease_left_ms: int,
+        lag_records: int,
+        log_is_available: bool,
+        channel_loss: ChannelLoss | None = None,
+    ) -> bytes:
+        """Return all current metrics in Prometheus' text format (`CONTENT_TYPE`)."""
+        self.balancing.cluster = view.cluster or ""
+        states = Tally(bundle.state for bundle in view.unsettled())
+        for state, gauge in self._in_flight.items():
+            gauge.set(states[state])
+        held = [] if incarnation is None else view.held_by(incarnation)
+        self._owned.set(sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation))
+        self._lease_left.set(lease_left_ms / 1_000)
+        self._lag.set(lag_records)
+        self._log_available.set(1 if log_is_available else 0)
+        self._channel_lost.set(0 if channel_loss is None else channel_loss.lost_ms / 1_000)
+        self._serving_on.clear()
+        for namespace, bundles in ({} if channel_loss is None else channel_loss.serving_on).items():
+            self._serving_on.labels(self._broker, namespace).set(bundles)
+        return generate_latest(_Lean(self._registry))
+
+
+Outcome = tuple[str, str]
+Values = Mapping[tuple[str, ...], float]
+
+# Pulsar's counters are 0 from the start: a series that appears with its first event has no rate.
+_UNLOADS: Final[tuple[Outcome, ...]] = (
+    *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
+    *(("Skip", cause) for cause in ("HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown")),
+    ("Failure", "Unknown"),
+)
+_SPLITS: Final[tuple[Outcome, ...]] = (
+    *(("Success", cause) for cause in ("Topics", "Sessions", "MsgRate", "Bandwidth", "Admin")),
+    ("Failure", "Unknown"),
+)
+
+_LOADING: Final = "loadBalancing"
+_UNLOADING: Final = "bundleUnloading"
+_SPLITTING: Final = "bundlesSplit"
+
+# Pulsar's names of resources, where they differ from ours.
+_RESOURCES: Final = {"direct_memory": "directMemory"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Series:
+    """One of Pulsar's metrics now: its values by labels, besides `metric`, which names the Pulsar source."""
+
+    name: str
+    text: str
+    metric: str
+    values: Values
+    labels: tuple[str, ...] = ()
+    kind: Literal["counter", "gauge"] = "counter"
+
+
+class BalancingMetrics(Collector):
+    """Filled on the worker's loop only. `cluster` is known once the channel is read."""
+
+    def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
+        self.cluster = ""
+        self._broker = broker
+        self._rounds: Tally[tuple[str, ...]] = Tally()
+        self._unloads: Tally[Outcome] = Tally(dict.fromkeys(_UNLOADS, 0))
+        self._splits: Tally[Outcome] = Tally(dict.fromkeys(_SPLITS, 0))
+        self._unloaded_brokers = 0
+        self._refused: Tally[str] = Tally()
+        self._under_way = 0
+        self._used_percent: Mapping[str, float] = {}
+        self._used: Values = {}
+        self._spread: Values = {}
+        registry.register(self)
+
+    def decided(self, decision: Decision) -> None:
+        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves."""
+        self._rounds[decision.kind, *decision.outcome] += 1
+        if decision.kind == "shed":
+            self._unloads.update(decision.counted)
+            self._unloaded_brokers += len({move.source for move in decision.moves})
+            self.spread(decision.mean, decision.deviation)
+        elif decision.kind == "split":
+            self._splits.update(decision.counted)
+
+    def load(self, resources: Resources, *, averaged: float) -> None:
+        """Set this broker's last sample and the average of its weighted maximum, a fraction."""
+        self._used_percent = {resource.name: getattr(resources, resource.name).percent for resource in fields(resources)}
+        self._used = {("max_ema",): averaged, ("max",): resources.max_use}
+
+    def spread(self, mean: float | None, deviation: float | None) -> None:
+        """Set mean and deviation (fractions) of the brokers' averages in the last round, if computed."""
+        known = mean is not None and deviation is not None
+        self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item] # both known
+
+    def under_way(self, moves: int) -> None:
+        """Set the number of unfinished moves that this broker requested."""
+        self._under_way = moves
+
+    def refused(self, reporter: str) -> None:
+        """Count a load report that a round left out as impossible."""
+        self._refused[reporter] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield our metrics, then Pulsar's under both of its names."""
+        yield self._ours("balancing_rounds", "Rounds of balancing that this broker decided.", ("kind", "result", "reason"), self._rounds)
+        text = "Reports of load that a round of this broker left out, since they hold what cannot be, by who gave them."
+        yield self._ours("load_reports_refused", text, ("reporter",), {(reporter,): count for reporter, count in self._refused.items()})
+        gauge = GaugeMetricFamily(
+            "equipoise_balancing_moves_under_way", "Moves that this broker asked for and waits for.", labels=("broker",)
+        )
+        gauge.add_metric((self._broker,), self._under_way)
+        yield gauge
+        for series in self._pulsars():
+            yield _family(f"brk_{series.name}", series, {"broker": self._broker})
+            yield _family(f"pulsar_{series.name}", series, {"cluster": self.cluster, "broker": self._broker})
+
+    def _ours(self, name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]) -> Metric:
+        family = CounterMetricFamily(f"equipoise_{name}", text, labels=("broker", *labels))
+        for values in sorted(counts):
+            family.add_metric((self._broker, *values), counts[values])
+        return family
+
+    def _pulsars(self) -> Iterator[_Series]:
+        for resource in fields(Resources):
+            name, text = _RESOURCES.get(resource.name, resource.name), f"This broker's use of its {resource.name}, in percent."
+            values: Values = {(): self._used_percent[resource.name]} if self._used_percent else {}
+            yield _Series(name=f"lb_{name}_usage", text=text, metric=_LOADING, kind="gauge", values=values)
+        text = "The use of this broker's busiest resource, a fraction: as it is (max), and weighed and averaged (max_ema)."
+        yield _Series(name="lb_resource_usage", text=text, metric=_LOADING, kind="gauge", labels=("feature",), values=self._used)
+        text = "Mean and deviation of all brokers' max_ema, as the leader's last round found them."
+        labels = ("feature", "stat")
+        yield _Series(name="lb_resource_usage_stats", text=text, metric=_UNLOADING, kind="gauge", labels=labels, values=self._spread)
+        text = "Brokers from which rounds have moved bundles."
+        yield _Series(name="lb_unload_broker", text=text, metric=_UNLOADING, values={(): self._unloaded_brokers})
+        text = "Bundles that rounds have moved."
+        yield _Series(name="lb_unload_bundle", text=text, metric=_UNLOADING, values={(): _successes(self._unloads)})
+        text, labels = "Decisions of rounds, by what they were and why.", ("result", "reason")
+        yield _Series(name="lb_unload_broker_breakdown", text=text, metric=_UNLOADING, labels=labels, values=_by_outcome(self._unloads))
+        text = "Bundles that were split because they carried too much."
+        yield _Series(name="lb_bundles_split", text=text, metric=_SPLITTING, values={(): _successes(self._splits)})
+        text = "Decisions to split, by what came of them and why."
+        yield _Series(name="lb_bundles_split_breakdown", text=text, metric=_SPLITTING, labels=labels, values=_by_outcome(self._splits))
+
+
+def _successes(counts: Mapping[Outcome, int]) -> int:
+    return sum(count for (result, _), count in counts.items() if result == "Success")
+
+
+def _by_outcome(counts: Mapping[Outcome, int]) -> Values:
+    return {outcome: count for outcome, count in counts.items()}  # noqa: C416 - a dict of pairs is none of tuples.
+
+
+def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
+    make = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
+    family = make(name, series.text, labels=(*whose, "metric", *series.labels))
+    for values in sorted(series.values):
+        family.add_metric((*whose.values(), series.metric, *values), series.values[values])
+    return family
+
+
+class CompactionMetrics:
+    """Filled by `brokers.server.compacting`; zeros at a broker that has not compacted."""
+
+    def __init__(self, registry: CollectorRegistry, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`now_ns` is a clock that only rises."""
+        self._now_ns = now_ns
+        self._ended_ns: int | None = None
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"equipoise_{name}", text, ("broker",), registry=registry).labels(broker)
+
+        self._horizon = gauge("compaction_horizon_offset", "The offset up to which this broker has compacted the channel.")
+        self._duration = gauge("compaction_duration_seconds", "How long the last compaction by this broker took.")
+        self._uncompacted = gauge("uncompacted_records", "Records folded since this broker's last compaction, or its start.")
+        self._archived = gauge(
+            "archive_archived_offset", "The lowest offset up to which every archive that holds the log has read; 0: none does."
+        )
+        self._lapsed = gauge("archive_holds_lapsed", "Archives whose holds are too old to count.")
+        text = "The offset of the first record of the last compaction that has a time ahead of the clock; 0: none has."
+        self._ahead = gauge("log_clock_ahead_offset", text)
+        gauge("compaction_age_seconds", "The time since the last compaction by this broker.").set_function(self._age_s)
+        text = "Compactions by this broker that did not come to their end."
+        self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
+
+    def succeeded(self, *, horizon: int, took_ms: int) -> None:
+        """Note a compaction that succeeded."""
+        self._ended_ns = self._now_ns()
+        self._horizon.set(horizon)
+        self._duration.set(took_ms / 1_000)
+
+    def holds(self, *, archived_to: int | None, lapsed: int) -> None:
+        """Set what archives keep on the log."""
+        self._archived.set(archived_to or 0)
+        self._lapsed.set(lapsed)
+
+    def clock_ahead(self, offset: int | None) -> None:
+        """Set the offset of the first record that has a time ahead of the clock."""
+        self._ahead.set(offset or 0)
+
+    def failed(self) -> None:
+        """Count a compaction that failed."""
+        self._failures.inc()
+
+    def uncompacted(self, records: int) -> None:
+        """Set the number of records that wait for the next compaction."""
+        self._uncompacted.set(records)
+
+    def _age_s(self) -> float:
+        return 0.0 if self._ended_ns is None else (self._now_ns() - self._ended_ns) / 1e9
