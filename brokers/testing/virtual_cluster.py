@@ -6,12 +6,12 @@ Agents and fold are the product's own. The log is in memory and answers at once.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
+from equipoise.brokers.agent.events import Tick, Wanted
 from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
 from equipoise.brokers.balancing.namespace_size import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
@@ -19,6 +19,7 @@ from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE
 from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.loop_thread import NotRunning
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError
@@ -26,7 +27,6 @@ from equipoise.channel.core.ranges import check_broker_id, check_namespace, even
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
-from equipoise.channel.log.memory_log import MemoryLog
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
@@ -136,8 +136,8 @@ class Cluster(Generic[S]):
         self._patience_s = patience_ms / 1_000
         self._clock = VirtualClock()
         self._placement = _PlacementByHand()
-        self._log = MemoryLog(name=f"memory:virtual-{uuid.uuid4().hex}")
-        self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard, serves_peers=serves_peers)
+        self._log = SharedLog(name="virtual", cluster="virtual", folded=self._folded)
+        self._world = World(clock=self._clock, log=self._log, placement=self._placement, serves_peers=serves_peers)
         self._services: dict[str, S] = {}
         self._runner = asyncio.Runner()
         self._is_open: bool | None = None
@@ -166,7 +166,6 @@ class Cluster(Generic[S]):
         self._is_open = False
         self._world.members.clear()
         self._runner.__exit__(kind, error, trace)  # Cancels all running tasks.
-        self._log.close()
 
     # --- brokers and namespaces ---
 
@@ -196,8 +195,7 @@ class Cluster(Generic[S]):
 
         async def start() -> None:
             self._services[broker] = service = self._make_service()
-            self._world.members[broker] = member = Member(broker, service, self._world)
-            member.start()
+            self._world.members[broker] = Member(broker, service, self._world)
             await self._settle()
 
         self._run(start())
@@ -205,7 +203,7 @@ class Cluster(Generic[S]):
     def kill(self, broker: str) -> None:
         """End a broker without notice. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
         member = self._member(broker)
-        del self._world.members[broker]
+        member.end("is killed by the test", killed=True)
         self._run(member.runner.stop())
         self._run(self._settle())
 
@@ -364,14 +362,14 @@ class Cluster(Generic[S]):
         reason = self._reasons.get(bundle)
         return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
 
-    def _heard(self, folded: Folded) -> None:
+    def _folded(self, folded: Folded, _view: View) -> None:
         record = folded.record
         if isinstance(record, BundleTransition) and folded.verdict.accepted and record.reason is not None:
             self._reasons[record.key] = self._last_reason = record.reason
 
     def _request(self, intent: Intent, *, about: str) -> None:
         async def request() -> None:
-            ticket = self._leader.ask(intent)
+            ticket = self._leader.request(intent)
             await self._settle()
             answered = self._leader.answer(ticket)
             if answered is None:
@@ -385,7 +383,7 @@ class Cluster(Generic[S]):
         self._run(request())
 
     async def _want(self, bundle: str) -> None:
-        self._leader.want(bundle)
+        self._leader.deliver(Wanted(bundle=bundle))
         await self._settle()
 
     async def _advance(self, end_ms: int, *, until: Callable[[], bool]) -> None:
@@ -395,7 +393,7 @@ class Cluster(Generic[S]):
             wake_ms = min((member.agent.wake_at_ms for member in members), default=end_ms)
             self._clock.boot_ms = min(max(wake_ms, self._clock.boot_ms + 1), end_ms)
             for member in members:
-                member.tick()
+                member.deliver(Tick())
             self._world.changed()
             await self._settle()
 
@@ -405,8 +403,11 @@ class Cluster(Generic[S]):
         exchanges = 0
         while exchanges < _EXCHANGES_MAX:
             await asyncio.sleep(0)  # Tasks that have been woken take a step.
-            if any(member.read() for member in list(self._world.members.values())):
+            behind = [member for member in self._world.members.values() if member.lags]
+            if behind:
                 exchanges += 1
+                for member in behind:
+                    member.read_on()
                 continue
             others = asyncio.all_tasks() - {asyncio.current_task()}
             busy = others - self._stuck - self._world.idle()

@@ -1,45 +1,33 @@
-"""Run one broker of a virtual cluster over a log in memory and a clock that only the test moves.
-
-It replaces `brokers.runtime.worker`.
-"""
+"""Run one broker of a virtual cluster: its user's service, on a log in memory and a clock that only the test moves."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
-from equipoise.brokers.agent.agent import Agent
-from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import Answered, Append, Effect, ForgetNonces, WriteNonce
-from equipoise.brokers.agent.events import Event, Instant, NonceWritten, Read, Requested, Tick, Wanted
+from equipoise.brokers.agent.effects import Answered, Effect
+from equipoise.brokers.agent.events import Event, Instant, Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.router import Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
-from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner
+from equipoise.brokers.runtime.service_runner import ServiceRunner
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded
-from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
-from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
 
-CLUSTER: Final = "virtual"
-
 # Not 0, so that no unset time equals the present.
 _BOOT_START_MS: Final = 1_000_000
 _WALL_START_MS: Final = 1_000_000_000
-
-# A log in memory answers at once.
-_APPEND_MS: Final = 1_000
 
 
 class VirtualClock:
@@ -61,19 +49,17 @@ class VirtualClock:
 class World:
     """The parts that the members share, and that outlive them.
 
-    * `heard`: called with every record that a member folds.
     * `serves_peers`: members fetch state from one another.
-    * `nonces`: the instance ids in each broker's data directory.
+    * `directories`: each broker's data directory.
     * `waiting`: the tasks that wait for a change, by the future that wakes them.
     """
 
     clock: VirtualClock
-    log: Log
+    log: SharedLog
     placement: Placement
-    heard: Callable[[Folded], None]
     serves_peers: bool
     members: dict[str, Member] = field(default_factory=dict)
-    nonces: dict[str, frozenset[str]] = field(default_factory=dict)
+    directories: dict[str, Directory] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     waiting: dict[asyncio.Future[None], asyncio.Task[object] | None] = field(default_factory=dict)
 
@@ -97,111 +83,67 @@ class World:
                 waiter.set_result(None)
 
 
-class Member:
-    """One broker with its own service. It acts only on `read`, `tick` and requests, or when its service has answered."""
+class Member(AgentHost):
+    """One broker with its own service. It acts only when it is told to, or when its service has answered."""
 
     def __init__(self, broker: str, service: Service, world: World) -> None:
-        self.broker_id = broker
+        super().__init__(
+            broker=broker,
+            address=f"http://{broker}",
+            directory=world.directories.setdefault(broker, Directory()),
+            log=world.log,
+            make_nonce=lambda: f"nonce {next(world.numbers)}",
+            timing=Timing(),
+            placement=world.placement,
+        )
         service.host = self
+        self.broker_id = broker
         self._world = world
-        self._events: deque[Event] = deque()
-        self._stepping = False
         self._answers: dict[int, Answered] = {}
-        self._reader = Reader(log=world.log.name, cluster=CLUSTER)
-        self.runner = ServiceRunner(
+        self.service = self.runner = ServiceRunner(
             {"*": service},
             clock=world.clock,
             make_ownership=self._own,
-            step=self.step,
-            end_process=self._end,
+            step=self.deliver,
+            end_process=self.end,
             serves_peers=world.serves_peers,
             fetch_spilled=lambda source, bundle, digest: self._fetch(source.broker, bundle, digest),
-        )
-        self.agent = Agent(
-            broker=broker,
-            cluster=CLUSTER,
-            reader=self._reader,
-            timing=Timing(),
-            profile=Profile(addresses={"http": f"http://{broker}"}),
-            make_nonce=lambda: f"nonce {next(world.numbers)}",
-            predecessor_nonces=world.nonces.get(broker, frozenset()),
-            placement=world.placement,
         )
         self.router = Router(
             self.agent,
             ownerships=self.runner.ownerships,
             clock=world.clock,
             waiting=self,
-            step=self.step,
+            step=self.deliver,
             log_is_readable=lambda: True,  # The log is in the same memory.
         )
 
-    def start(self) -> None:
-        """Start to read. The log may be empty."""
-        if not self.read():
-            self.step(Read(entries=()))
+    def now(self) -> Instant:
+        """See `AgentHost`."""
+        return self._world.clock.now()
 
-    def read(self) -> bool:
-        """Fold what is new on the log. Return whether there was anything."""
-        entries = self._world.log.read(self._reader.position, limit=READ_ENTRIES_MAX)
-        if entries:
-            self.step(Read(entries=entries, caught_up=entries[-1].offset >= self._world.log.end()))
-        return bool(entries)
+    def append(self, data: bytes, _failed: Failed) -> None:
+        """See `AgentHost`."""
+        self.log.append(data)
 
-    def tick(self) -> None:
-        """Do what is due by now."""
-        self.step(Tick())
+    def observe(self, effect: Effect) -> None:
+        """See `AgentHost`."""
+        if isinstance(effect, Answered):
+            self._answers[effect.ticket] = effect
 
-    def want(self, bundle: str) -> None:
-        """Request that a free bundle is placed."""
-        self.step(Wanted(bundle=bundle))
+    def stepped(self, event: Event, effects: Sequence[Effect], _now: Instant) -> None:
+        """See `AgentHost`. A lookup without effects must not wake the waiting tasks."""
+        if effects or not isinstance(event, Wanted):
+            self._world.changed()
 
-    def ask(self, intent: Intent) -> int:
-        """Request an operation. Return the ticket for `answer`."""
-        ticket = next(self._world.numbers)
-        self.step(Requested(ticket=ticket, intent=intent))
-        return ticket
+    def ended(self, _why: str, *, killed: bool) -> None:  # noqa: ARG002 - a hook
+        """See `AgentHost`."""
+        del self._world.members[self.broker_id]
+        self._world.changed()
 
     def answer(self, ticket: int) -> Answered | None:
         """Return the answer to a request; None while it is unknown."""
         return self._answers.pop(ticket, None)
-
-    def step(self, event: Event) -> None:
-        """Give the agent one event, and carry out the effects."""
-        self._events.append(event)
-        if self._stepping:
-            return
-        self._stepping = True
-        try:
-            while self._events and self._world.members.get(self.broker_id) is self:
-                taken = self._events.popleft()
-                effects = self.agent.step(taken, self._world.clock.now())
-                for effect in effects:
-                    self._carry_out(effect)
-                # A lookup without effects must not wake the waiting tasks.
-                if effects or not isinstance(taken, Wanted):
-                    self._world.changed()
-        finally:
-            self._stepping = False
-
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Append):
-            self._world.log.append([effect.data], timeout_ms=_APPEND_MS)
-        elif isinstance(effect, ServiceEffect):
-            self.runner.carry_out(effect)
-        elif isinstance(effect, WriteNonce):
-            self._world.nonces[self.broker_id] = self._world.nonces.get(self.broker_id, frozenset()) | {effect.nonce}
-            self._events.append(NonceWritten(nonce=effect.nonce))
-        elif isinstance(effect, ForgetNonces):
-            self._world.nonces[self.broker_id] = frozenset({effect.keep})
-        elif isinstance(effect, Answered):
-            self._answers[effect.ticket] = effect
-        elif isinstance(effect, Folded):
-            self._world.heard(effect)
-
-    def _end(self, _problem: str) -> None:
-        """End the process of this broker, because its service cannot be stopped."""
-        self._world.members.pop(self.broker_id, None)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""

@@ -6,7 +6,7 @@ a forger writes stands in `tests.planted.forgeries`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -202,7 +202,7 @@ class _Notebook(Panel):
         except InvariantViolated as broken:
             self._note_broken(broken)
 
-    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
         """Write down what a broker opened and closed in a step, and ask the checkers."""
         assert self.world is not None
         if self.keeps_evidence:
@@ -225,7 +225,7 @@ class _Notebook(Panel):
         entries = self.world.log.entries
         self._run.broken.append((entries[-1].offset if entries else 0, broken))
 
-    def _note_serving(self, process: Process, effects: list[Effect]) -> None:
+    def _note_serving(self, process: Process, effects: Sequence[Effect]) -> None:
         """Write down which handles of a process are open now and were not, and the other way round."""
         assert self.world is not None
         now_us = self.world.stage.schedule.now_us

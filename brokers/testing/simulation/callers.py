@@ -11,10 +11,10 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.checkers.ownership import Work, child_of
 from equipoise.brokers.testing.simulation.checkers.panel import Panel
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.host import Host, Process
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.ranges import HASH_MAX
@@ -37,7 +37,7 @@ class Begun:
 class Callers:
     """All callers of a run."""
 
-    def __init__(self, stage: Stage, log: FaultyLog, hosts: list[Host], panel: Panel) -> None:
+    def __init__(self, stage: Stage, log: SharedLog, hosts: list[Host], panel: Panel) -> None:
         self._stage = stage
         self._log = log
         self._hosts = hosts
@@ -74,7 +74,7 @@ class Callers:
         handle = process.agent.handle(bundle.name)
         if handle is None or not handle.passes(process.host.now()):
             if bundle.phase == "free":
-                process.host.deliver(process, Wanted(bundle=bundle.name))
+                process.deliver(Wanted(bundle=bundle.name))
             return
         schedule, chance = self._stage.schedule, self._stage.chance
         took_us = chance.microseconds(self._stage.scenario.call_ms)

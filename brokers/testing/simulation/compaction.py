@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.stage import Stage
-from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
-
-_LOG: Final = "simulated"
 
 # The share of compactions that remove all entries under the snapshot, so that any lagging reader must resync. Others keep some.
 _ALL_PERMILLE: Final = 300
@@ -25,10 +22,10 @@ _ALL_PERMILLE: Final = 300
 class Compactor:
     """Folds the log with its own lagging reader, and compacts it from time to time until `stop`."""
 
-    def __init__(self, stage: Stage, log: FaultyLog, *, cluster: str) -> None:
+    def __init__(self, stage: Stage, log: SharedLog) -> None:
         self._stage = stage
         self._log = log
-        self._reader = Reader(log=_LOG, cluster=cluster)
+        self._reader = log.reader()
         self._read = 0
         self._since = -1
         self._rows: Mapping[str, bytes] = {}
@@ -69,4 +66,4 @@ class Compactor:
             else:
                 rows[row.key] = row.data
         self._rows, self._since = rows, view.offset
-        return CompactedSnapshot(marker=encode_marker(marker_of(view, log=_LOG)), rows=rows)
+        return CompactedSnapshot(marker=encode_marker(marker_of(view, log=self._log.name)), rows=rows)

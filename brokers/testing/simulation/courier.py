@@ -5,22 +5,18 @@ Only faults of appending belong here. Reading has its own in `brokers.testing.si
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from equipoise.brokers.testing.agent_host import Failed, Failure
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 
 # After this long a log client gives up an unanswered append and reports it.
 _GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS
 _NO_ANSWER: Final = LogUnavailable(log="simulated", problem="it gave no answer")
-
-# Why the log refused a record, or why the result is unknown.
-Failure = LogStorageFull | LogUnavailable
-Failed = Callable[[Failure], None]
 
 
 class Link:
@@ -38,7 +34,7 @@ class Link:
 class Courier:
     """Carries the records of all authors to the log."""
 
-    def __init__(self, stage: Stage, log: FaultyLog) -> None:
+    def __init__(self, stage: Stage, log: SharedLog) -> None:
         self._stage = stage
         self._log = log
 

@@ -77,7 +77,7 @@ class Scheduled:
 class Faults:
     """What may go wrong in a run. The defaults cause hardly any fault; clocks deviate by up to 1 %."""
 
-    # The way to the log and back (`faulty_log.FaultyLog`, `host.Host`).
+    # The way to the log and back (`courier.Courier`, `world`, `host.Host`).
     append_ms: Span = (0, 5)
     read_ms: Span = (0, 5)
     # Lost silently; refused with an error; or failed with an error although the record is on the log.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.agent.events import DrainRequested, Requested
+from equipoise.brokers.agent.events import DrainRequested
 from equipoise.brokers.agent.intents import (
     Cancel,
     CreateNamespace,
@@ -23,9 +23,9 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.courier import Courier, Link
-from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.host import Host, Process
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core import propose
@@ -53,13 +53,12 @@ _JUNK: Final = (b"", b"null", b"[]", b"{", b'{"kind":"bundle"}', b'{"kind":"brok
 class Operators:
     """All operators of a run. Their own records use a separate link to the log."""
 
-    def __init__(self, stage: Stage, log: FaultyLog, hosts: list[Host], courier: Courier) -> None:
+    def __init__(self, stage: Stage, log: SharedLog, hosts: list[Host], courier: Courier) -> None:
         self.link = Link()
         self._stage = stage
         self._log = log
         self._hosts = hosts
         self._courier = courier
-        self._tickets = 0
         self._stopped = False
         weights = stage.scenario.operations
         self._operations: tuple[tuple[Callable[[], None], int], ...] = (
@@ -105,9 +104,7 @@ class Operators:
         """Request `intent` from some running broker."""
         process = self._some_process()
         if process is not None:
-            self._tickets += 1
-            process.asked[self._tickets] = None
-            process.host.deliver(process, Requested(ticket=self._tickets, intent=intent))
+            process.request(intent)
 
     def _write(self, make: Callable[[Author], AnyRecord]) -> None:
         """Append to the log directly, as the command line does."""
@@ -219,13 +216,13 @@ class Operators:
         drain_ms = chance.within(_DRAIN_MS)
         leave = chance.happens(800) or any(broker.status == "draining" for broker in self._log.view.live_brokers())
         self._stage.story.say(process.host.name, "is asked to drain{} within {} ms", " and leave" if leave else "", drain_ms)
-        process.host.deliver(process, DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
+        process.deliver(DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
 
     def _declare_dead(self) -> None:
         """Declare dead each broker whose host runs no process and whose directory holds the live instance id."""
         for host in self._hosts:
             broker = self._log.view.brokers.get(host.broker)
-            if host.process is None and broker is not None and broker.live and broker.joined.nonce in host.nonces:
+            if host.process is None and broker is not None and broker.live and broker.joined.nonce in host.directory.nonces:
                 self._write(partial(propose.down, broker=broker, nonce=broker.joined.nonce, reason="its process has ended"))
 
     def _rash(self) -> None:

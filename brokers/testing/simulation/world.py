@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.callers import Callers
 from equipoise.brokers.testing.simulation.chance import Chance
 from equipoise.brokers.testing.simulation.checkers.panel import Panel
@@ -12,13 +14,16 @@ from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICR
 from equipoise.brokers.testing.simulation.compaction import Compactor
 from equipoise.brokers.testing.simulation.courier import Courier
 from equipoise.brokers.testing.simulation.faults import Faults
-from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
-from equipoise.brokers.testing.simulation.host import CLUSTER, Host, Process
+from equipoise.brokers.testing.simulation.host import Host, Process
 from equipoise.brokers.testing.simulation.operators import Operators
 from equipoise.brokers.testing.simulation.scenario import Scenario
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.brokers.testing.simulation.story import Story
 from equipoise.brokers.testing.simulation.troubles import Troubles
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+
+CLUSTER: Final = "simulated"
 
 # Machines have been up for an hour to a week. Their wall clocks are wrong by up to a minute.
 _BOOT_START_US: Final = (3_600 * MICROSECONDS_PER_SECOND, 604_800 * MICROSECONDS_PER_SECOND)
@@ -27,6 +32,10 @@ _WALL_ERROR_US: Final = (-60 * MICROSECONDS_PER_SECOND, 60 * MICROSECONDS_PER_SE
 
 # Brokers start one after the other within this time.
 _START_US: Final = (0, MICROSECONDS_PER_SECOND)
+
+# Gaps between the log's offsets. The leap is what SQLite skips on the first open after a restart of its machine.
+_GAP: Final = (1, 20)
+_LEAP: Final = 1_000_000
 
 # The share of stopped brokers that never restart after faults stop. The others must notice.
 _GONE_PERMILLE: Final = 300
@@ -42,7 +51,7 @@ class World:
         made_nonces: dict[str, Process] = {}
         self.stage = stage
         self.panel = Panel(made_nonces, nobody_dies=scenario.nobody_dies)
-        self.log = FaultyLog(stage, cluster=CLUSTER, witness=self.panel)
+        self.log = SharedLog(name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, stage))
         courier = Courier(stage, self.log)
         names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
         names += [(f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)]
@@ -61,7 +70,7 @@ class World:
         ]
         self.callers = Callers(stage, self.log, self.hosts, self.panel)
         self.operators = Operators(stage, self.log, self.hosts, courier)
-        self.compactor = Compactor(stage, self.log, cluster=CLUSTER)
+        self.compactor = Compactor(stage, self.log)
         self.troubles = Troubles(stage, self.hosts, [self.operators.link])
 
     def begin(self) -> None:
@@ -93,6 +102,11 @@ class World:
             host.start()
         first.start()
 
+    def _folded(self, folded: Folded, view: View) -> None:
+        """Take a record that was just appended."""
+        self.stage.story.folded(folded)
+        self.panel.folded(folded, view)
+
     def _snapshot_now_and_then(self, host: Host) -> None:
         def again() -> None:
             host.take_snapshot()
@@ -104,6 +118,13 @@ class World:
     def _look_every_second(self) -> None:
         self.panel.ownership.look_at_all()
         self.stage.schedule.after(MICROSECONDS_PER_SECOND, self._look_every_second)
+
+
+def _gap(stage: Stage) -> int:
+    """Return how many offsets the log skips before its next record."""
+    chance, faults = stage.chance, stage.faults
+    gap = chance.within(_GAP) if chance.happens(faults.gap_permille) else 0
+    return gap + (_LEAP if chance.happens(faults.leap_permille) else 0)
 
 
 def _some_clock(stage: Stage) -> Clock:

@@ -17,7 +17,7 @@ def test_a_request_outlives_its_incarnation(incarnation: int | None) -> None:
     """A request may wait while the incarnation of its attempt goes on, and no longer."""
     answers = Answers()
     agent = Fake(incarnation=2)
-    process = cast("Process", Fake(host=Fake(name="a"), agent=agent, asked={1: None, 2: (2, 7)}))
+    process = cast("Process", Fake(host=Fake(name="a"), agent=agent, served={2: (2, 7)}))
     answers.stepped(process)
     agent.__dict__["incarnation"] = incarnation
     with pytest.raises(InvariantViolated, match="a has read the end of #2, and has not answered request 2 of it"):

@@ -27,7 +27,7 @@ def test_what_recovery_waits_for() -> None:
     problem = not_recovered(history.view, [], lambda _incarnation: None)
     assert problem is not None
     assert problem.endswith("(offset 2) is free")
-    waiting = cast("Process", Fake(asked={3: None}, host=Fake(name="a"), agent=Fake(entry=None)))
+    waiting = cast("Process", Fake(asked={3}, host=Fake(name="a"), agent=Fake(entry=None)))
     assert not_recovered(View(), [waiting], lambda _incarnation: None) == "a has not answered 1 requests"
 
 
@@ -44,7 +44,7 @@ def test_recovery_waits_for_a_drain_as_far_as_others_take_what_is_there() -> Non
         handles = {entry.name: Fake(token=entry.token, passes=lambda _now: True) for entry in history.view.bundles_of(NAMESPACE)}
         agent = Fake(entry=Fake(status=status), handle=handles.get)
         service = Fake(takes=lambda _namespace: takes)
-        return cast("Process", Fake(alive=True, asked={}, host=Fake(name=name, now=lambda: NOW), agent=agent, service=service))
+        return cast("Process", Fake(alive=True, asked=set(), host=Fake(name=name, now=lambda: NOW), agent=agent, service=service))
 
     def problem(status: str, other: Process) -> str | None:
         mine = process("a", status, takes=True)

@@ -12,7 +12,7 @@ from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.testing.simulation.checkers.operations import one_at_a_time
 from equipoise.brokers.testing.simulation.checkers.transfers import Transfers
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.service import Operation
+from equipoise.brokers.testing.stand_in_service import Running
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
@@ -96,8 +96,9 @@ def test_two_operations_of_one_bundle_at_once() -> None:
     """An operation that begins while another of its bundle is under way is seen, and one of another bundle is not."""
     process = broker("a", 1).process
     service = process.service
-    service.under_way = {"one": [Operation(doing="discards", token=None)], "two": [Operation(doing="opens", token=7)]}
-    one_at_a_time(process, [Discard(bundle="one", deadline_ms=0)])
-    service.under_way["one"].append(Operation(doing="prepares", token=None))
-    with pytest.raises(InvariantViolated, match="the service of a at once discards and prepares one"):
-        one_at_a_time(process, [Discard(bundle="one", deadline_ms=0)])
+    discard, other = Discard(bundle="one", deadline_ms=0), Discard(bundle="two", deadline_ms=0)
+    service.under_way = {"one": [Running(operation=discard)], "two": [Running(operation=other)]}
+    one_at_a_time(process, [discard])
+    service.under_way["one"].append(Running(operation=discard))
+    with pytest.raises(InvariantViolated, match="the service of a at once discards and discards one"):
+        one_at_a_time(process, [discard])

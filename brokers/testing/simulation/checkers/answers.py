@@ -25,8 +25,8 @@ class Answers:
 
     def stepped(self, process: Process) -> None:
         """Check that no request waits for an attempt of an incarnation whose end the process has read."""
-        for ticket, served in process.asked.items():
-            if served is not None and served[0] != process.agent.incarnation:
+        for ticket, served in process.served.items():
+            if served[0] != process.agent.incarnation:
                 raise InvariantViolated(
                     invariant="section 1: what a dead incarnation attempted is settled",
                     what=f"{process.host.name} has read the end of #{served[0]}, and has not answered request {ticket} of it",

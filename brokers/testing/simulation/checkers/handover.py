@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from equipoise.brokers.agent.effects import Effect, Open
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
@@ -27,7 +29,7 @@ class Handovers:
             if isinstance(change, BundleChanged) and change.before is not None and change.after is None:
                 self._reshaped.add((change.name, change.before.token))
 
-    def stepped(self, process: Process, effects: list[Effect]) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect]) -> None:
         """Check the state with which a service opens a bundle.
 
         * A new owner gets the handover of the record that made it the owner, or nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from equipoise.brokers.agent.effects import Append, Effect
@@ -49,7 +49,7 @@ class Membership:
             elif isinstance(change, BundleChanged):
                 self._check_holders(folded, change, view)
 
-    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
         """Check that a process acts only in its own incarnation, and declares others dead only while its lease is good."""
         incarnation, lease = process.agent.incarnation, process.agent.lease
         # A leaving broker gives up its lease at the end of a step. Earlier in that step it may declare another one dead.

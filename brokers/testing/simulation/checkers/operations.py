@@ -5,12 +5,14 @@ Questions (where to split, what is left to fetch) are not operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from equipoise.brokers.agent.effects import Close, Discard, Effect, Open, Prepare
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 
 
-def one_at_a_time(process: Process, effects: list[Effect]) -> None:
+def one_at_a_time(process: Process, effects: Sequence[Effect]) -> None:
     """Check that no operation that a step began runs beside another of its bundle."""
     for effect in effects:
         match effect:
@@ -26,5 +28,5 @@ def one_at_a_time(process: Process, effects: list[Effect]) -> None:
         if len(under_way) > 1:
             raise InvariantViolated(
                 invariant="section 9: one operation of a bundle at a time",
-                what=f"the service of {process.host.name} at once {' and '.join(operation.doing for operation in under_way)} {bundle}",
+                what=f"the service of {process.host.name} at once {' and '.join(f'{running.verb}s' for running in under_way)} {bundle}",
             )

@@ -6,6 +6,7 @@ that a store can distinguish the two brokers by token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -53,7 +54,7 @@ class Ownership:
         self._leases: dict[Process, tuple[int, int]] = {}
         self._works: dict[tuple[str, int], list[Work]] = {}
 
-    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
         """Check the handles that a step opened or revived by its lease."""
         held = process.held
         for effect in effects:

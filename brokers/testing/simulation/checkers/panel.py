@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from equipoise.brokers.agent.effects import Effect
 from equipoise.brokers.agent.events import Instant
@@ -57,7 +57,7 @@ class Panel:
             self._transfers.folded(folded)
             self.membership.folded(folded, view)
 
-    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
         """Check a step of a broker. `now` is the reading of its clocks."""
         self._agreement.read(process.host.name, process.agent.view)
         one_at_a_time(process, effects)

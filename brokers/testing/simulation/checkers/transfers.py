@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from equipoise.brokers.agent.effects import Effect, Open, Prepare
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
@@ -41,7 +43,7 @@ class Transfers:
                 if before.phase in _ON_ITS_WAY and _is_answer(record, before):
                     self._check_answer(folded, before)
 
-    def stepped(self, process: Process, effects: list[Effect]) -> None:
+    def stepped(self, process: Process, effects: Sequence[Effect]) -> None:
         """Note what a service is asked to prepare, and check the source of an opening."""
         incarnation = process.agent.incarnation
         for effect in effects:

@@ -1,50 +1,42 @@
-"""Keep the simulated log: one total order, and a reference reader that folds each record when it is appended.
+"""Keep the log of a simulated cluster in memory: one total order, and a reference reader that folds each record at once.
 
-Its only fault is gaps between offsets. Faults of appending are in `courier`, faults of reading in `host`.
+Its only faults are gaps between offsets and truncation. The authors' links and the brokers' hosts add the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
 
-from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import view_of
 
-_GAP: Final = (1, 20)
 
-# What SQLite skips on the first open after a restart of its machine.
-_LEAP: Final = 1_000_000
-
-
-class Witness(Protocol):
-    """Receives every record."""
-
-    def folded(self, folded: Folded, view: View) -> None:
-        """Take a record that was just folded into `view`."""
-        ...
-
-
-class FaultyLog:
+class SharedLog:
     """The log. `entries` are all its records in order; `on_append` registers readers.
 
     Entries before the index `first` are truncated: only the reference reader and the checkers still use them. A broker that needs one
     starts from `restored`.
     """
 
-    def __init__(self, stage: Stage, *, cluster: str, witness: Witness) -> None:
+    def __init__(self, *, name: str, cluster: str, folded: Callable[[Folded, View], None], gap: Callable[[], int] = lambda: 0) -> None:
+        """`folded` takes each record that the reference reader has folded. `gap` returns the offsets to skip before the next record."""
+        self.name = name
+        self.cluster = cluster
         self.entries: list[Entry] = []
-        self.reference = Reader(log="simulated", cluster=cluster)
-        self._stage = stage
-        self._witness = witness
         self.first = 0
+        self.reference = self.reader()
+        self._folded = folded
+        self._gap = gap
         self._compacted_snapshot: tuple[int, CompactedSnapshot] | None = None
         self._readers: list[Callable[[], None]] = []
         self._next = FIRST_OFFSET
+
+    def reader(self, view: View | None = None) -> Reader:
+        """Return a new reader that starts from `view` (None: from the beginning)."""
+        return Reader(log=self.name, cluster=self.cluster, view=view)
 
     @property
     def view(self) -> View:
@@ -70,18 +62,16 @@ class FaultyLog:
         horizon, image = self._compacted_snapshot
         return horizon, view_of(image)
 
+    def skip(self, offsets: int) -> None:
+        """Leave a gap before the next record."""
+        self._next += offsets
+
     def append(self, data: bytes) -> None:
-        """Append a record to the log."""
-        chance, faults = self._stage.chance, self._stage.faults
-        if chance.happens(faults.gap_permille):
-            self._next += chance.within(_GAP)
-        if chance.happens(faults.leap_permille):
-            self._next += _LEAP
+        """Append a record."""
+        self.skip(self._gap())
         entry = Entry(self._next, data)
         self._next += 1
         self.entries.append(entry)
-        folded = self.reference.feed(entry)
-        self._stage.story.folded(folded)
-        self._witness.folded(folded, self.view)
+        self._folded(self.reference.feed(entry), self.view)
         for reader in self._readers:
             reader()

@@ -1,0 +1,265 @@
+"""Run one broker's agent under the control of a test: take events, carry out effects, read the log.
+
+The simulation, the scenarios and the virtual cluster derive their brokers from `AgentHost`. It replaces `brokers.runtime.worker`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol
+
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.core import Profile
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Alarm,
+    Answered,
+    Append,
+    Close,
+    Discard,
+    Effect,
+    FindCuts,
+    ForgetNonces,
+    Open,
+    Prepare,
+    Refold,
+    Reshaped,
+    Stop,
+    WriteNonce,
+)
+from equipoise.brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Requested, Resynced
+from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.leading import Batches
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.channel.core import snapshot
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+
+# Entries in one `Read`. A long replay takes several reads, with other events between them.
+_READ_ENTRIES_MAX: Final = 500
+
+# Why the log refused a record, or why the result is unknown.
+Failure = LogStorageFull | LogUnavailable
+Failed = Callable[[Failure], None]
+
+ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
+
+
+@dataclass(slots=True, kw_only=True)
+class Directory:
+    """A data directory: instance ids, and perhaps a snapshot of the first entries of the log, with their number."""
+
+    nonces: dict[str, None] = field(default_factory=dict)
+    snapshot: tuple[int, bytes] | None = None
+
+
+class HostedService(Protocol):
+    """The service beside the agent. It answers each effect with an event, then or later."""
+
+    def carry_out(self, effect: ServiceEffect) -> None:
+        """Start what the agent requests."""
+        ...
+
+
+class AgentHost(ABC):
+    """One run of a broker's program, from start to end. A subclass sets `service` before the first event.
+
+    Events are taken in order and one at a time, also those that arrive during a step. While the host is paused they wait.
+
+    * `read`: how many entries of the log it has folded or skipped by a resync.
+    * `end_at_start`: how many entries there were when it first reached the log, or reached it again after a resync.
+    * `asked`: the tickets of unanswered requests.
+    """
+
+    service: HostedService
+
+    def __init__(
+        self,
+        *,
+        broker: str,
+        address: str,
+        directory: Directory,
+        log: SharedLog,
+        make_nonce: Callable[[], str],
+        timing: Timing,
+        batches: Batches | None = None,
+        placement: Placement | None = None,
+        read: int = 0,
+        view: View | None = None,
+    ) -> None:
+        """Start from `view`, the fold of the first `read` entries of the log (None: empty)."""
+        self.directory = directory
+        self.log = log
+        self.read = read
+        self.end_at_start: int | None = None
+        self.alive = True
+        self.asked: set[int] = set()
+        self._tickets = 0
+        self._events: deque[Event] = deque()
+        self._stepping = False
+        self.agent = Agent(
+            broker=broker,
+            cluster=log.cluster,
+            reader=log.reader(view),
+            timing=timing,
+            profile=Profile(addresses={"http": address}),
+            make_nonce=make_nonce,
+            predecessor_nonces=frozenset(directory.nonces),
+            placement=placement,
+            batches=batches,
+        )
+
+    # --- what differs between the tests ---
+
+    @abstractmethod
+    def now(self) -> Instant:
+        """Return what the clocks of this broker's machine show."""
+
+    @abstractmethod
+    def append(self, data: bytes, failed: Failed) -> None:
+        """Send a record to the log. Call `failed` if the broker learns of a failure, certain or in doubt."""
+
+    def after_sync(self, action: Callable[[], None]) -> None:
+        """Call `action` when the next write to the data directory is done."""
+        action()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether events wait."""
+        return False
+
+    def accepts(self, event: Event) -> bool:  # noqa: ARG002 - a hook
+        """Return whether an event may reach the agent."""
+        return True
+
+    def observe(self, effect: Effect) -> None:  # noqa: B027 - a hook
+        """Look at an effect before it is carried out."""
+
+    def stepped(self, event: Event, effects: Sequence[Effect], now: Instant) -> None:  # noqa: B027 - a hook
+        """Look at a step after its effects were carried out. `now` is the reading of the clocks. Not called if the step ended this run."""
+
+    def replayed(self, check: Refold, *, agrees: bool) -> None:  # noqa: B027 - a hook
+        """Look at the result of a replay check. Without agreement this run ends next."""
+
+    def ended(self, why: str, *, killed: bool) -> None:  # noqa: B027 - a hook
+        """Release what belongs to this run. `killed`: the test ended it, not the broker itself."""
+
+    # --- events and effects ---
+
+    def deliver(self, event: Event) -> None:
+        """Give the agent an event, after those that wait. Drop it if this run has ended."""
+        if self.alive:
+            self._events.append(event)
+            self.take_events()
+
+    def take_events(self) -> None:
+        """Take the events that wait."""
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events and self.alive and not self.is_paused:
+                event = self._events.popleft()
+                if self.accepts(event):
+                    self._step(event)
+        finally:
+            self._stepping = False
+
+    def request(self, intent: Intent) -> int:
+        """Request an operation. Return the ticket of its `Answered`."""
+        self._tickets += 1
+        self.asked.add(self._tickets)
+        ticket = self._tickets
+        self.deliver(Requested(ticket=ticket, intent=intent))
+        return ticket
+
+    def end(self, why: str, *, killed: bool = False) -> None:
+        """End this run. Nothing of it goes on, except for records on their way to the log."""
+        if self.alive:
+            self.alive = False
+            self.ended(why, killed=killed)
+
+    def _step(self, event: Event) -> None:
+        now = self.now()
+        effects = self.agent.step(event, now)
+        for effect in effects:
+            # The log's reference reader reports what is folded, once for all brokers.
+            if type(effect) is not Folded and self.alive:
+                self.observe(effect)
+                self._carry_out(effect)
+        if self.alive:
+            self.stepped(event, effects, now)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self.append(effect.data, partial(self._append_failed, effect.attempt))
+            case WriteNonce():
+                self.after_sync(partial(self._nonce_written, effect.nonce))
+            case ForgetNonces():
+                self.directory.nonces = {effect.keep: None}
+            case Prepare() | Open() | Close() | Discard() | Abandon() | FindCuts() | Reshaped():
+                self.service.carry_out(effect)
+            case Answered():
+                self.asked.discard(effect.ticket)
+            case Refold():
+                self._replay(effect)
+            case Stop():
+                self.end(f"stops: {effect.error or 'it has left'}")
+            case Alarm() | Folded() | Resync():
+                pass
+
+    def _append_failed(self, attempt: int, error: Failure) -> None:
+        in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
+        self.deliver(AppendFailed(attempt=attempt, error=error, in_doubt=in_doubt))
+
+    def _nonce_written(self, nonce: str) -> None:
+        if self.alive:
+            self.directory.nonces[nonce] = None
+            self.after_sync(partial(self.deliver, NonceWritten(nonce=nonce)))
+
+    def _replay(self, check: Refold) -> None:
+        """Fold the log from zero, and end this run if the live view differs."""
+        view, reader = self.agent.view, self.log.reader()
+        for entry in self.log.entries[: self.read]:
+            reader.feed(entry)
+        agrees = reader.view.offset == view.offset and reader.view.digest() == view.digest()
+        self.replayed(check, agrees=agrees)
+        if not agrees:
+            self.end("stops: its view is not what the log says")
+
+    # --- the log and the data directory ---
+
+    @property
+    def lags(self) -> bool:
+        """Whether there is something to read: new entries, or the news that there are none."""
+        return self.end_at_start is None or self.read < len(self.log.entries)
+
+    def read_on(self) -> None:
+        """Read the next entries. Resync if they were truncated."""
+        if self.read < self.log.first:
+            self.resync(*self.log.restored())
+            return
+        if self.end_at_start is None:
+            self.end_at_start = len(self.log.entries)
+        entries = self.log.entries[self.read : self.read + _READ_ENTRIES_MAX]
+        self.read += len(entries)
+        self.deliver(Read(entries=entries, caught_up=self.read >= self.end_at_start))
+
+    def resync(self, read: int, view: View | None) -> None:
+        """Continue from `view`, the fold of the first `read` entries. The rest of the log comes in another `Read`."""
+        self.read = read
+        self.end_at_start = None  # There must be another `Read`, even if nothing follows the snapshot.
+        self.deliver(Resynced(reader=self.log.reader(view)))
+
+    def save_snapshot(self) -> None:
+        """Save the view in the data directory."""
+        self.directory.snapshot = (self.read, snapshot.to_bytes(self.agent.view))
