@@ -11,8 +11,7 @@ from itertools import pairwise
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.namespace_policies import serves_on
-from equipoise.channel.core.log import Entry
-from equipoise.channel.core.reader import Reader
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.channel.core.snapshot import to_bytes
 from tests.scenarios.host import Host, Process
 
@@ -32,9 +31,15 @@ def one_owner(hosts: Sequence[Host]) -> None:
 
 def _passing(host: Host, process: Process) -> list[tuple[str, Handle]]:
     now = host.now()
-    passing = [handle for handle in process.service.given if handle.passes(now)]
+    passing = [handle for handle in process.given if handle.passes(now)]
     view = process.agent.view
     return [(host.name, handle) for handle in passing if handle.lease.good(now) or not serves_on(view, handle.namespace)]
+
+
+def one_operation(process: Process) -> None:
+    """A service takes no second operation of a bundle before the agent has the answer to the first."""
+    for bundle, under_way in process.service.under_way.items():
+        assert len(under_way) <= 1, f"{process.host.name} is to {under_way[1].verb} {bundle}, and is not done with {under_way[0]}"
 
 
 def no_hurry(process: Process) -> None:
@@ -43,13 +48,13 @@ def no_hurry(process: Process) -> None:
     assert wake_at_ms > now_ms, f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
 
 
-def one_view(hosts: Sequence[Host], entries: Sequence[Entry], cluster: str) -> None:
+def one_view(hosts: Sequence[Host], log: SharedLog) -> None:
     """Every broker's view is what the log folds to from its beginning, up to where that broker has read, byte for byte."""
     processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
-    duplicate = Reader(log="duplicate", cluster=cluster)
-    for read in range(len(entries) + 1):
+    duplicate = log.reader()
+    for read in range(len(log.entries) + 1):
         if read:
-            duplicate.feed(entries[read - 1])
+            duplicate.feed(log.entries[read - 1])
         for process in processes:
             if process.read == read:
                 assert to_bytes(duplicate.view) == to_bytes(process.agent.view), f"{process.host.name} holds another view than the log"

@@ -121,13 +121,14 @@ def _restart(stage: Stage, name: str, *, keeps: str = "directory") -> None:
 
 
 def _pause(stage: Stage, name: str) -> None:
-    stage.process(name).is_paused = True
+    stage.process(name).paused = True
 
 
 def _resume(stage: Stage, name: str) -> None:
     process = stage.process(name)
-    process.is_paused = False
-    stage.step(process, Tick())
+    process.paused = False
+    process.take_events()
+    process.deliver(Tick())
 
 
 def _service(stage: Stage, name: str, mood: str, operation: str) -> None:
@@ -250,7 +251,7 @@ def _delete(stage: Stage, name: str, who: str) -> None:
 
 def _drain(stage: Stage, name: str, *, leave: bool) -> None:
     process = stage.process(name)
-    stage.step(process, DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + _DRAIN_MS))
+    process.deliver(DrainRequested(leave=leave, deadline_ms=process.now().boot_ms + _DRAIN_MS))
 
 
 def _declare_dead(stage: Stage, name: str, *, proven: bool) -> None:
@@ -262,7 +263,7 @@ def _declare_dead(stage: Stage, name: str, *, proven: bool) -> None:
 def _look_up(stage: Stage, bundle: str, name: str) -> None:
     process = stage.process(name)
     if process.agent.view.bundles[full_name(bundle)].phase == "free":
-        stage.step(process, Wanted(bundle=full_name(bundle)))
+        process.deliver(Wanted(bundle=full_name(bundle)))
         stage.settle()
     stage.say(f"{name} {_answer(process, process.agent.view.bundles[full_name(bundle)])}")
 
@@ -343,7 +344,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "fail WHO": partial(_lose, told=True),
     "doubt WHO": lambda stage, who: stage.doubt(_link(stage, who)),
     "duplicate OFFSET": lambda stage, offset: stage.duplicate(int(offset)),
-    "leap COUNT offsets": lambda stage, offsets: stage.leap(int(offsets)),
+    "leap COUNT offsets": lambda stage, offsets: stage.log.skip(int(offsets)),
     "deafen HOST": partial(_deafen, deaf=True),
     "undeafen HOST": partial(_deafen, deaf=False),
     "resync HOST": lambda stage, name: stage.resync(stage.process(name)),

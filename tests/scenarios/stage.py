@@ -13,28 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from equipoise.brokers.agent.agent import Agent
-from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.events import Event, Read, Requested, Resynced, Tick
+from equipoise.brokers.agent.events import Event, Tick
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.testing.agent_host import Directory, Failed
+from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, next_entry
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.lifecycle import Phase
-from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Renewed, Split
 from equipoise.channel.core.table import View
 from equipoise.channel.inspect import story
 from tests.scenarios import checks
-from tests.scenarios.host import Directory, Host, Link, Process
+from tests.scenarios.host import Host, Link, Process
 from tests.scenarios.words import moment, shortened
-
-CLUSTER = "story"
 
 # More steps than any command of a story takes: a stage that goes on has agents that answer each other for ever.
 _STEPS_MAX = 10_000
@@ -52,14 +49,11 @@ class Stage:
         self.hosts: dict[str, Host] = {}
         self.admin = Link()
         self.timing = Timing()
-        self.entries: list[Entry] = []
-        self.reference = Reader(log="story", cluster=CLUSTER)
-        self.names = story.Names(self.reference.view)
+        self.log = SharedLog(name="story", cluster="story", folded=self._folded)
+        self.names = story.Names(self.log.view)
         self.log_is_out = False
         self.told: list[str] = []
         self.visited: dict[tuple[Phase, Phase] | tuple[Phase, str] | str, None] = {}
-        self._next_offset = FIRST_OFFSET
-        self._tickets = 0
         self._lines: list[str] = []
         self._said_at_ms = 0
         self._coverage = Coverage()
@@ -68,7 +62,7 @@ class Stage:
     @property
     def view(self) -> View:
         """The view of a reader that has read the whole log."""
-        return self.reference.view
+        return self.log.view
 
     def say(self, line: str) -> None:
         """Tell something; with the time before it, if that has moved since the last line."""
@@ -85,7 +79,7 @@ class Stage:
     def check(self) -> None:
         """What must hold after every command."""
         checks.one_owner(list(self.hosts.values()))
-        checks.one_view(list(self.hosts.values()), self.entries, CLUSTER)
+        checks.one_view(list(self.hosts.values()), self.log)
 
     # --- the life of processes ---
 
@@ -105,21 +99,12 @@ class Stage:
         if host.directory.snapshot is not None:
             read, data = host.directory.snapshot
             view = snapshot.from_bytes(data)
-        agent = Agent(
-            broker=host.broker,
-            cluster=CLUSTER,
-            reader=Reader(log="story", cluster=CLUSTER, view=view),
-            timing=self.timing,
-            profile=Profile(addresses={"http": f"http://{name}"}),
-            make_nonce=host.make_nonce,
-            predecessor_nonces=frozenset(host.directory.nonces),
-        )
-        host.process = Process(host, agent, read=read, say=self.say, append=self._append_of(host))
-        self._read_on(host.process)
+        host.process = Process(host, self, read=read, view=view)
+        host.process.read_on()
 
     def crash(self, name: str) -> None:
         """End a process without any farewell. What it has in flight may still arrive."""
-        self.process(name).end("crashes")
+        self.process(name).end("crashes", killed=True)
 
     def process(self, name: str) -> Process:
         """The process that runs on a host."""
@@ -133,8 +118,7 @@ class Stage:
 
     def take_snapshot(self, name: str) -> None:
         """Keep a broker's view in its directory."""
-        process = self.process(name)
-        process.host.directory.snapshot = (process.read, snapshot.to_bytes(process.agent.view))
+        self.process(name).save_snapshot()
 
     def corrupt(self, name: str, bundle: str) -> None:
         """Change a broker's view behind its back, as a broken memory or a wrong fold would."""
@@ -146,17 +130,14 @@ class Stage:
 
     # --- the log ---
 
-    def _append_of(self, host: Host) -> Callable[[int, bytes], None]:
-        return lambda attempt, data: self.send(host.link, data, attempt=attempt)
-
-    def send(self, link: Link, data: bytes, *, attempt: int | None = None) -> None:
+    def send(self, link: Link, data: bytes, failed: Failed | None = None) -> None:
         """Send a record on its way: onto the log at once, unless its author's records are held, or the log is out."""
         if link.is_held:
-            link.in_flight.append((attempt, data))
-        elif self.log_is_out:
-            self._fail(link, attempt, LogUnavailable(log="story", problem="it is out", in_doubt=False))
-        else:
-            self.put(data)
+            link.in_flight.append((failed, data))
+        elif not self.log_is_out:
+            self.log.append(data)
+        elif failed is not None:
+            failed(LogUnavailable(log="story", problem="it is out", in_doubt=False))
 
     def propose(self, make: Callable[[Author], AnyRecord]) -> None:
         """Let an admin propose something, who has read the whole log."""
@@ -165,7 +146,7 @@ class Stage:
     def deliver(self, link: Link, count: int) -> None:
         """Put the oldest records in flight onto the log; those that follow stay where they are."""
         for _ in range(count):
-            self.put(link.in_flight.popleft()[1])
+            self.log.append(link.in_flight.popleft()[1])
 
     def release(self, link: Link) -> None:
         """Put all that is in flight onto the log, and hold no more."""
@@ -174,28 +155,19 @@ class Stage:
 
     def lose(self, link: Link, *, told: bool) -> None:
         """What is in flight never arrives; `told` if its author learns of that, for the log's disk is full."""
-        for attempt, _ in link.in_flight:
-            if told:
-                self._fail(link, attempt, LogStorageFull(log="story"))
+        for failed, _ in link.in_flight:
+            if told and failed is not None:
+                failed(LogStorageFull(log="story"))
         link.in_flight.clear()
 
     def doubt(self, link: Link) -> None:
         """The author of what is in flight is told that nobody knows whether it has arrived; it stays where it is."""
-        for attempt, _ in link.in_flight:
-            self._fail(link, attempt, LogUnavailable(log="story", problem="it gave no answer"))
+        for failed, _ in link.in_flight:
+            if failed is not None:
+                failed(LogUnavailable(log="story", problem="it gave no answer"))
 
-    def _fail(self, link: Link, attempt: int | None, error: LogUnavailable | LogStorageFull) -> None:
-        in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
-        for host in self.hosts.values():
-            if host.link is link and host.process is not None and attempt is not None:
-                host.process.append_failed(attempt, error, in_doubt=in_doubt)
-
-    def put(self, data: bytes) -> None:
-        """Put a record on the log, and check what it made of the bundles."""
-        entry = Entry(self._next_offset, data)
-        self._next_offset += 1
-        self.entries.append(entry)
-        folded = self.reference.feed(entry)
+    def _folded(self, folded: Folded, _view: View) -> None:
+        """Tell of a record that was just appended, and check what it made of the bundles."""
         self.names.learn(folded)
         self._tell(folded)
         self._coverage.folded(folded, self.view)
@@ -204,11 +176,7 @@ class Stage:
 
     def duplicate(self, offset: int) -> None:
         """A copy of an old record arrives late."""
-        self.put(next(entry.data for entry in self.entries if entry.offset == offset))
-
-    def leap(self, offsets: int) -> None:
-        """Let the log's offsets skip ahead."""
-        self._next_offset += offsets
+        self.log.append(next(entry.data for entry in self.log.entries if entry.offset == offset))
 
     def _tell(self, folded: Folded) -> None:
         line = f"{story.describe(folded, self.view, self.names)}"
@@ -240,72 +208,48 @@ class Stage:
         raise AssertionError("the brokers answer each other for ever")
 
     def _one_step(self) -> bool:
-        running = [host.process for host in self.hosts.values() if host.process is not None and not host.process.is_paused]
-        for process in running:
-            if process.inbox:
-                self.step(process, process.inbox.popleft())
-                return True
-        for process in running:
-            if process.read < len(self.entries) and not process.host.is_deaf:
-                self._read_on(process)
+        for process in self._running():
+            if process.lags and not process.host.is_deaf:
+                process.read_on()
                 return True
         return False
 
-    def _read_on(self, process: Process) -> None:
-        entries, process.read = self.entries[process.read :], len(self.entries)
-        self.step(process, Read(entries=entries))
+    def _running(self) -> list[Process]:
+        return [host.process for host in self.hosts.values() if host.process is not None and not host.process.is_paused]
 
     def resync(self, process: Process) -> None:
         """Truncation took all that a broker has not read yet: it goes on from the snapshot of it."""
-        process.read = len(self.entries)
-        view = snapshot.from_bytes(snapshot.to_bytes(self.view))
-        self.step(process, Resynced(reader=Reader(log="story", cluster=CLUSTER, view=view)))
+        paused, process.paused = process.paused, False  # A broker that wakes up hears of it first.
+        process.resync(len(self.log.entries), snapshot.from_bytes(snapshot.to_bytes(self.view)))
+        process.paused = paused
 
-    def step(self, process: Process, event: Event) -> None:
-        """Let one broker take one event."""
-        process.step(event)
-        if process.runs:
-            checks.one_owner(list(self.hosts.values()))
-            checks.no_hurry(process)
-            self._fold_again_if_asked(process)
-
-    def _fold_again_if_asked(self, process: Process) -> None:
-        refold, process.refold = process.refold, None
-        if refold is None:
-            return
-        again = Reader(log="story", cluster=CLUSTER)
-        for entry in self.entries[: process.read]:
-            again.feed(entry)
-        said = f"{process.host.name} folds the log again, since {refold.other} says another digest at {refold.offset}"
-        if again.view.digest() == process.agent.view.digest():
-            self.say(f"{said}: its own view is right, and it serves on")
-        else:
-            self.say(f"{said}: its own view is wrong")
-            process.end("stops")
+    def check_step(self, process: Process, _event: Event) -> None:
+        """What must hold after every step of a broker."""
+        checks.one_owner(list(self.hosts.values()))
+        checks.one_operation(process)
+        checks.no_hurry(process)
 
     def ask(self, name: str, intent: Intent) -> None:
         """Ask a broker for something, as an operator or its balancer does."""
-        self._tickets += 1
-        self.step(self.process(name), Requested(ticket=self._tickets, intent=intent))
+        self.process(name).request(intent)
 
     def advance(self, duration_ms: int) -> None:
         """Let time pass, from one wish to be woken to the next."""
         until_ms = self.now_ms + duration_ms
         while True:
-            awake = [host.process for host in self.hosts.values() if host.process is not None and not host.process.is_paused]
+            awake = self._running()
             wakes = [(process.agent.wake_at_ms - process.host.booted_ms, process) for process in awake]
             due_ms = min((at_ms for at_ms, _ in wakes), default=until_ms)
             if due_ms >= until_ms:
                 break
             self.now_ms = max(due_ms, self.now_ms)
             for at_ms, process in wakes:
-                if at_ms <= due_ms and process.runs:
-                    self.step(process, Tick())
+                if at_ms <= due_ms:
+                    process.deliver(Tick())
             self.settle()
         self.now_ms = until_ms
         for process in awake:
-            if process.runs:
-                self.step(process, Tick())
+            process.deliver(Tick())
 
     def set_timing(self, field: str, duration_ms: int) -> None:
         """Give brokers that start from now on another duration."""

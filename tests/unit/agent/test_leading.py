@@ -93,7 +93,7 @@ def test_what_is_being_deleted_is_assigned_to_nobody_instead() -> None:
     silent = next(bundle for bundle in stage.view.bundles_of("t/d") if bundle.phase == "assigning")
     perform(stage, "deleting t/d by admin")
     perform(stage, "advance 60s")
-    about = [record for _, data in stage.entries if isinstance(record := decode(data), BundleTransition) and record.key == silent.name]
+    about = [record for _, data in stage.log.entries if isinstance(record := decode(data), BundleTransition) and record.key == silent.name]
     assert [silent.owner] == [record.owner for record in about if record.state == "assigning"]
 
 
@@ -118,7 +118,7 @@ def test_what_nobody_takes_holds_up_no_drain() -> None:
     stage = play("brokers a", f"namespace t/n with {bundles} bundles by admin", "brokers b", "service b refuses prepare", "drain a")
     offered = {
         record.key
-        for entry in stage.entries
+        for entry in stage.log.entries
         if isinstance(record := decode(entry.data), BundleTransition) and record.reason == "drain" and record.owner is not None
     }
     assert bundles == len(offered)

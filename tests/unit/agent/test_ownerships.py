@@ -5,10 +5,14 @@ May live here: what the stories of tests/scenarios do not tell, of `brokers.agen
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from equipoise.brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from equipoise.brokers.agent.intents import Cancel
+from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.host import Link
 from tests.scenarios.language import perform
@@ -29,7 +33,12 @@ def play(*commands: str) -> Stage:
 
 def say(stage: Stage, name: str, event: Event) -> list[str]:
     """Let a broker's service say something unasked, and what comes of it."""
-    stage.step(stage.process(name), event)
+    return finish(stage, partial(stage.process(name).deliver, event))
+
+
+def finish(stage: Stage, work: Callable[[], None]) -> list[str]:
+    """Let a service do a piece of work, and what comes of it."""
+    work()
     stage.settle()
     stage.check()
     return stage.take_lines()
@@ -124,13 +133,13 @@ def test_a_refusal_of_the_destination_is_one() -> None:
 def test_a_union_whose_name_the_service_is_still_busy_with_is_opened_after_that() -> None:
     """A merge brings back a name of which an old preparation is under way: the union opens when that has ended and is discarded."""
     stage = play("cluster a b with 1 bundle", "service b waits prepare", "transfer 00_ff to b by admin", "cancel 00_ff by admin")
-    old = stage.process("b").service.waiting.popleft()
+    _, old = stage.process("b").service.waiting.pop(0)
     for command in ("service b is well", "split 00_ff at 80 by admin", "transfer 00_80 to b by admin", "transfer 80_ff to b by admin"):
         perform(stage, command)
     lines = perform(stage, "merge 00_80 by admin")
     assert ["b closes 00_80", "b closes 80_ff"] == [line for line in lines if line.startswith("b ")]
     assert ["b throws away what it prepared for 00_ff", "b opens 00_ff under token"] == [
-        line.rsplit(" ", 1)[0] if "token" in line else line for line in say(stage, "b", old)
+        line.rsplit(" ", 1)[0] if "token" in line else line for line in finish(stage, old)
     ]
 
 
@@ -165,10 +174,10 @@ def test_as_many_cuts_as_fit_are_made() -> None:
 def test_an_answer_to_an_older_question_cuts_nothing() -> None:
     """A split is cancelled and asked for anew, elsewhere: where the first was to cut is no answer to the second."""
     stage = play("cluster a b with 1 bundle", "service a waits cut", "split 00_ff at 40 by admin")
-    older = stage.process("a").service.waiting.popleft()
+    _, older = stage.process("a").service.waiting.pop(0)
     for command in ("cancel 00_ff by admin", "split 00_ff at 80 by admin"):
         perform(stage, command)
-    assert [] == say(stage, "a", older)
+    assert [] == finish(stage, older)
     perform(stage, "service a answers")
     assert list(HALVES) == sorted(stage.process("a").agent.handles)
 
@@ -192,10 +201,10 @@ class FullStage(Stage):
         super().__init__()
         self.refused: list[bytes] = []
 
-    def send(self, link: Link, data: bytes, *, attempt: int | None = None) -> None:
+    def send(self, link: Link, data: bytes, failed: Failed | None = None) -> None:
         if self.log_is_out:
             self.refused.append(data)
-        super().send(link, data, attempt=attempt)
+        super().send(link, data, failed)
 
 
 def test_what_a_full_disk_refuses_is_said_again_seldom_and_at_once_when_it_has_room() -> None:

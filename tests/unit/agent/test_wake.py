@@ -26,15 +26,12 @@ class CountingStage(Stage):
         super().__init__()
         self.wakes: dict[str, int] = {}
         self.times_ms: list[int] = []
+        self.log.on_append(lambda: self.times_ms.append(self.now_ms))
 
-    def step(self, process: Process, event: Event) -> None:
+    def check_step(self, process: Process, event: Event) -> None:
         if isinstance(event, Tick):
             self.wakes[process.host.name] = self.wakes.get(process.host.name, 0) + 1
-        super().step(process, event)
-
-    def put(self, data: bytes) -> None:
-        self.times_ms.append(self.now_ms)
-        super().put(data)
+        super().check_step(process, event)
 
 
 class PendingStage(CountingStage):
@@ -45,7 +42,7 @@ class PendingStage(CountingStage):
             self.now_ms += 1
             for host in self.hosts.values():
                 if host.process is not None and not host.process.is_paused:
-                    self.step(host.process, Tick())
+                    host.process.deliver(Tick())
             self.settle()
 
 
