@@ -99,13 +99,13 @@ soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
 	@$(BIN)/python -m equipoise.brokers.testing.simulation --soak-hours "$(or $(HOURS),1)"
 
-stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0] [LOG=kafka]
+stress: setup ## Move, kill, stop and cut off real brokers under load, and check what they served: make stress [SEED=0] [LOG=kafka]
 	@echo "== stress: some five minutes of faults in real processes"
 	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
 	@echo "== stress: tests that kill compactors, copies and Spark jobs, many times each"
 	@EQUIPOISE_TEST_MANY=1 $(BIN)/python -m pytest --quiet -m repeats -n auto $(SPREAD)
 
-stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0] [LOG=kafka]
+stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and check what they served: make stress-pulsar [SEED=0] [LOG=kafka]
 	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"
 	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
 

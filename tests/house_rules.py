@@ -65,7 +65,7 @@ ONLY_IN = {
     "tests": ("tests",),
     "zstandard": ("equipoise.compaction.compressed",),
 }
-JUDGE = "tests.judge"  # Imports nothing of the product: shared code would share its mistakes.
+CHECKER = "tests.checker"  # Imports nothing of the product: shared code would share its mistakes.
 
 TEXT_SUFFIXES = frozenset({".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
 TEXT_NAMES = frozenset({".gitignore", "Dockerfile", "Makefile", "run"})
@@ -166,11 +166,11 @@ def one_name(source: Source) -> Iterator[str]:
             yield f"{source.name} imports {root}; import equipoise.{root}"
 
 
-def impartial_judge(source: Source) -> Iterator[str]:
+def impartial_checker(source: Source) -> Iterator[str]:
     """Keep the checker free of imports from the product that it checks."""
-    for root in roots(imports(source)) if within(source.name, (JUDGE,)) else ():
+    for root in roots(imports(source)) if within(source.name, (CHECKER,)) else ():
         if root in PRODUCT:
-            yield f"{source.name} imports {root}; the judge shares nothing with what it judges"
+            yield f"{source.name} imports {root}; the checker shares nothing with what it checks"
 
 
 def pure_imports(source: Source) -> Iterator[str]:
@@ -301,7 +301,7 @@ MODULE_RULES: tuple[Rule, ...] = (
     telling_names,
     one_door,
     one_name,
-    impartial_judge,
+    impartial_checker,
     pure_imports,
     pure_calls,
     seeded_random,

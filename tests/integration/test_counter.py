@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 NAMESPACE = "shop/orders"
 KEYS = ("hot", "warm", "cold", "colder")
-JUDGE = Path(__file__).resolve().parent.parent / "judge" / "judge.py"
+JUDGE = Path(__file__).resolve().parent.parent / "checker" / "checker.py"
 DEADLINE_S = 120.0
 TRANSFERS = 12
 HOPS_MAX = 5

@@ -2,7 +2,7 @@
 
 * `python -m equipoise.brokers.local.demo.callers` reads one plan (a JSON line) and calls until its standard input ends.
 * A process of its own keeps other work from looking like a pause of the service.
-* `tests/judge/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
+* `tests/checker/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import orjson
 
 import equipoise
 
-CALL_CHECKER: Final = Path(equipoise.__file__).resolve().parent.parent / "tests" / "judge" / "judge.py"
+CALL_CHECKER: Final = Path(equipoise.__file__).resolve().parent.parent / "tests" / "checker" / "checker.py"
 MESSAGE_CHECKER: Final = CALL_CHECKER.with_name("messages.py")
 
 # A million calls or messages are checked in half a minute. A demo makes about ten thousand.

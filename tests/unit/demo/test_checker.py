@@ -71,7 +71,7 @@ def test_a_lost_message_is_counted(windows: Sequence[tuple[int, int]], violation
 
 def test_a_checker_that_fails_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The problem has the error of the checker."""
-    broken = tmp_path / "judge.py"
+    broken = tmp_path / "checker.py"
     broken.write_text("raise SystemExit('out of order')")
     monkeypatch.setattr(checker, "CALL_CHECKER", broken)
     verdict = checked_calls(tmp_path, written=True)

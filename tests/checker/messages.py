@@ -1,6 +1,6 @@
 """Check from Pulsar clients' histories whether messages were lost, delivered twice or out of order.
 
-Brokers' evidence is checked with the rules of `rules.py`. Like `judge.py` it imports nothing of the product. README.md describes the
+Brokers' evidence is checked with the rules of `rules.py`. Like `checker.py` it imports nothing of the product. README.md describes the
 formats and what a clean verdict proves.
 
     python messages.py HISTORY.jsonl [HISTORY2.jsonl ...] [--evidence ACCEPTS.jsonl ...] [--excused FROM_NS TO_NS ...] [--json]
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from case import Case, UnusableInputError, Work
-from judge import read_lines, report
+from checker import read_lines, report
 from rules import work_ends_within_its_lease, work_of_two_tokens_never_overlaps
 
 PARTITION = re.compile(r"-partition-(?:0|[1-9][0-9]*)$")
@@ -252,7 +252,7 @@ def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterabl
     run.is_witnessed = bool(evidence)
     run.works += [work for path in evidence for work in read_lines(path, Work)]
     if not run.receipted_ns or not run.deliveries:
-        raise UnusableInputError("histories", "no message was receipted, or nobody subscribed, so there is nothing to judge")
+        raise UnusableInputError("histories", "no message was receipted, or nobody subscribed, so there is nothing to check")
     return run
 
 

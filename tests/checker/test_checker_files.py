@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import case
-import judge
+import checker
 from counter_service import HOT, Leavings, plain_run
 
 
@@ -46,9 +46,9 @@ def save(left: Leavings, folder: Path) -> list[str]:
 def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run a copy of the checker's three files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("case.py", "rules.py", "judge.py"):
+        for name in ("case.py", "rules.py", "checker.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
-        command = [sys.executable, "-E", "-s", "-S", f"{folder}/judge.py", *arguments]
+        command = [sys.executable, "-E", "-s", "-S", f"{folder}/checker.py", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -75,9 +75,9 @@ def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.C
     left = plain_run()
     left.refusals += [case.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
     arguments = save(left, tmp_path)
-    assert 1 == judge.main(arguments)
+    assert 1 == checker.main(arguments)
     lines = capsys.readouterr().out.splitlines()
-    assert judge.SHOWN_PER_RULE == sum(line.startswith("VIOLATION refusals_were_stale (100)") for line in lines)
+    assert checker.SHOWN_PER_RULE == sum(line.startswith("VIOLATION refusals_were_stale (100)") for line in lines)
     assert "verdict: 100 violations" == lines[-1]
 
 
@@ -86,7 +86,7 @@ def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.
     arguments = save(plain_run(), tmp_path)
     with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write('{"request": "a9", "ke')
-    assert 0 == judge.main(arguments)
+    assert 0 == checker.main(arguments)
     assert "line 9: half written" in capsys.readouterr().err
 
 
@@ -96,7 +96,7 @@ def test_several_histories_are_one_case(tmp_path: Path) -> None:
     lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "history.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
     (tmp_path / "history2.jsonl").write_text("".join(lines[3:]), encoding="utf-8")
-    assert 0 == judge.main([str(tmp_path / "history2.jsonl"), *arguments])
+    assert 0 == checker.main([str(tmp_path / "history2.jsonl"), *arguments])
 
 
 LINE = '{"request": "r", "key": "k", "broker": "b", "token": 1, "value": 1, "status": 200, "call_ns": 1, "return_ns": 2}'
@@ -119,7 +119,7 @@ def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, ca
     arguments = save(plain_run(), tmp_path)
     history = tmp_path / "history.jsonl"
     history.write_bytes(damaged.encode(errors="surrogateescape") + b"\n" + history.read_bytes())
-    assert 2 == judge.main([*arguments, "--json"])
+    assert 2 == checker.main([*arguments, "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert "unusable" == answer["verdict"]
     assert "history.jsonl' line 1" in answer["reason"] or "request 'r'" in answer["reason"]
@@ -127,7 +127,7 @@ def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, ca
 
 def test_a_case_without_an_acknowledged_call_is_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty case is not clean, because it proves nothing."""
-    assert 2 == judge.main(save(Leavings(), tmp_path))
+    assert 2 == checker.main(save(Leavings(), tmp_path))
     assert "no call was acknowledged" in capsys.readouterr().out
 
 
@@ -143,7 +143,7 @@ def test_a_store_that_cannot_be_read_makes_the_case_unusable(
     other = tmp_path / "other.db"
     if content is not None:
         other.write_bytes(content)
-    assert 2 == judge.main([*arguments, "--store", str(other)])
+    assert 2 == checker.main([*arguments, "--store", str(other)])
     assert "other.db'" in capsys.readouterr().out
     assert (content is not None) == other.exists()
 
@@ -152,7 +152,7 @@ def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys:
     """A row of the store without a field is reported with its place."""
     left = plain_run()
     left.change_rows("a2", request=None)
-    assert 2 == judge.main(save(left, tmp_path))
+    assert 2 == checker.main(save(left, tmp_path))
     assert "store table writes row 2: request is None" in capsys.readouterr().out
 
 
@@ -164,9 +164,9 @@ def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
         spoilt = Path(folder) / "garbage"
         spoilt.write_bytes(garbage + b"\n{}\n")
         assert [2, 2, 2] == [
-            judge.main([str(spoilt), *arguments]),
-            judge.main([*arguments, "--evidence", str(spoilt)]),
-            judge.main([*arguments, "--store", str(spoilt)]),
+            checker.main([str(spoilt), *arguments]),
+            checker.main([*arguments, "--evidence", str(spoilt)]),
+            checker.main([*arguments, "--store", str(spoilt)]),
         ]
 
 
@@ -180,7 +180,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_store_of_a_killed_writer_can_be_judged(tmp_path: Path) -> None:
+def test_the_store_of_a_killed_writer_can_be_checked(tmp_path: Path) -> None:
     """Rows that a killed process left in SQLite's write-ahead log count as written."""
     left = plain_run()
     last = left.writes.pop()
@@ -188,4 +188,4 @@ def test_the_store_of_a_killed_writer_can_be_judged(tmp_path: Path) -> None:
     row = [last.request, last.key, last.broker, str(last.token), str(last.value)]
     ended = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(tmp_path / "store.db"), *row], check=False, timeout=60)
     assert -signal.SIGKILL == ended.returncode
-    assert 0 == judge.main(arguments)
+    assert 0 == checker.main(arguments)

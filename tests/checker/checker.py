@@ -3,7 +3,7 @@
 The checker is this file, `case.py` and `rules.py`. They import only each other and the standard library, and nothing of the product: shared
 code would share its mistakes. README.md describes the formats and what a clean verdict proves.
 
-    python judge.py HISTORY.jsonl [HISTORY2.jsonl ...] --store STORE.db [--evidence ACCEPTS.jsonl ...] [--json]
+    python checker.py HISTORY.jsonl [HISTORY2.jsonl ...] --store STORE.db [--evidence ACCEPTS.jsonl ...] [--json]
 
 Exit code 0: clean; 1: violations; 2: unusable input.
 """
@@ -133,7 +133,7 @@ def report(found: dict[str, list[str]], numbers: dict[str, int | float | str], *
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files on the command line, print the verdict, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Judge what callers saw against what the store holds.")
+    parser = argparse.ArgumentParser(description="Check what callers saw against what the store holds.")
     parser.add_argument("histories", nargs="+", metavar="HISTORY.jsonl", help="what callers saw, one call a line")
     parser.add_argument("--store", required=True, metavar="STORE.db", help="the SQLite file with the tables writes and refusals")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Arrange the checker's input: calls of clients, rows of the store, evidence of brokers.
 
-Imports only the standard library, and nothing of the product. The rules are in `rules.py`, reading and printing in `judge.py`.
+Imports only the standard library, and nothing of the product. The rules are in `rules.py`, reading and printing in `checker.py`.
 """
 
 from collections import defaultdict
@@ -119,7 +119,7 @@ def assembled(calls: Iterable[Call], writes: list[Write], refusals: list[Refusal
             operation = Operation._make((request, first.key, first.broker, first.token, first.value, called_ns, first.return_ns))
             operations[first.key].append(operation)
     if not operations:
-        raise UnusableInputError("histories", "no call was acknowledged, so there is nothing to judge")
+        raise UnusableInputError("histories", "no call was acknowledged, so there is nothing to check")
     stored: defaultdict[str, list[Write]] = defaultdict(list)
     for row in writes:
         stored[row.request].append(row)

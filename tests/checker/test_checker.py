@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import case
-import judge
+import checker
 import rules
 from counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings, Step, changed, plain_run, run
 
@@ -140,7 +140,7 @@ FAULTS = (
 )
 
 
-def test_work_that_only_a_token_guards_is_judged_by_the_store() -> None:
+def test_work_that_only_a_token_guards_is_checked_by_the_store() -> None:
     """Work past its lease and during the next ownership breaks no rule if only the token guards it and the store refused older tokens."""
     left = plain_run()
     overlap_work(left)
@@ -200,7 +200,7 @@ def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
     """One long run of the model has every kind of answer, stale writes, and retries that were applied before."""
     left = run(random_steps(4), CounterService())
     assert {} == left.violations()
-    numbers = judge.totals(left.case())
+    numbers = checker.totals(left.case())
     rare = ("refused", "redirected", "unknown", "stale_writes_refused_by_the_store", "ownership_changes")
     assert [] == [name for name in rare if numbers[name] == 0]
     unsure = {call.request for call in left.calls if call.status is None}
@@ -282,7 +282,7 @@ def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
     assert ["one_owner_at_a_time"] == list(left.violations())
 
 
-def test_totals_say_what_was_judged() -> None:
+def test_totals_say_what_was_checked() -> None:
     """The totals of the plain run match its scenario."""
     left = plain_run()
     left.change_answers("b5", return_ns=2_000_000_000)
@@ -303,4 +303,4 @@ def test_totals_say_what_was_judged() -> None:
         "longest_pause_key": HOT,
         "pieces_of_work_in_evidence": 7,
     }
-    assert expected == judge.totals(left.case())
+    assert expected == checker.totals(left.case())

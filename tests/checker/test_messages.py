@@ -71,7 +71,7 @@ def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
     left.evidence.append({"broker": broker, "bundle": "t/n/0x0_0x1", "token": token, **times, **message})
 
 
-def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
+def checked_rules(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
     """Return the broken rules, and how often each was broken."""
     run = messages.Run()
     run.windows += windows
@@ -84,7 +84,7 @@ def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
 
 def test_an_honest_run_is_clean() -> None:
     """No rule is broken, although a topic moved, another is partitioned, and one subscription uses a pattern."""
-    assert {} == judged(honest_run())
+    assert {} == checked_rules(honest_run())
 
 
 def repeat(left: Leavings) -> None:
@@ -180,7 +180,7 @@ def test_a_fault_breaks_its_rule_alone(fault: Fault) -> None:
     """Each injected fault is found once by its own rule, and by no other."""
     left = honest_run()
     fault.plant(left)
-    assert {fault.rule: 1} == judged(left)
+    assert {fault.rule: 1} == checked_rules(left)
 
 
 @pytest.mark.parametrize("fault", FAULTS[:6], ids=lambda fault: fault.name)
@@ -188,8 +188,8 @@ def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
     """A message that overlaps a window may be lost or doubled, and a window elsewhere excuses nothing."""
     left = honest_run()
     fault.plant(left)
-    assert {} == judged(left, (48, 99))
-    assert [fault.rule] == list(judged(left, (-9, -5)))
+    assert {} == checked_rules(left, (48, 99))
+    assert [fault.rule] == list(checked_rules(left, (-9, -5)))
 
 
 def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
@@ -197,7 +197,7 @@ def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
     for fault in FAULTS[6:]:
         left = honest_run()
         fault.plant(left)
-        assert [fault.rule] == list(judged(left, (-9, 999))), fault
+        assert [fault.rule] == list(checked_rules(left, (-9, 999))), fault
 
 
 def test_what_is_sent_again_in_order_is_no_disorder() -> None:
@@ -205,7 +205,7 @@ def test_what_is_sent_again_in_order_is_no_disorder() -> None:
     left = honest_run()
     for n in (5, 6, 7):
         left.history.append(left.find("received", "p0", n, consumer="c0") | {"at_ns": 99})
-    assert {"messages_are_delivered_once": 3} == judged(left)
+    assert {"messages_are_delivered_once": 3} == checked_rules(left)
 
 
 def test_what_was_not_receipted_may_be_lost() -> None:
@@ -215,7 +215,7 @@ def test_what_was_not_receipted_may_be_lost() -> None:
     left.find("receipted", "p0", 6)["event"] = "failed"
     for n in (5, 6):
         left.lose("received", "p0", n, consumer="c0")
-    assert {} == judged(left)
+    assert {} == checked_rules(left)
 
 
 def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
@@ -223,18 +223,18 @@ def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
     left = honest_run()
     left.find("receipted", "p0", 6)["event"] = "failed"
     left.lose("received", "p0", 6, consumer="c0")
-    assert {} == judged(left)
+    assert {} == checked_rules(left)
     forget(left, TOPIC, 7)
-    assert {"receipts_have_evidence": 1} == judged(left)
+    assert {"receipts_have_evidence": 1} == checked_rules(left)
 
 
 def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
     """Evidence of other services in the same file does not count as a message."""
     left = honest_run()
     left.evidence.append(left.evidence[0] | {"key": "t/n/counter", "message": None})
-    assert {} == judged(left)
+    assert {} == checked_rules(left)
     left.evidence[0]["message"] = None
-    assert {"receipts_have_evidence": 1} == judged(left)
+    assert {"receipts_have_evidence": 1} == checked_rules(left)
 
 
 def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
@@ -243,16 +243,16 @@ def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
     left.history[0]["at_ns"] = 15
     for n in (0, 1):
         left.lose("received", "p0", n, consumer="c0")
-    assert {} == judged(left)
+    assert {} == checked_rules(left)
     left.lose("received", "p0", 2, consumer="c0")
-    assert ["receipted_messages_are_delivered"] == list(judged(left))
+    assert ["receipted_messages_are_delivered"] == list(checked_rules(left))
 
 
 def test_a_subscription_that_gets_nothing_at_all_is_found() -> None:
     """A subscription that received nothing at all is checked too."""
     left = honest_run()
     left.history = [line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"]
-    assert {"receipted_messages_are_delivered": 32} == judged(left)
+    assert {"receipted_messages_are_delivered": 32} == checked_rules(left)
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
@@ -266,13 +266,13 @@ def save(left: Leavings, folder: Path) -> list[str]:
 def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run a copy of the checker's files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("case.py", "rules.py", "judge.py", "messages.py"):
+        for name in ("case.py", "rules.py", "checker.py", "messages.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
         command = [sys.executable, "-E", "-s", "-S", f"{folder}/messages.py", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_judge_runs_alone(tmp_path: Path) -> None:
+def test_the_checker_runs_alone(tmp_path: Path) -> None:
     """Clean, excused and broken runs have their exit codes, and the totals show the size of the input."""
     left = honest_run()
     assert (0, "verdict: clean, no violation") == ((ended := alone(save(left, tmp_path))).returncode, ended.stdout.splitlines()[-1])
@@ -309,7 +309,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("spoil", UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_what_cannot_be_judged_is_no_clean_run(
+def test_what_cannot_be_checked_is_no_clean_run(
     spoil: Callable[[Leavings], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Lines that contradict themselves, or prove nothing, end with exit code 2."""
