@@ -6,13 +6,14 @@ This module only re-exports names.
 from equipoise.brokers.errors import NotProposed, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.loop_thread import NotRunning
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
-from equipoise.brokers.testing.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
+from equipoise.brokers.testing.virtual_cluster import NotServed, NotSplit
 from equipoise.channel.core.errors import (
     Bug,
     CallerError,
     DeadlineExceeded,
     EquipoiseError,
     LogUnavailable,
+    NotFound,
     OperatorError,
     OutcomeUnknown,
     Overloaded,
@@ -20,16 +21,12 @@ from equipoise.channel.core.errors import (
 )
 
 __all__ = [
-    "AlreadyRuns",
     "Bug",
     "CallerError",
     "DeadlineExceeded",
     "EquipoiseError",
     "LogUnavailable",
-    "LoopIsRunning",
-    "NoRest",
-    "NobodyRuns",
-    "NotInCluster",
+    "NotFound",
     "NotProposed",
     "NotRunning",
     "NotServed",

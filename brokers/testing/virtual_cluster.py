@@ -22,7 +22,7 @@ from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
 from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, NotFound, PeerError
 from equipoise.channel.core.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
@@ -52,39 +52,6 @@ class NotServed(PeerError):
         super().__init__(f"{bundle} is not served by {broker or 'any broker'}: {problem}")
 
 
-class NoRest(CallerError):
-    """Records follow each other without end while no time passes."""
-
-    def __init__(self, *, last_reason: str) -> None:
-        """`last_reason` is the newest reason on record."""
-        self.last_reason = last_reason
-        super().__init__(
-            f"the cluster does not come to rest, the last reason on record is {last_reason!r}; does the service fail each time it opens?"
-        )
-
-
-class NotInCluster(CallerError):
-    """A test names a broker or a bundle that its cluster does not have."""
-
-    def __init__(self, *, what: str, name: str, known: Sequence[str]) -> None:
-        """`what` is the kind of thing, `name` the requested one, `known` the existing ones."""
-        self.what = what
-        self.name = name
-        self.known = tuple(known)
-        shown = ", ".join(self.known[:_NAMES_SHOWN_MAX]) or "none"
-        rest = len(self.known) - _NAMES_SHOWN_MAX
-        super().__init__(f"the cluster has no {what} {name!r}; it has {shown}{f' and {rest} more' if rest > 0 else ''}")
-
-
-class AlreadyRuns(CallerError):
-    """A test starts a broker that already runs."""
-
-    def __init__(self, *, broker: str) -> None:
-        """`broker` is its id."""
-        self.broker = broker
-        super().__init__(f"the broker {broker!r} runs already; kill it first, or start another one")
-
-
 class NotSplit(PeerError):
     """A split was accepted but not made: the bundle is unchanged."""
 
@@ -93,20 +60,6 @@ class NotSplit(PeerError):
         self.bundle = bundle
         self.problem = problem
         super().__init__(f"{bundle} was not split: {problem}")
-
-
-class NobodyRuns(CallerError):
-    """The test has killed every broker."""
-
-    def __init__(self) -> None:
-        super().__init__("no broker of the cluster runs; start one")
-
-
-class LoopIsRunning(CallerError):
-    """A cluster cannot run inside another event loop."""
-
-    def __init__(self) -> None:
-        super().__init__("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
 
 
 class Cluster(Generic[S]):
@@ -146,10 +99,10 @@ class Cluster(Generic[S]):
         self._last_reason = "none"
 
     def __enter__(self) -> Self:
-        """Start the brokers; each is a member when this returns. Raises `LoopIsRunning`, and `NotRunning` the second time."""
+        """Start the brokers; each is a member when this returns. Raises `NotRunning` the second time, and `CallerError` in a coroutine."""
         with suppress(RuntimeError):
             asyncio.get_running_loop()
-            raise LoopIsRunning
+            raise CallerError("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
         if self._is_open is not None:
             raise NotRunning(what="the cluster", problem="it was started before")
         self._is_open = True
@@ -175,23 +128,23 @@ class Cluster(Generic[S]):
         return sorted(self._world.members)
 
     def service(self, broker: str) -> S:
-        """Return the service of a broker, also of one that was killed. Raises `NotInCluster` if the broker never ran."""
+        """Return the service of a broker, also of one that was killed. Raises `NotFound` if the broker never ran."""
         service = self._services.get(broker)
         if service is None:
-            raise NotInCluster(what="broker", name=broker, known=sorted(self._services))
+            raise _not_in_cluster("broker", broker, known=sorted(self._services))
         return service
 
     def host(self, broker: str) -> ServiceHost:
-        """Return the `self.host` of the service of a broker that runs. Raises `NotInCluster` for any other broker."""
+        """Return the `self.host` of the service of a broker that runs. Raises `NotFound` for any other broker."""
         return self._member(broker)
 
     def start(self, broker: str) -> None:
         """Start a broker with a new service. It is a member when this returns. The broker is new, or was killed.
 
-        Raises `AlreadyRuns`, and `InvalidName` for an impossible id.
+        Raises `CallerError` if it runs already, and `InvalidName` for an impossible id.
         """
         if check_broker_id(broker) in self._world.members:
-            raise AlreadyRuns(broker=broker)
+            raise CallerError(f"the broker {broker!r} runs already; kill it first, or start another one")
 
         async def start() -> None:
             self._services[broker] = service = self._make_service()
@@ -201,7 +154,7 @@ class Cluster(Generic[S]):
         self._run(start())
 
     def kill(self, broker: str) -> None:
-        """End a broker without notice. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
+        """End a broker without notice. The others notice when its lease has run out: see `advance`. Raises `NotFound`."""
         member = self._member(broker)
         member.end("is killed by the test", killed=True)
         self._run(member.runner.stop())
@@ -231,7 +184,7 @@ class Cluster(Generic[S]):
         return self._entry(namespace, key).name
 
     def owner(self, bundle: str) -> str | None:
-        """Return the broker that serves a bundle by the log; None if no broker does. Raises `NotInCluster` for an unknown bundle."""
+        """Return the broker that serves a bundle by the log; None if no broker does. Raises `NotFound` for an unknown bundle."""
         server = self._bundle(bundle).server
         entry = None if server is None else self._view.live.get(server)
         return None if entry is None else entry.broker
@@ -243,12 +196,12 @@ class Cluster(Generic[S]):
             found = member.router.ownership(namespace, key)
             if found is not None:
                 return found
-        raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))
+        raise NotServed(bundle=bundle.name, broker=None, problem=self._state_of(bundle.name))
 
     def give(self, bundle: str, broker: str) -> None:
         """Transfer a bundle to a broker, or place it there if it is free.
 
-        Raises `NotServed` if the service refused the bundle or needs time; `NotInCluster`; `Rejected`.
+        Raises `NotServed` if the service refused the bundle or needs time; `NotFound`; `Rejected`.
         """
         phase = self._bundle(bundle).phase
         self.service(broker)
@@ -259,10 +212,10 @@ class Cluster(Generic[S]):
         elif self.owner(bundle) != broker:
             self._request(Transfer(bundle=bundle, destination=broker, reason="given by the test"), about=bundle)
         if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
-            raise NotServed(bundle=bundle, broker=broker, problem=self._told(bundle))
+            raise NotServed(bundle=bundle, broker=broker, problem=self._state_of(bundle))
 
     def take(self, bundle: str) -> None:
-        """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if it has no owner, `NotInCluster`."""
+        """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if it has no owner, `NotFound`."""
         self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
@@ -271,7 +224,7 @@ class Cluster(Generic[S]):
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
         """Have the owner of a bundle split it.
 
-        Raises `NotInCluster`; `Rejected`; `InvalidRequest` for positions that the algorithm does not take; `NotSplit` if the owner
+        Raises `NotFound`; `Rejected`; `InvalidRequest` for positions that the algorithm does not take; `NotSplit` if the owner
         did not split the bundle, because its service does not know the algorithm or takes longer.
         """
         self._bundle(bundle)
@@ -279,10 +232,10 @@ class Cluster(Generic[S]):
             raise InvalidRequest(what="positions", problem=f"{algorithm} finds its cuts itself; they are for {SPECIFIED_POSITIONS_DIVIDE}")
         self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
         if bundle in self._view.bundles:
-            raise NotSplit(bundle=bundle, problem=self._told(bundle))
+            raise NotSplit(bundle=bundle, problem=self._state_of(bundle))
 
     def merge(self, left: str) -> None:
-        """Merge `left` with its right neighbour, which must have the same owner. Raises `NotInCluster`, `Rejected`."""
+        """Merge `left` with its right neighbour, which must have the same owner. Raises `NotFound`, `Rejected`."""
         self._bundle(left)
         self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
 
@@ -328,15 +281,14 @@ class Cluster(Generic[S]):
     def _member(self, broker: str) -> Member:
         member = self._world.members.get(broker)
         if member is None:
-            raise NotInCluster(what="running broker", name=broker, known=self.brokers)
+            raise _not_in_cluster("running broker", broker, known=self.brokers)
         return member
 
     def _bundle(self, bundle: str) -> BundleEntry:
         view = self._view
         if bundle not in view.bundles:
-            raise NotInCluster(
-                what="bundle", name=bundle, known=[entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)]
-            )
+            known = [entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)]
+            raise _not_in_cluster("bundle", bundle, known=known)
         return view.bundles[bundle]
 
     @property
@@ -344,7 +296,7 @@ class Cluster(Generic[S]):
         """The member that has run longest."""
         for member in self._world.members.values():
             return member
-        raise NobodyRuns
+        raise CallerError("no broker of the cluster runs; start one")
 
     @property
     def _view(self) -> View:
@@ -356,8 +308,8 @@ class Cluster(Generic[S]):
             raise UnknownNamespace(namespace=namespace)
         return bundle
 
-    def _told(self, bundle: str) -> str:
-        """Return the state of a bundle, for an error's message."""
+    def _state_of(self, bundle: str) -> str:
+        """Describe the state of a bundle, for an error."""
         entry = self._view.bundles[bundle]
         reason = self._reasons.get(bundle)
         return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
@@ -418,7 +370,16 @@ class Cluster(Generic[S]):
             patience_s = self._patience_s if done else patience_s - _LOOK_SECONDS
             if patience_s <= 0:
                 self._stuck = others & (self._stuck | pending)
-        raise NoRest(last_reason=self._last_reason)
+        raise CallerError(
+            "the cluster does not come to rest: records or tasks follow each other without end while no time passes. The last reason on "
+            f"record is {self._last_reason!r}; check whether the service fails each time it opens a bundle"
+        )
+
+
+def _not_in_cluster(what: str, name: str, *, known: Sequence[str]) -> NotFound:
+    """Return the error for a broker or a bundle that the cluster does not have."""
+    shown, rest = ", ".join(known[:_NAMES_SHOWN_MAX]) or "none", len(known) - _NAMES_SHOWN_MAX
+    return NotFound(f"the cluster has no {what} {name!r}; it has {shown}{f' and {rest} more' if rest > 0 else ''}")
 
 
 def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:

@@ -20,16 +20,11 @@ from equipoise.brokers.errors import InvalidRequest, InvalidService, Rejected, U
 from equipoise.brokers.runtime.loop_thread import NotRunning
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from equipoise.brokers.testing.virtual_cluster import (
-    AlreadyRuns,
     Cluster,
-    LoopIsRunning,
-    NobodyRuns,
-    NoRest,
-    NotInCluster,
     NotServed,
     NotSplit,
 )
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName, NotFound
 from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "shop/orders"
@@ -236,18 +231,15 @@ UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_a_cluster_does_not_have_is_told_with_what_it_has(case: str, cluster: Cluster[Diary]) -> None:
     """A broker or a bundle that there is not is the caller's mistake, and the error names those that there are."""
-    with pytest.raises(NotInCluster, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)") as caught:
+    with pytest.raises(NotFound, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)$"):
         UNKNOWN[case](cluster)
-    assert isinstance(caught.value, CallerError)
-    assert caught.value.known in {("a", "b"), (whole(cluster),)}
 
 
 def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
     """An error stays readable however many bundles there are."""
     cluster.create("shop/returns", bundles=64)
-    with pytest.raises(NotInCluster, match="and 45 more") as caught:
+    with pytest.raises(NotFound, match="and 45 more"):
         cluster.owner("nothing")
-    assert 65 == len(caught.value.known)
 
 
 def test_a_namespace_that_is_not_there_has_no_bundles(cluster: Cluster[Diary]) -> None:
@@ -269,7 +261,7 @@ def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[D
 
 def test_a_broker_runs_once(cluster: Cluster[Diary]) -> None:
     """To start a broker that runs is an error that says so, and so is a name that no broker can have."""
-    with pytest.raises(AlreadyRuns, match="'a' runs already"):
+    with pytest.raises(CallerError, match="'a' runs already"):
         cluster.start("a")
     with pytest.raises(InvalidName):
         cluster.start("a b\n")
@@ -288,7 +280,7 @@ def test_brokers_are_named_or_counted() -> None:
 def test_a_cluster_may_begin_with_no_broker() -> None:
     """With no broker there is nobody to ask, until the test starts one."""
     with Cluster(Diary, brokers=0, serves_peers=True) as cluster:
-        with pytest.raises(NobodyRuns):
+        with pytest.raises(CallerError, match="no broker of the cluster runs"):
             cluster.create(NAMESPACE)
         cluster.start("first")
         assert ["first"] * 4 == [cluster.owner(bundle) for bundle in cluster.create(NAMESPACE)]
@@ -320,7 +312,7 @@ def test_a_cluster_is_used_inside_its_context() -> None:
     with cluster, pytest.raises(NotRunning, match="it was started before"), cluster:
         pass
     for call in (lambda: cluster.create(NAMESPACE), lambda: cluster.start("b"), lambda: cluster.advance(1)):
-        with pytest.raises((NotRunning, NobodyRuns)):
+        with pytest.raises((NotRunning, CallerError)):
             call()
 
 
@@ -403,7 +395,7 @@ def test_a_cluster_has_its_own_loop() -> None:
         with Cluster(Diary):
             pass
 
-    with pytest.raises(LoopIsRunning):
+    with pytest.raises(CallerError, match="not from a coroutine"):
         asyncio.run(within())
 
 
@@ -411,7 +403,7 @@ def test_a_cluster_whose_brokers_are_all_dead_answers_nothing(cluster: Cluster[D
     """After the last broker was killed there is nobody to ask, and a new one heals that."""
     cluster.kill("a")
     cluster.kill("b")
-    with pytest.raises(NobodyRuns):
+    with pytest.raises(CallerError, match="no broker of the cluster runs"):
         cluster.bundles(NAMESPACE)
     cluster.start("c")
     cluster.advance(FAILOVER_MS)
@@ -427,5 +419,5 @@ def test_a_cluster_that_never_rests_is_an_error(cluster: Cluster[Diary]) -> None
         bred.clear()
         bred.update(loop.create_task(breed() if number == 0 else asyncio.sleep(0)) for number in range(100))
 
-    with pytest.raises(NoRest):
+    with pytest.raises(CallerError, match="does not come to rest"):
         cluster.call(breed())
