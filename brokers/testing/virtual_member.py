@@ -84,7 +84,7 @@ class World:
 
 
 class Member(AgentHost):
-    """One broker with its own service. It acts only when it is told to, or when its service has answered."""
+    """One broker with its own service. It acts only when the test makes it act, or when its service has answered."""
 
     def __init__(self, broker: str, service: Service, world: World) -> None:
         super().__init__(

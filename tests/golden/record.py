@@ -44,7 +44,7 @@ COPY_MS_MAX: Final = 60_000
 
 def played() -> list[Entry]:
     """What simulated brokers and admins wrote, but for rejected records that settle nothing, which are made garbage."""
-    world = World(replace(SCENARIOS[SCENARIO], seconds=SECONDS), SEED, tell=None)
+    world = World(replace(SCENARIOS[SCENARIO], seconds=SECONDS), SEED, on_line=None)
     world.begin()
     world.stage.schedule.run_until(SECONDS * MICROSECONDS_PER_SECOND)
     reader = Reader(log="simulated")

@@ -112,7 +112,7 @@ def play(
         scenario = replace(scenario, faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER))
     right_clocks = patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
     with right_clocks, patch("equipoise.brokers.testing.simulation.world.Panel", partial(_Notebook, run=run)):
-        world = World(scenario, seed, tell=None)
+        world = World(scenario, seed, on_line=None)
     notebook = world.panel
     assert isinstance(notebook, _Notebook)
     notebook.world, notebook.keeps_evidence = world, evidence

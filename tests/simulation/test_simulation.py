@@ -67,7 +67,7 @@ def test_a_story_is_told_again_word_for_word(name: str) -> None:
     scenario = replace(SCENARIOS[name], brokers=3, duplicates=1, seconds=5)
     stories: tuple[list[str], list[str]] = ([], [])
     for story in stories:
-        assert simulate(scenario, 7, tell=story.append).violation is None
+        assert simulate(scenario, 7, on_line=story.append).violation is None
     assert stories[0] == stories[1]
     assert len(stories[0]) > 20
 
@@ -111,7 +111,7 @@ def test_serving_on_is_put_to_the_test() -> None:
 def test_lines_of_a_story() -> None:
     """Each line tells the true time, who, and what; records with their offset, and rejected ones with the reason."""
     story: list[str] = []
-    simulate(replace(SCENARIOS["hostile"], seconds=10), 1, tell=story.append)
+    simulate(replace(SCENARIOS["hostile"], seconds=10), 1, on_line=story.append)
     assert [] == [line for line in story if not LINE.fullmatch(line)]
     times = [float(line.split()[0]) for line in story]
     assert times == sorted(times)
@@ -129,7 +129,7 @@ def test_troubles_befall_at_the_time_that_is_set() -> None:
         Scheduled(at_ms=9_000, trouble=WallJump(host="broker-0", by_ms=5_000)),
     )
     story: list[str] = []
-    outcome = simulate(replace(SMALL, faults=Faults(scheduled=troubles)), 1, tell=story.append)
+    outcome = simulate(replace(SMALL, faults=Faults(scheduled=troubles)), 1, on_line=story.append)
     assert outcome.violation is None
     for expected in (
         "3.000000  broker-0     is cut off from the log for 1000 ms",

@@ -42,14 +42,18 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m equipoise.brokers.testing.simulation", description="Many agents, one log, one seed.")
+    parser = argparse.ArgumentParser(
+        prog="python -m equipoise.brokers.testing.simulation", description="Simulate a cluster: many agents, one log, one seed."
+    )
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--seeds", type=_positive, default=1, help="how many seeds, one after the other, until one breaks an invariant")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="ordinary", help="what befalls the cluster (default: ordinary)")
-    parser.add_argument("--brokers", type=_positive, help="how many brokers, instead of the scenario's")
-    parser.add_argument("--seconds", type=_positive, help="how many seconds with faults, instead of the scenario's")
-    parser.add_argument("--quiet", action="store_true", help="tell no story, only how it ended")
-    parser.add_argument("--soak-hours", type=float, help="play all scenarios under one seed after another for so many hours of real time")
+    parser.add_argument("--seeds", type=_positive, default=1, help="play this many seeds, and stop at the first broken invariant")
+    parser.add_argument(
+        "--scenario", choices=sorted(SCENARIOS), default="ordinary", help="the faults and operations of the run (default: ordinary)"
+    )
+    parser.add_argument("--brokers", type=_positive, help="number of brokers (default: the scenario's)")
+    parser.add_argument("--seconds", type=_positive, help="seconds with faults (default: the scenario's)")
+    parser.add_argument("--quiet", action="store_true", help="print only the result, not the story")
+    parser.add_argument("--soak-hours", type=float, help="play all scenarios, seed after seed, for this many hours of real time")
     return parser.parse_args()
 
 
@@ -74,7 +78,7 @@ def _scenario(arguments: argparse.Namespace, name: str) -> Scenario:
 def _play(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> int:
     """Play one run. Return its exit code."""
     try:
-        outcome = simulate(scenario, seed, tell=None if arguments.quiet else print)
+        outcome = simulate(scenario, seed, on_line=None if arguments.quiet else print)
     except Exception:  # noqa: BLE001 - any error of an agent is reported with its seed
         traceback.print_exc()
         print(f"CRASH of an agent; replay it with: {_replay(arguments, scenario, seed)}")

@@ -43,13 +43,13 @@ class Outcome:
     recovery_bound_ms: int
 
 
-def simulate(scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
+def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None = None) -> Outcome:
     """Play `scenario` under `seed` until faults stop and the cluster has recovered, or until an invariant is broken.
 
-    The same scenario and seed give the same story, line by line, in every process. `tell` gets each line at once. Any error of an agent
-    other than `InvariantViolated` is a bug and passes through.
+    The same scenario and seed give the same story, line by line, in every process. `on_line` gets each line at once. Any error of an
+    agent other than `InvariantViolated` is a bug and passes through.
     """
-    world = World(scenario, seed, tell=tell)
+    world = World(scenario, seed, on_line=on_line)
     bound_ms = recovery_bound_ms(scenario.timing, brokers=len(world.hosts), late_ms=scenario.faults.late_ms[1])
     violation, recovered_ms = None, None
     try:

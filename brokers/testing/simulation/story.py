@@ -31,11 +31,11 @@ Line = tuple[int, str, str, tuple[object, ...]]
 
 
 class Story:
-    """Collects lines, and passes each to `tell` if given. Lines are formatted only when they are read."""
+    """Collects lines, and passes each to `on_line` if given. Lines are formatted only when they are read."""
 
-    def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None) -> None:
+    def __init__(self, schedule: Schedule, on_line: Callable[[str], None] | None) -> None:
         self._schedule = schedule
-        self._tell = tell
+        self._on_line = on_line
         self._tail: deque[Line] = deque(maxlen=TAIL_LINES_MAX)
         self._names: dict[int, str] = {}
 
@@ -43,8 +43,8 @@ class Story:
         """Add a line. `details` fill the placeholders of `what`."""
         line = (self._schedule.now_us, who, what, details)
         self._tail.append(line)
-        if self._tell is not None:
-            self._tell(_spelled(line))
+        if self._on_line is not None:
+            self._on_line(_formatted(line))
 
     def folded(self, folded: Folded) -> None:
         """Add a line for a record and its verdict. Accepted renewals get none."""
@@ -52,24 +52,29 @@ class Story:
         if isinstance(record, Joined) and verdict.accepted:
             self._names[folded.offset] = record.key
         if verdict.accepted and not isinstance(record, Renewed):
-            self.say(record.publisher or "?", "{}  offset {}", _Words(record, self._names), folded.offset)
+            self.say(record.publisher or "?", "{}  offset {}", _Proposal(record, self._names), folded.offset)
         elif verdict.reason is not None and verdict.reason not in QUIET_REASONS:
             problem = f" ({verdict.problem})" if verdict.problem else ""
             self.say(
-                record.publisher or "?", "{}  offset {}  REJECTED {}{}", _Words(record, self._names), folded.offset, verdict.reason, problem
+                record.publisher or "?",
+                "{}  offset {}  REJECTED {}{}",
+                _Proposal(record, self._names),
+                folded.offset,
+                verdict.reason,
+                problem,
             )
 
     def tail(self) -> tuple[str, ...]:
         """Return the last lines."""
-        return tuple(_spelled(line) for line in self._tail)
+        return tuple(_formatted(line) for line in self._tail)
 
 
-def _spelled(line: Line) -> str:
+def _formatted(line: Line) -> str:
     at_us, who, what, details = line
     return f"{at_us // MICROSECONDS_PER_SECOND:>5}.{at_us % MICROSECONDS_PER_SECOND:06}  {who:<12} {what.format(*details)}"
 
 
-class _Words:
+class _Proposal:
     """A record, formatted on demand: most lines are never read."""
 
     def __init__(self, record: AnyRecord | Unreadable, names: dict[int, str]) -> None:

@@ -25,7 +25,7 @@ class Troubles:
         """Schedule the troubles."""
         stage = self._stage
         for scheduled in stage.faults.scheduled:
-            stage.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._befall, scheduled.trouble))
+            stage.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._inject, scheduled.trouble))
         for host in self._hosts.values():
             host.supervisor = self._restart
             self._await_trouble(host)
@@ -53,7 +53,7 @@ class Troubles:
 
     def _trouble(self, host: Host) -> None:
         if not self._stopped:
-            self._befall(self._draw(host.name, self._stage.faults))
+            self._inject(self._draw(host.name, self._stage.faults))
             self._await_trouble(host)
 
     def _await_outage(self) -> None:
@@ -63,7 +63,7 @@ class Troubles:
 
     def _outage(self) -> None:
         if not self._stopped:
-            self._befall(Outage(for_ms=self._stage.chance.long_within(self._stage.faults.outage_ms)))
+            self._inject(Outage(for_ms=self._stage.chance.long_within(self._stage.faults.outage_ms)))
             self._await_outage()
 
     def _draw(self, host: str, faults: Faults) -> Trouble:
@@ -90,7 +90,7 @@ class Troubles:
             case _:
                 return WallJump(host=host, by_ms=chance.within(faults.wall_jump_ms))
 
-    def _befall(self, trouble: Trouble) -> None:
+    def _inject(self, trouble: Trouble) -> None:
         stage = self._stage
         schedule, story = stage.schedule, stage.story
         match trouble:

@@ -42,11 +42,11 @@ _GONE_PERMILLE: Final = 300
 
 
 class World:
-    """One cluster and all that happens to it, as `scenario` and `seed` decide. `tell` receives each line of the story."""
+    """One cluster and all that happens to it, as `scenario` and `seed` decide. `on_line` receives each line of the story."""
 
-    def __init__(self, scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None) -> None:
+    def __init__(self, scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None) -> None:
         schedule = Schedule()
-        story = Story(schedule, tell)
+        story = Story(schedule, on_line)
         stage = Stage(scenario=scenario, schedule=schedule, chance=Chance(seed), story=story, faults=scenario.faults)
         made_nonces: dict[str, Process] = {}
         self.stage = stage

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.agreement import Answers
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 from tests.unit.simulation.history import Fake

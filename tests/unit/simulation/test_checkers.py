@@ -16,12 +16,11 @@ from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
 from equipoise.brokers.errors import BrokerIdTaken
-from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Beginnings, Settlement
-from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.simulation.checkers.handover import Handovers
 from equipoise.brokers.testing.simulation.checkers.membership import Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, child_of
+from equipoise.brokers.testing.simulation.checkers.transfers import Handovers
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core import propose
@@ -406,7 +405,7 @@ def test_an_accuser_whose_lease_has_run_out() -> None:
     data = encode(propose.down(history.author("a", 1), history.view.brokers["b"]))
     membership.stepped(accuser.process, [Append(attempt=1, data=data)], NOW)
     accuser.lease.deadline_ms = NOW.boot_ms
-    with pytest.raises(InvariantViolated, match="an accuser has a lease: a accuses another"):
+    with pytest.raises(InvariantViolated, match="an accuser has a lease: a declares another dead"):
         membership.stepped(accuser.process, [Append(attempt=1, data=data)], NOW)
 
 

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from equipoise.brokers.testing.simulation.checkers.leadership import Leadership
+from equipoise.brokers.testing.simulation.checkers.membership import Leadership
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core import propose

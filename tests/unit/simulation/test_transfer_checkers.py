@@ -9,8 +9,7 @@ import pytest
 
 from equipoise.brokers.agent.effects import Discard, Effect, Open, Prepare
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.testing.simulation.checkers.operations import one_at_a_time
-from equipoise.brokers.testing.simulation.checkers.transfers import Transfers
+from equipoise.brokers.testing.simulation.checkers.transfers import Transfers, one_at_a_time
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.stand_in_service import Running
 from equipoise.channel.core import propose

@@ -1,4 +1,4 @@
-"""Check invariant 7 and section 4: no broker is declared dead while its lease is good, and dead brokers hold nothing."""
+"""Check invariant 7 and sections 4 and 5: deaths are safe, the dead hold nothing, and the oldest broker leads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Membership:
         self._passing = passing
         self._nobody_dies = nobody_dies
         self._processes: dict[int, Process] = {}
-        self._parted: dict[int, None] = {}
+        self._left: dict[int, None] = {}
 
     def process_of(self, incarnation: int) -> Process | None:
         """Return the process that runs, or ran, in an incarnation."""
@@ -53,14 +53,14 @@ class Membership:
         """Check that a process acts only in its own incarnation, and declares others dead only while its lease is good."""
         incarnation, lease = process.agent.incarnation, process.agent.lease
         # A leaving broker gives up its lease at the end of a step. Earlier in that step it may declare another one dead.
-        parts = lease.lost and lease.incarnation == incarnation and incarnation not in self._parted
-        if parts and incarnation is not None:
-            self._parted[incarnation] = None
+        leaves = lease.lost and lease.incarnation == incarnation and incarnation not in self._left
+        if leaves and incarnation is not None:
+            self._left[incarnation] = None
         for effect in effects:
-            if type(effect) is Append and _DOWN in effect.data and not parts and not lease.good(now):
+            if type(effect) is Append and _DOWN in effect.data and not leaves and not lease.good(now):
                 raise InvariantViolated(
                     invariant="section 4: an accuser has a lease",
-                    what=f"{process.host.name} accuses another while its own lease has run out: {effect.data.decode()}",
+                    what=f"{process.host.name} declares another dead while its own lease has run out: {effect.data.decode()}",
                 )
         if incarnation is not None and self._processes.get(incarnation) is not process:
             raise InvariantViolated(
@@ -117,3 +117,40 @@ class Membership:
 
 def _dead(what: str) -> InvariantViolated:
     return InvariantViolated(invariant="section 4: nobody is declared dead while its lease is good", what=what)
+
+
+class Leadership:
+    """Keeps the status of each live incarnation, and the resulting leader at each offset."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[int, str] = {}
+        self._leaders: dict[int, int | None] = {View().offset: None}
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """Note the leader after a record, and check that the view names the same."""
+        for change in folded.verdict.changes:
+            if isinstance(change, BrokerChanged):
+                self._note(change)
+        up = [incarnation for incarnation, status in self._statuses.items() if status == "up"]
+        leader = self._leaders[folded.offset] = min(up or self._statuses, default=None)
+        named = view.leader()
+        if leader != (None if named is None else named.incarnation):
+            raise _wrong(f"at offset {folded.offset} the view names {named and named.incarnation} as the leader, which is #{leader}")
+
+    def stepped(self, process: Process) -> None:
+        """Check that a broker acts as the leader if and only if it leads at the offset that it has read."""
+        agent = process.agent
+        leader = self._leaders[agent.view.offset]
+        if agent.leads != (leader is not None and leader == agent.incarnation):
+            acts = "acts as the leader" if agent.leads else "does not act as the leader"
+            raise _wrong(f"{process.host.name} (#{agent.incarnation}) {acts} at offset {agent.view.offset}, where #{leader} leads")
+
+    def _note(self, change: BrokerChanged) -> None:
+        if change.dead is not None:
+            self._statuses.pop(change.dead, None)
+        if change.after is not None and change.after.live:
+            self._statuses[change.after.incarnation] = change.after.status
+
+
+def _wrong(what: str) -> InvariantViolated:
+    return InvariantViolated(invariant="section 5: the oldest that does not drain leads", what=what)

@@ -155,12 +155,12 @@ def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
     if not is_alive:
         raise InvariantViolated(
             invariant="section 4: a handle ends with its incarnation",
-            what=f"{process.host.name} has read the end of #{incarnation}, and {_spelled(handle)} passes",
+            what=f"{process.host.name} has read the end of #{incarnation}, and {_described(handle)} passes",
         )
     if not _may_serve_on(handle, process):
         raise InvariantViolated(
             invariant="section 4: past its lease a broker serves on only where it may",
-            what=f"the lease of {process.host.name} has run out, and {_spelled(handle)} passes",
+            what=f"the lease of {process.host.name} has run out, and {_described(handle)} passes",
         )
 
 
@@ -171,10 +171,10 @@ def _may_serve_on(handle: Handle, process: Process) -> bool:
 
 def _both_pass(one: Handle, one_process: Process, other: Handle, other_process: Process) -> InvariantViolated:
     who = f"{one_process.host.name} and {other_process.host.name}"
-    return _two(f"{who} both pass the check: {_spelled(one)} and {_spelled(other)}")
+    return _two(f"{who} both pass the check: {_described(one)} and {_described(other)}")
 
 
-def _spelled(handle: Handle) -> str:
+def _described(handle: Handle) -> str:
     return f"{handle.bundle} under token {handle.token} of #{handle.lease.incarnation}"
 
 

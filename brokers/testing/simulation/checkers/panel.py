@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.brokers.agent.effects import Effect
 from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Beginnings, Settlement
-from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.simulation.checkers.handover import Handovers
-from equipoise.brokers.testing.simulation.checkers.leadership import Leadership
-from equipoise.brokers.testing.simulation.checkers.membership import Membership
-from equipoise.brokers.testing.simulation.checkers.operations import one_at_a_time
+from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership
-from equipoise.brokers.testing.simulation.checkers.transfers import Transfers
+from equipoise.brokers.testing.simulation.checkers.transfers import Handovers, Transfers, one_at_a_time
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import EquipoiseError

@@ -1,10 +1,10 @@
-"""Check section 3: an opening names the broker that released the bundle, and a destination answers only for a transfer that it prepared."""
+"""Check sections 3 and 9: transfers, handovers, and one operation of a bundle at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from equipoise.brokers.agent.effects import Effect, Open, Prepare
+from equipoise.brokers.agent.effects import Close, Discard, Effect, Open, Prepare
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
@@ -76,3 +76,66 @@ def _is_answer(record: BundleTransition, before: BundleEntry) -> bool:
         return False
     is_cancel = before.phase == "transferring" and record.state == "owned"
     return is_refusal(record, before) if is_cancel else record.state in ("releasing", "owned", "free")
+
+
+class Handovers:
+    """Keeps the handover of each ownership, by bundle and token (the offset of the record that began it)."""
+
+    def __init__(self) -> None:
+        self._handed: dict[tuple[str, int], bytes] = {}
+        # A split and a merge may restore a bundle's name and token. State that a service left before is then out of date.
+        self._reshaped: set[tuple[str, int]] = set()
+
+    def folded(self, folded: Folded) -> None:
+        """Note the handover of an accepted record."""
+        record = folded.record
+        if isinstance(record, BundleTransition) and record.handover is not None and folded.verdict.accepted:
+            self._handed[record.key, folded.offset] = record.handover
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.before is not None and change.after is None:
+                self._reshaped.add((change.name, change.before.token))
+
+    def stepped(self, process: Process, effects: Sequence[Effect]) -> None:
+        """Check the state with which a service opens a bundle.
+
+        * A new owner gets the handover of the record that made it the owner, or nothing.
+        * If the destination dies, the source continues under the same token. Its service must get the state that it left.
+        """
+        for effect in effects:
+            if type(effect) is Open:
+                ownership = effect.handle.bundle, effect.handle.token
+                left = process.service.left.get(ownership)
+                if left is not None and effect.handover != left and ownership not in self._reshaped:
+                    raise InvariantViolated(
+                        invariant="section 9: a service gets its own state back",
+                        what=f"{process.host.name} goes on with {ownership[0]} under token {ownership[1]} with {effect.handover!r}, "
+                        f"and left {left!r}",
+                    )
+                if effect.handover is not None and effect.handover not in (
+                    self._handed.get(ownership),
+                    process.service.left.get(ownership),
+                ):
+                    raise InvariantViolated(
+                        invariant="section 9: a handover goes to the next owner",
+                        what=f"{process.host.name} opens {ownership[0]} under token {ownership[1]} with {effect.handover!r}",
+                    )
+
+
+def one_at_a_time(process: Process, effects: Sequence[Effect]) -> None:
+    """Check that no operation that a step began runs beside another of its bundle."""
+    for effect in effects:
+        match effect:
+            case Prepare():
+                bundle = effect.bundle.name
+            case Open() | Close():
+                bundle = effect.handle.bundle
+            case Discard():
+                bundle = effect.bundle
+            case _:
+                continue
+        under_way = process.service.under_way.get(bundle, [])
+        if len(under_way) > 1:
+            raise InvariantViolated(
+                invariant="section 9: one operation of a bundle at a time",
+                what=f"the service of {process.host.name} at once {' and '.join(f'{running.verb}s' for running in under_way)} {bundle}",
+            )
