@@ -232,7 +232,8 @@ class Agent:
         core.effects.append(resync)
         if core.incarnation is not None and core.incarnation not in core.view.live:
             self._lose_incarnation(
-                f"declared dead between offsets {resync.before} and {resync.offset}, in what was truncated unread", resync.offset
+                f"declared dead between offsets {resync.before} and {resync.offset}, in records that were truncated before they were read",
+                resync.offset,
             )
         # Do this first: the membership may adopt an incarnation that joined in the gap, which has no old transfers.
         self._ownerships.resynced(resync)
@@ -271,7 +272,7 @@ class Agent:
         make = record_of(core.view, event.intent, self._leading.placement)
         lost_ms = self.out_of_touch_ms(core.now)
         if isinstance(make, Verdict) and lost_ms is not None:
-            problem = f"it has read none of its own renewals for {lost_ms} ms, and what it knows may be out of date"
+            problem = f"it has not read its own renewals for {lost_ms} ms, so its view may be out of date"
             core.effects.append(Answered(ticket=event.ticket, error=NotProposed(broker=core.broker, problem=problem)))
         elif isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))

@@ -85,9 +85,9 @@ def _misfit(profile: Profile) -> str | None:
     try:
         data = encode(joined)
     except TypeError as error:  # JSON cannot represent it: a lone surrogate, or a name that is not text.
-        return f"what the broker tells of itself is no JSON: {error}"
+        return f"the broker's profile is not valid JSON: {error}"
     if len(data) > RECORD_BYTES_MAX:
-        return f"what the broker tells of itself takes {len(data)} bytes, a record at most {RECORD_BYTES_MAX}"
+        return f"the broker's profile takes {len(data)} bytes; a record may take at most {RECORD_BYTES_MAX}"
     read = decode(data)
     return read.problem if isinstance(read, Unreadable) else None
 
@@ -211,7 +211,7 @@ class Core:
         self.reader, self.view = reader, reader.view
         myself = None if self.incarnation is None else self.view.live.get(self.incarnation)
         for number in [number for number in self._in_flight if myself is None or number <= myself.sequence]:
-            problem = f"its verdict stands between offsets {resync.before} and {resync.offset}, which were truncated before they were read"
+            problem = f"its verdict is between offsets {resync.before} and {resync.offset}, which were truncated before they were read"
             self._lost(number, OutcomeUnknown(log=reader.log, subject=self._in_flight[number].key, problem=problem))
         return resync
 

@@ -289,7 +289,7 @@ class Membership:
         self._accuse_at_ms = due_ms
 
     def _propose_down(self, broker: BrokerEntry, silent_ms: int) -> None:
-        reason = f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and margin"
+        reason = f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and the grace period"
         self._core.propose(partial(propose.down, broker=broker, reason=reason))
 
     def _silent_since_ms(self, broker: BrokerEntry) -> int:

@@ -56,10 +56,10 @@ class Role(Enum):
     """What the view wants this broker to do for a bundle."""
 
     NONE = "none"
-    WARM_UP = "warm up and say so"
+    WARM_UP = "warm up and report"
     STAND_BY = "be ready, the source is closing"
     SERVE = "serve"
-    PART = "close and say so"
+    RELEASE = "close and report"
 
 
 _ROLE_OF_OWNER: Final = {
@@ -69,7 +69,7 @@ _ROLE_OF_OWNER: Final = {
     "owned": Role.SERVE,
     "splitting": Role.SERVE,
 }
-_ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.PART, "unloading": Role.PART}
+_ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.RELEASE, "unloading": Role.RELEASE}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,7 +274,7 @@ class Ownerships:
         self._core.effects.append(Abandon(bundle=ownership.bundle, doing=doing.value))
         if ownership.handle is not None:
             ownership.handle.is_open = False
-        self._finished(ownership.bundle, doing, after, f"the service was not done with {doing.value} it in time")
+        self._finished(ownership.bundle, doing, after, f"the service did not finish {doing.value} it in time")
 
     # --- reconciliation ---
 
@@ -360,7 +360,7 @@ class Ownerships:
         elif ownership.stage is Stage.FAILED:
             self._give_up(bundle, _reason(ownership))
 
-    def _part(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
+    def _release(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
         core = self._core
         if ownership is not None and ownership.handle is not None:
             ownership.handle.is_open = False
@@ -412,8 +412,8 @@ class Ownerships:
         if cuts and self._are_possible(bundle, cuts):
             core.propose(partial(propose.split, bundle=bundle, cuts=cuts))
         else:
-            nonsense = f"the service wants cuts that are not at most {CUTS_MAX}, rising, and strictly inside it"
-            reason = ownership.problem or (nonsense if cuts else "the service finds no place to cut it")
+            nonsense = f"the service returned cuts that are more than {CUTS_MAX}, not rising, or not strictly inside it"
+            reason = ownership.problem or (nonsense if cuts else "the service found no point at which to split it")
             core.propose(partial(propose.cancel, bundle=bundle, reason=_fit_for_a_record(reason)))
 
     @staticmethod
@@ -471,5 +471,5 @@ _STEPS: Final[dict[Role, Callable[[Ownerships, BundleEntry, Ownership | None], N
     Role.WARM_UP: Ownerships._warm_up,  # noqa: SLF001 - the table of the class's own steps
     Role.STAND_BY: Ownerships._stand_by,  # noqa: SLF001
     Role.SERVE: Ownerships._serve,  # noqa: SLF001
-    Role.PART: Ownerships._part,  # noqa: SLF001
+    Role.RELEASE: Ownerships._release,  # noqa: SLF001
 }

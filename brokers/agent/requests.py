@@ -88,7 +88,7 @@ def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placemen
         return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
     if not intent.or_stay:
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
-    problem = f"{bundle.name} stays at {view.live[bundle.owner].broker}, since {nobody_else(view, bundle) or 'placement finds no other'}"
+    problem = f"{bundle.name} stays at {view.live[bundle.owner].broker}: {nobody_else(view, bundle) or 'placement finds no other broker'}"
     return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
 
 
@@ -100,7 +100,7 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
     if any(broker.status == "up" and broker.broker not in {owner, *refused} for broker in view.live_brokers()):
         return None
     reasons = sorted({reason for broker, reason in refused.items() if broker != owner})
-    return f"nobody else may have it: {'; '.join(reasons) or 'no other broker takes bundles'}"
+    return f"no other broker may own it: {'; '.join(reasons) or 'no other broker accepts bundles'}"
 
 
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
@@ -108,7 +108,7 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     now = before.get(intent.policy)
     # Check in each attempt: of two concurrent changes, the second sees the first.
     if not isinstance(intent.expected, Unset) and now != intent.expected:
-        problem = f"{intent.policy} is {_told(now)} now, and the change was meant for one that is {_told(intent.expected)}"
+        problem = f"{intent.policy} is now {_value(now)}, but the change expects {_value(intent.expected)}"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     policies = {policy: value for policy, value in before.items() if policy != intent.policy}
     if intent.value is not None:
@@ -117,12 +117,12 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
         if unfit is not None:
             return Verdict(reason=Reason.MALFORMED, problem=unfit)
     if len(policies) > DOCUMENT_ENTRIES_MAX:
-        problem = f"{intent.name} has {DOCUMENT_ENTRIES_MAX} policies, which is all it may have"
+        problem = f"{intent.name} already has {DOCUMENT_ENTRIES_MAX} policies, the maximum"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     return partial(propose.set_namespace_policies, view=view, name=intent.name, policies=policies)
 
 
-def _told(value: Scalar | None) -> str:
+def _value(value: Scalar | None) -> str:
     return "not set" if value is None else repr(value)
 
 
@@ -147,15 +147,15 @@ def _settings(view: View, intent: SetSettings) -> Make | Verdict:
     except (UnknownSetting, InvalidSetting) as error:
         return Verdict(reason=Reason.MALFORMED, problem=str(error))
     if len(document) > DOCUMENT_ENTRIES_MAX:
-        problem = f"the settings of balancing have {DOCUMENT_ENTRIES_MAX} entries at most, namespaces counted one by one"
+        problem = f"the balancing settings have at most {DOCUMENT_ENTRIES_MAX} entries, and each namespace counts"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     return partial(propose.set_policy, view=view, name=settings_records.KEY, document=document)
 
 
 def _cancel(bundle: BundleEntry, reason: str) -> Make | Verdict:
     if bundle.phase not in STOPPABLE:
-        told = "it is owned, and not on the move" if bundle.phase == "owned" else f"it is {bundle.state} already"
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move that could be cancelled: {told}")
+        state = "it is owned and does not move" if bundle.phase == "owned" else f"it is {bundle.state} already"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move to cancel: {state}")
     return partial(propose.cancel, bundle=bundle, reason=reason)
 
 
@@ -165,7 +165,7 @@ def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placemen
         if broker is None:
             return Verdict(reason=Reason.UNKNOWN_BROKER, problem=f"no broker {intent.destination!r} has ever joined")
         if broker.incarnation == bundle.owner:
-            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{intent.destination} owns it already, so there is nothing to move")
+            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{intent.destination} already owns it, so there is nothing to move")
         return partial(propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason)
     if isinstance(intent, MoveAway):
         return _away(view, bundle, intent, placement)
@@ -173,10 +173,10 @@ def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placemen
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
     if isinstance(intent, SplitBundle):
         return partial(propose.start_split, bundle=bundle, algorithm=intent.algorithm, positions=intent.positions, reason=intent.reason)
-    assert isinstance(intent, MergeBundles), "what is cancelled is spelled elsewhere"
+    assert isinstance(intent, MergeBundles), "a cancel is handled above"
     right = view.right_neighbour(bundle)
     if right is None:
-        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last of its namespace")
+        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last bundle of its namespace")
     if intent.right not in (None, right.name):
         return Verdict(reason=Reason.NOT_ADJACENT, problem=f"the right neighbour of {bundle.name} is {right.name}, not {intent.right}")
     return partial(propose.merge, left=bundle, right=right, reason=intent.reason)

@@ -275,7 +275,7 @@ def test_a_bundle_that_cannot_be_cut_is_told_and_left_alone(tmp_path: Path, capl
             assert {("Failure", "Unknown"): 2} == divided.counted()
             reasons = {stay.subject: stay.reason for decision in divided.told if decision.counted for stay in decision.stays}
             assert {bundle_name(NAMESPACE, 0, QUARTER), bundle_name(NAMESPACE, 3 * QUARTER, HASH_MAX)} == set(reasons)
-            assert all("the service finds no place to cut it" in reason for reason in reasons.values())
+            assert all("the service found no point at which to split it" in reason for reason in reasons.values())
             assert 1 == len([line for line in lines(caplog) if "a split failed" in line])
 
     with caplog.at_level("INFO", logger="equipoise.brokers.server.splitting"):

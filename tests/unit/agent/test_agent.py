@@ -36,7 +36,7 @@ def test_who_lost_the_channel_denies_nothing() -> None:
     stage = play("cluster a b with 1 bundle", "deafen b", "namespace t/m with 1 bundle by admin", "advance 1400ms")
     assert "b answers: unknown_bundle" in perform(stage, "unload t/m/00_ff by b")
     perform(stage, "advance 200ms")
-    problem = "it has read none of its own renewals for 1600 ms, and what it knows may be out of date"
+    problem = "it has not read its own renewals for 1600 ms, so its view may be out of date"
     answer = f"b answers: broker b did nothing: {problem}; ask it again later, or ask another broker"
     assert answer in perform(stage, "unload t/m/00_ff by b")
 

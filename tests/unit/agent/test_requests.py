@@ -175,7 +175,7 @@ def test_a_bundle_that_nobody_else_may_have_stays_where_that_is_wanted() -> None
     assert None is set_cluster_policy(channel, "pin/p", {"namespace": NAMESPACE, "brokers.0": "a"})
     wish = MoveAway(bundle=LEFT, reason="shed", or_stay=True)
     verdict = record_of(channel.view, wish)
-    problem = f"{LEFT} stays at a, since nobody else may have it: pin/p keeps this bundle at a"
+    problem = f"{LEFT} stays at a: no other broker may own it: pin/p keeps this bundle at a"
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem) == verdict
     assert None is set_cluster_policy(channel, "pin/p", None)
     assert not isinstance(record_of(channel.view, wish), Verdict)
@@ -183,7 +183,7 @@ def test_a_bundle_that_nobody_else_may_have_stays_where_that_is_wanted() -> None
         channel.die(broker)
     alone = record_of(channel.view, wish)
     assert isinstance(alone, Verdict)
-    assert f"{LEFT} stays at a, since nobody else may have it: no other broker takes bundles" == alone.problem
+    assert f"{LEFT} stays at a: no other broker may own it: no other broker accepts bundles" == alone.problem
 
 
 def test_a_deleting_namespace_can_be_deleted() -> None:
@@ -244,7 +244,7 @@ def test_a_move_to_the_dead_is_left_to_the_log() -> None:
 def test_a_move_to_where_it_is_moves_nothing() -> None:
     """A transfer to the owner itself is refused with words that say so, and puts nothing on the log."""
     verdict = record_of(owned_pair().view, Transfer(bundle=LEFT, destination="a", reason="x"))
-    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a owns it already, so there is nothing to move") == verdict
+    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a already owns it, so there is nothing to move") == verdict
 
 
 def test_a_transfer_can_be_cancelled_until_its_source_has_been_told_to_let_go() -> None:
@@ -252,7 +252,7 @@ def test_a_transfer_can_be_cancelled_until_its_source_has_been_told_to_let_go() 
     channel = owned_pair()
     refused = record_of(channel.view, Cancel(bundle=LEFT, reason="enough"))
     assert isinstance(refused, Verdict)
-    assert "owned, and not on the move" in (refused.problem or "")
+    assert "owned and does not move" in (refused.problem or "")
     for intent in (Transfer(bundle=LEFT, destination="b", reason="load"), Cancel(bundle=LEFT, reason="enough")):
         make = record_of(channel.view, intent)
         assert not isinstance(make, Verdict)

@@ -116,9 +116,9 @@ def test_a_split_is_cancelled(tmp_path: Path) -> None:
 def test_what_does_not_move_cannot_be_cancelled(log: str) -> None:
     """A bundle that is owned or free, and one that is not there, have no move, and the refusal says how they are."""
     assert 0 == run("bundles", "cancel", LEFT, log=log).exit_code
-    for bundle, how in ((LEFT, "it is owned, and not on the move"), (RIGHT, "it is free already")):
+    for bundle, how in ((LEFT, "it is owned and does not move"), (RIGHT, "it is free already")):
         result = run("bundles", "cancel", bundle, log=log)
-        assert (1, True) == (result.exit_code, f"{bundle} has no move that could be cancelled: {how}" in result.stderr)
+        assert (1, True) == (result.exit_code, f"{bundle} has no move to cancel: {how}" in result.stderr)
     assert 2 == run("bundles", "cancel", "tenant/ns/0x00000000_0x00000001", log=log).exit_code
     assert 14 == view_of(log).offset
 
@@ -130,7 +130,7 @@ def test_it_is_too_late_once_a_bundle_is_let_go(tmp_path: Path) -> None:
     channel.accept(propose.let_go(channel.author("c"), channel.bundle()))
     url = write(channel.entries, tmp_path)
     result = run("bundles", "cancel", LEFT, log=url)
-    assert (1, True) == (result.exit_code, f"{LEFT} has no move that could be cancelled: it is releasing already" in result.stderr)
+    assert (1, True) == (result.exit_code, f"{LEFT} has no move to cancel: it is releasing already" in result.stderr)
     result = run("namespaces", "cancel-moves", NAMESPACE, log=url)
     assert (f"0 moves of {NAMESPACE} cancelled; 1 too far on, or over\n", 0) == (result.stdout, result.exit_code)
 

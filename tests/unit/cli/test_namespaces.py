@@ -266,7 +266,7 @@ def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
             "rejected at offset 11: draining_target (c#4 drains and takes nothing new)",
         ),
         "unknown": (lambda channel: channel.die("c"), "d", "rejected: unknown_broker (no broker 'd' has ever joined)"),
-        "owner": (lambda channel: channel.die("c"), "a", "rejected: illegal_transition (a owns it already, so there is nothing to move)"),
+        "owner": (lambda channel: channel.die("c"), "a", "rejected: illegal_transition (a already owns it, so there is nothing to move)"),
     }
 
 
@@ -440,7 +440,7 @@ def test_neighbours_of_two_owners_are_not_merged(log: str) -> None:
     told = f"error: the proposal about {LEFT} and {RIGHT} was rejected: illegal_transition ({problem})"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", RIGHT_RANGE, log=log)
-    assert (1, True) == (result.exit_code, f"not_adjacent ({RIGHT} is the last of its namespace)" in result.stderr)
+    assert (1, True) == (result.exit_code, f"not_adjacent ({RIGHT} is the last bundle of its namespace)" in result.stderr)
 
 
 # --- delete ---

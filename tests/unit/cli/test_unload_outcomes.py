@@ -90,5 +90,5 @@ def test_an_unload_without_anybody_else_waits_for_the_next_owner(tmp_path: Path)
     with Actors(url, also=giving_up):
         out, _, code = unload(url, "--bundle", LEFT_RANGE, "--json")
     document = json.loads(out)
-    nobody = "nobody else may have it: no other broker takes bundles"
+    nobody = "no other broker may own it: no other broker accepts bundles"
     assert (12, "a", "a", nobody, 0) == (document["offset"], document["source"], document["owner"], document["problem"], code)

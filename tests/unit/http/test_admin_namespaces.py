@@ -261,7 +261,7 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> Non
             for query, status, told in (
                 (f"destinationBroker={dead.id}", 412, f"dead_target ({dead.id}#"),
                 (f"destinationBroker={draining.id}", 412, "drains and takes nothing new)"),
-                (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} owns it already, so there is nothing to move)"),
+                (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} already owns it, so there is nothing to move)"),
                 ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
                 ("destinationBroker=a%20b", 412, "is not a broker id"),
                 (f"destinationBroker={one.id}&destinationBroker={dead.id}", 400, "it is given 2 times, and which one counts is not clear"),

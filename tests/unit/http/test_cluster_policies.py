@@ -219,7 +219,7 @@ def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
             after = brokers.view.bundles[bundle]
             assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
             refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
-            problem = f"{bundle} has no move that could be cancelled: it is owned, and not on the move"
+            problem = f"{bundle} has no move to cancel: it is owned and does not move"
             assert (409, True) == (refused.status, problem in refused.reason)
 
     run(story)

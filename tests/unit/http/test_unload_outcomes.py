@@ -63,14 +63,14 @@ def test_a_bundle_that_comes_back_is_not_unloaded(query: str, tmp_path: Path) ->
 
 
 def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lone broker takes its bundle anew, since nobody else may have it; if it fails to, the bundle has no owner."""
+    """A lone broker takes its bundle anew, since no other broker may own it; if it fails to, the bundle has no owner."""
 
     async def story() -> None:
         async with cluster(tmp_path) as brokers:
             (owner,) = brokers.brokers
             bundle = brokers.bundles()[0]
             outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-            nobody = "nobody else may have it: no other broker takes bundles"
+            nobody = "no other broker may own it: no other broker accepts bundles"
             assert (owner.id, owner.id, nobody) == (outcome["source"], outcome["owner"], outcome["problem"])
             owner.service.fails.add(bundle)
             monkeypatch.setattr(moving, "PLACED_MS", 600)
