@@ -18,7 +18,7 @@ from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PH
 from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
-from equipoise.spark_jobs.rules.catalogue import RULES
+from equipoise.spark_jobs.rules.checkers import RULES
 from tests.openapi import document
 from tests.unit.cli.command_lines import tree
 
@@ -276,7 +276,7 @@ def findings_page() -> str:
         ),
     ]
     for kind, about in FINDINGS_ABOUT.items():
-        rows = [(f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy) for rule in RULES if rule.subject == kind]
+        rows = [(f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy) for rule in RULES.values() if rule.subject == kind]
         parts += [f"## {about}", table(("rule", "severity", "it says", "if it is broken", "what to do"), rows)]
     return "\n\n".join(parts) + "\n"
 

@@ -1,9 +1,4 @@
-"""The streaming audit without Spark: the sequential operator and the keyed checkers, each batch through both.
-
-May live here: what Spark does between the two pure parts, in the smallest form that keeps its order: facts reach a subject in the
-order in which they were emitted, through `spark_jobs.audit.keyed_checks`, and what is due after the last of them is looked at once the
-log's time has passed it by as much as the watermark is late.
-"""
+"""Run the streaming audit without Spark: the sequential operator and the keyed checks, batch by batch and in the order of Spark."""
 
 from __future__ import annotations
 
@@ -11,12 +6,10 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ManyOf
 from typing import Final
 
-from equipoise.spark_jobs.audit.keyed_checks import judged, overdue
-from equipoise.spark_jobs.rules.checkers import CHECKERS
+from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import parse_fact
-from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.rules.membership.view import Membership
-from equipoise.spark_jobs.rules.memory import DictMemory
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.parts import Lost, Plugs, nothing_lost
@@ -29,13 +22,13 @@ _FACTS: Final = frozenset({Table.FACTS})
 
 
 class Pipeline:
-    """One audit. `facts` counts what the checkers have judged."""
+    """One audit. `facts` counts the checked facts."""
 
     def __init__(self, *, begin: bytes | None = None, lost: Lost = nothing_lost) -> None:
         """Begin at the log's first record, or from the snapshot `begin`."""
         self.facts = 0
         self._sequence = Sequence(_FACTS, begin, plugs=Plugs(opinion=Membership(), lost=lost))
-        self._memories: dict[str, DictMemory] = {}
+        self._audits: dict[str, SubjectAudit] = {}
         self._timers: dict[str, int] = {}
         self._latest_ms = 0
 
@@ -43,32 +36,31 @@ class Pipeline:
         """The findings of one batch: first of its facts, then of the timers that are due after it."""
         entries = sorted(batch, key=lambda arrival: (arrival.source != Source.CHANNEL, arrival.source))
         for row in self._sequence.feed(entries):
-            yield from self._judge(row)
+            yield from self._check(row)
         yield from self._expire(self._latest_ms - WATERMARK_MS)
 
-    def _judge(self, row: Emitted) -> Iterator[Finding]:
+    def _check(self, row: Emitted) -> Iterator[Finding]:
         assert row.body is not None
         fact = parse_fact(row.body)
         self.facts += 1
         self._latest_ms = max(self._latest_ms, fact.at_ms)
-        memory = self._memories.get(fact.subject)
-        if memory is None:
-            memory = self._memories[fact.subject] = DictMemory()
-        yield from judged(CHECKERS, memory, fact)
-        self._note_timer(fact.subject, memory)
+        audit = self._audits.get(fact.subject)
+        if audit is None:
+            audit = self._audits[fact.subject] = SubjectAudit(fact.subject)
+        yield from audit.check(fact)
+        self._note_timer(audit)
 
     def _expire(self, now_ms: int) -> Iterator[Finding]:
-        due = sorted((at_ms, subject) for subject, at_ms in self._timers.items() if at_ms <= now_ms)
-        for _, subject in due:
-            memory = self._memories[subject]
-            yield from overdue(CHECKERS, memory, subject, now_ms)
-            self._note_timer(subject, memory)
+        for _, subject in sorted((at_ms, subject) for subject, at_ms in self._timers.items() if at_ms <= now_ms):
+            yield from self._audits[subject].expire(now_ms)
+            self._note_timer(self._audits[subject])
 
-    def _note_timer(self, subject: str, memory: DictMemory) -> None:
-        if memory.due_ms is None:
-            self._timers.pop(subject, None)
+    def _note_timer(self, audit: SubjectAudit) -> None:
+        due_ms = audit.memory.due_ms
+        if due_ms is None:
+            self._timers.pop(audit.subject, None)
         else:
-            self._timers[subject] = memory.due_ms
+            self._timers[audit.subject] = due_ms
 
 
 def findings_of(arrivals: ManyOf[Arrival], *, batch: int = 500, begin: bytes | None = None, lost: Lost | None = None) -> list[Finding]:

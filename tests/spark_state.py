@@ -1,43 +1,35 @@
-"""Spark's state and timers for one key, in a dict: what `spark_jobs.audit.keyed_operator.KeyedMemory` stands on, without a JVM.
-
-May live here: the fake, and the counting of what it is asked, since each such call costs a round trip.
-"""
+"""Spark's state and timers for one subject, without a JVM. Each call of Spark's state costs a round trip, so calls are counted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-from equipoise.spark_jobs.audit.keyed_checks import judged, overdue
-from equipoise.spark_jobs.audit.keyed_operator import KeyedMemory
-from equipoise.spark_jobs.rules.facts import Fact, SubjectKind
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import Checker
+from equipoise.spark_jobs.audit.keyed_operator import StoredAudit
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.rule import Finding
 
 
 class FakeSpark:
-    """A `MapState` and the timers of one key; `calls` counts what is asked of them."""
+    """A `ValueState` and the timers of one subject. `calls` counts the calls."""
 
-    def __init__(self) -> None:
-        self.rows: dict[str, bytes] = {}
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.value: tuple[bytes] | None = None
         self.timers: set[int] = set()
         self.calls: Counter[str] = Counter()
 
-    def getValue(self, key: tuple[str]) -> tuple[bytes] | None:  # noqa: N802 - Spark's name, as those below
+    def get(self) -> tuple[bytes] | None:
         self.calls["get"] += 1
-        return (self.rows[key[0]],) if key[0] in self.rows else None
+        return self.value
 
-    def updateValue(self, key: tuple[str], value: tuple[bytes]) -> None:  # noqa: N802
-        self.calls["put"] += 1
-        self.rows[key[0]] = value[0]
+    def update(self, newValue: tuple[bytes]) -> None:  # noqa: N803 - Spark's name, as those below
+        self.calls["update"] += 1
+        self.value = newValue
 
-    def removeKey(self, key: tuple[str]) -> None:  # noqa: N802
-        self.calls["remove"] += 1
-        self.rows.pop(key[0], None)
-
-    def keys(self) -> Iterator[tuple[str]]:
-        self.calls["keys"] += 1
-        return iter([(name,) for name in self.rows])
+    def clear(self) -> None:
+        self.calls["clear"] += 1
+        self.value = None
 
     def registerTimer(self, expiryTimestampMs: int) -> None:  # noqa: N802, N803
         self.calls["register"] += 1
@@ -47,30 +39,25 @@ class FakeSpark:
         self.calls["delete"] += 1
         self.timers.remove(expiryTimestampMs)
 
-    def batch(self, checkers: Mapping[SubjectKind, Checker], subject: str, facts: Sequence[Fact]) -> list[Finding]:
-        """One batch with these facts; without facts the key is not called."""
+    def audit(self, *, fired: bool = False) -> StoredAudit:
+        """Return the audit in the state."""
+        return StoredAudit(self.subject, self, self, fired=fired)
+
+    def batch(self, facts: Sequence[Fact]) -> list[Finding]:
+        """Check the facts of one batch. Spark does not call a subject without facts."""
         if not facts:
             return []
-        memory = KeyedMemory(self, self)
-        found = [finding for fact in facts for finding in judged(checkers, memory, fact)]
-        memory.flush()
+        stored = self.audit()
+        found = [finding for fact in facts for finding in stored.audit.check(fact)]
+        stored.save()
         return found
 
-    def advance(self, checkers: Mapping[SubjectKind, Checker], subject: str, watermark_ms: int) -> list[Finding]:
-        """The timers that are due go off, each by itself, as at the end of a batch."""
+    def advance(self, watermark_ms: int) -> list[Finding]:
+        """Fire the due timers, as at the end of a batch."""
         found = []
         for due_ms in sorted(timer for timer in self.timers if timer <= watermark_ms):
             self.timers.remove(due_ms)
-            memory = KeyedMemory(self, self, fired=True)
-            found += overdue(checkers, memory, subject, watermark_ms)
-            memory.flush()
+            stored = self.audit(fired=True)
+            found += stored.audit.expire(watermark_ms)
+            stored.save()
         return found
-
-    def values(self) -> dict[str, bytes]:
-        """All that is remembered under names."""
-        memory = KeyedMemory(self, self)
-        return {name: memory.get(name) or b"" for name in memory.names("")}
-
-    def due_ms(self) -> int | None:
-        """When the checker wants to be woken."""
-        return KeyedMemory(self, self).due_ms

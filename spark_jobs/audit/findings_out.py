@@ -21,7 +21,7 @@ from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import kafka_settings, log_path
 from equipoise.channel.sqlite.file import connect
 from equipoise.channel.system.file_system import refuse_network_file_system
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 
 TOPIC_SUFFIX: Final = "-findings"
 

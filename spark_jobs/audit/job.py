@@ -21,9 +21,8 @@ from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
 from equipoise.spark_jobs.audit.findings_out import FindingsOut, Numbered, findings_out
 from equipoise.spark_jobs.audit.keyed_operator import findings_of
-from equipoise.spark_jobs.rules.catalogue import BY_NAME
-from equipoise.spark_jobs.rules.checkers import CHECKERS
-from equipoise.spark_jobs.rules.findings import Finding, command_on, parse_finding
+from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import Finding, command_on, parse_finding
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "audit"
 
-STATE_VERSION: Final = 3
+STATE_VERSION: Final = 4
 """Raise it with every change that makes the state of existing checkpoints unusable."""
 
 TOLD_MAX: Final = 50
@@ -101,7 +100,7 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
         in_flight_max_ms=1_000 * options.in_flight_max_s,
         log=identity,
     )
-    return findings_of(facts, CHECKERS)
+    return findings_of(facts)
 
 
 def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
@@ -144,7 +143,7 @@ def told(finding: Finding, *, log: str) -> Iterator[str]:
     """Yield the lines of a finding for people."""
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
-    yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
+    yield f"{RULES[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
     yield f"  {command_on(log, finding.command)}"
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from equipoise.spark_jobs.rules.catalogue import BY_NAME, Severity
+from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import Severity
 
 BINS: Final = 120
 """Columns of a chart over time: ten pixels each on a wide screen."""
@@ -359,5 +360,5 @@ def by_namespace(lanes: Sequence[Lane]) -> tuple[Lane, ...]:
 
 def gravity(rule: str) -> int:
     """Return the rank of a rule's severity: 0 is the worst. Unknown rules rank last."""
-    known = BY_NAME.get(rule)
+    known = RULES.get(rule)
     return len(SEVERITIES) if known is None else SEVERITIES.index(known.severity)

@@ -15,8 +15,8 @@ from equipoise.spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Dea
 from equipoise.spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
 from equipoise.spark_jobs.report.style import STYLE
 from equipoise.spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
-from equipoise.spark_jobs.rules.catalogue import BY_NAME
-from equipoise.spark_jobs.rules.findings import command_on
+from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import command_on
 
 if TYPE_CHECKING:
     from equipoise.spark_jobs.report.plots import Plot
@@ -123,7 +123,7 @@ def _verdict(report: Report, zone: tzinfo) -> Html:
     if not report.findings.count:
         told = "The audit holds every record that it reads against rules of its own, and has told of nothing broken in this period."
         return section("findings", "No findings", paragraph(told), *notes, kind="verdict")
-    gravest = BY_NAME[report.broken[0].rule].severity if report.broken and report.broken[0].rule in BY_NAME else "warning"
+    gravest = RULES[report.broken[0].rule].severity if report.broken and report.broken[0].rule in RULES else "warning"
     rows = [
         (_severity(each.rule), each.rule, told_count(each.count), _rule_says(each.rule), _rule_remedy(each.rule)) for each in report.broken
     ]
@@ -158,15 +158,15 @@ def _finding(found: Found, url: str, zone: tzinfo) -> Html:
 
 
 def _severity(rule: str) -> str:
-    return BY_NAME[rule].severity if gravity(rule) < gravity("") else "warning"
+    return RULES[rule].severity if gravity(rule) < gravity("") else "warning"
 
 
 def _rule_says(rule: str) -> str:
-    return BY_NAME[rule].says if rule in BY_NAME else "A rule that this version does not know."
+    return RULES[rule].says if rule in RULES else "A rule that this version does not know."
 
 
 def _rule_remedy(rule: str) -> str:
-    return BY_NAME[rule].remedy if rule in BY_NAME else "Upgrade, and look at the table findings."
+    return RULES[rule].remedy if rule in RULES else "Upgrade, and look at the table findings."
 
 
 def _cards(report: Report) -> Html:

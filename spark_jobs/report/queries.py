@@ -34,7 +34,7 @@ from equipoise.spark_jobs.report.figures import (
     SplitOrMerge,
     gravity,
 )
-from equipoise.spark_jobs.rules.catalogue import BY_NAME
+from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 
@@ -110,7 +110,7 @@ class Queries:
         """Return the most severe findings of the period, the earliest first among equals."""
         frame = self._within(Table.FINDINGS)
         graveness = F.lit(gravity(""))
-        for name in BY_NAME:
+        for name in RULES:
             graveness = F.when(F.col("rule") == name, gravity(name)).otherwise(graveness)
         rows, count = _first(frame.withColumn("at_ms", _ms("at")), (graveness, "offset", "ordinal", "rule"), figures.FINDINGS_MAX)
         shown = tuple(

@@ -1,83 +1,291 @@
-"""Check the facts of one broker: the records it signs, the records of its key, and its rejections."""
+"""Check the facts of one broker: the records that it signs, the records of its key, and its leases.
+
+Lease times are log times, from append to append. The accuser reads the last renewal, waits for lease and grace period, and appends. So the
+two appends are at least that far apart, less the error of the accuser's clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Final, Literal, Self
 
-from equipoise.spark_jobs.rules.attempts import check_attempt, check_ties
-from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.leases import check_lease, check_proof, check_silence
-from equipoise.spark_jobs.rules.memory import Memory, due_alarms, set_alarm
-from equipoise.spark_jobs.rules.namespace import check_deletions
-from equipoise.spark_jobs.rules.rejections import check_rejection
-from equipoise.spark_jobs.rules.standing import NAME, Standing, recall, remember
-from equipoise.spark_jobs.rules.telling import ALARM, bounded, tell_held_back, told, wake_for_held_back
-from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
+import orjson
 
+from equipoise.spark_jobs.rules.bundle import state_differs
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS, LIVE
+from equipoise.spark_jobs.rules.memory import Memory
+from equipoise.spark_jobs.rules.rejections import RejectionCase, Rejections
+from equipoise.spark_jobs.rules.rule import (
+    NOT_FOLDED,
+    RESTRICT_WRITERS,
+    Finding,
+    Violation,
+    Violations,
+    baseless,
+    check_rules,
+    rule,
+)
+
+LASTS_MAX: Final = 64
+"""Accepted offsets of the key to keep. At one renewal per second that is a minute, and no proposal is that late."""
+INCARNATIONS_MAX: Final = 16
+"""Incarnations to keep. Records from sixteen incarnations ago no longer arrive."""
+ATTEMPTS_MAX: Final = 64
+"""Attempts to keep. A broker has far fewer in flight, except when it places many bundles at once."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """Log time after which a removed or invented broker id is forgotten. Anyone can invent ids."""
+CLOCK_RATE_ERROR_PERCENT: Final = 3
+"""Largest error of the accuser's clock rate. A broker's default grace period allows for as much."""
 
-_GONE: Final = "gone"
-
-
-class BrokerChecker:
-    """Check the facts of one broker id. It remembers a `Standing`."""
-
-    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """Yield what is wrong with a record that this broker published, or with a record of its key."""
-        record = fact.record
-        if record is None or fact.verdict in (None, NOT_FOLDED):
-            return
-        name = fact.subject.partition(":")[2]
-        standing = recall(memory, begun=fact.context.get("begun"))
-        if not standing.known and fact.before is not None:
-            standing.adopt(fact.before)
-        yield from bounded(standing.told, fact, compare_opinions(fact))
-        if record.get("publisher") == name:
-            yield from check_attempt(standing, fact, record)
-            yield from check_silence(fact)
-            yield from check_deletions(fact)
-            if fact.verdict != ACCEPTED:
-                yield from check_rejection(standing.rejections, standing.told, fact, name)
-        if record.get("kind") == "broker" and record.get("key") == name:
-            yield from check_ties(standing, fact, record)
-            yield from check_proof(standing, fact, record)
-            if fact.verdict == ACCEPTED:
-                yield from check_lease(standing, fact, record)
-                standing.follow(fact, record)
-                yield from _compare_states(standing, fact)
-        remember(memory, standing)
-        wake_for_held_back(memory, standing.told)
-        set_alarm(memory, _GONE, fact.at_ms + FORGOTTEN_AFTER_MS if standing.status in _NO_MEMBER else None)
-
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Report how many findings were held back. Silence is not checked here: one broker's facts do not show awake time."""
-        due = due_alarms(memory, now_ms)
-        if ALARM in due:
-            standing = recall(memory)
-            yield from tell_held_back(standing.told, subject, now_ms)
-            wake_for_held_back(memory, standing.told)
-            remember(memory, standing)
-        if _GONE in due:
-            memory.remove(NAME)
+Status = Literal["unknown", "up", "draining", "left", "down", "gone"]
+_STATUS_AFTER: Final[dict[str, Status]] = {"joined": "up", "draining": "draining", "left": "left", "down": "down", "removed": "gone"}
 
 
-_NO_MEMBER: Final = ("unknown", "gone")
+@dataclass(slots=True, kw_only=True)
+class BrokerMemory(Memory):
+    """What is known of one broker id.
+
+    What is before `begun` is unknown (None, or `status` `unknown`), and no rule uses it.
+
+    * `incarnation`: the newest one, alive or not.
+    * `lasts`, `incarnations`: the newest accepted offsets of the key, and of its `joined` records.
+    * `attempts`: [sequence, hash, offset] of the newest attempts of the incarnation `attempts_of`.
+    """
+
+    status: Status = "unknown"
+    incarnation: int | None = None
+    lasts: list[int] = field(default_factory=list)
+    incarnations: list[int] = field(default_factory=list)
+    attempts_of: int | None = None
+    attempts: list[list[int]] = field(default_factory=list)
+    rejections: Rejections = field(default_factory=Rejections)
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """See `Memory`."""
+        return cls(**{**raw, "rejections": Rejections(**raw["rejections"])})
+
+    def adopt(self, before: Raw) -> None:
+        """Take over the fold's state of a broker that is older than the audit's reading."""
+        self.status, self.incarnation = before["status"], before["incarnation"]
+        self.incarnations = [before["incarnation"]]
+        self.lasts = [] if before.get("last") is None else [before["last"]]
+
+    def follow(self, offset: int, record: Raw) -> None:
+        """Apply an accepted record of this broker's key."""
+        status = record["status"]
+        self.status, self.incarnation = self.after(offset, record)
+        if status == "joined":
+            self.incarnations = [*self.incarnations, offset][-INCARNATIONS_MAX:]
+        # A record after a removal expects the offset of the last removal of any key. This broker's facts do not show that.
+        self.lasts = [] if status == "removed" else [*self.lasts, offset][-LASTS_MAX:]
+
+    def after(self, offset: int, record: Raw) -> tuple[Status, int | None]:
+        """Return the status and incarnation after an accepted record of this broker's key."""
+        return _STATUS_AFTER.get(record["status"], self.status), offset if record["status"] == "joined" else self.incarnation
+
+    def add_attempt(self, incarnation: int, sequence: int, digest: int, offset: int) -> None:
+        """Remember an attempt."""
+        if incarnation != self.attempts_of:
+            self.attempts_of, self.attempts = incarnation, []
+        self.attempts = [*self.attempts, [sequence, digest, offset]][-ATTEMPTS_MAX:]
 
 
-def _compare_states(standing: Standing, fact: Fact) -> Iterator[Finding]:
-    """Compare the fold's state with the broker's records, and its digest with the renewal's."""
-    after = fact.after
-    if after is None:
+class BrokerCase(RejectionCase):
+    """A record that a broker published, or one of its key, and what was known before it."""
+
+    def __init__(self, fact: Fact, known: BrokerMemory) -> None:
+        super().__init__(fact)
+        self.known = known
+        self.is_publisher = self.record.get("publisher") == self.name
+        self.is_of_key = self.record.get("kind") == "broker" and self.record.get("key") == self.name
+        self.incarnation, self.sequence = self.record.get("incarnation"), self.record.get("sequence")
+        self.is_signed = self.is_publisher and type(self.incarnation) is int and type(self.sequence) is int
+
+    @property
+    def is_attempt(self) -> bool:
+        """Whether it is signed with this broker's name by an incarnation that may have existed."""
+        return self.is_signed and self.fact.verdict != "dead_publisher"
+
+    @cached_property
+    def digest(self) -> int:
+        """A hash of the record. 56 bits fit in a JSON number without loss."""
+        return int.from_bytes(blake2b(orjson.dumps(self.record, option=orjson.OPT_SORT_KEYS), digest_size=7).digest(), "little")
+
+
+def check_broker(known: BrokerMemory, fact: Fact) -> Iterator[Finding]:
+    """Yield what is wrong with the next fact of a broker."""
+    if fact.record is None or fact.verdict in (None, NOT_FOLDED):
         return
-    if after.get("diverged"):
-        text = "the digest that this renewal says is not that of the view: what this broker has read is not what stands on the log"
-        yield from told(standing.told, fact, "digest_differs", text)
-    if standing.known and (standing.status, standing.incarnation) != (after["status"], after["incarnation"]):
-        text = (
-            f"by its records it is {standing.status} as incarnation {standing.incarnation}, "
-            f"and by the fold {after['status']} as {after['incarnation']}"
+    if known.status == "unknown" and fact.before is not None:
+        known.adopt(fact.before)
+    case = BrokerCase(fact, known)
+    if case.is_publisher:
+        case.count(known.rejections, case.name)
+    yield from known.limited(fact, check_rules("broker", case))
+    if case.is_attempt:
+        known.add_attempt(case.record["incarnation"], case.record["sequence"], case.digest, fact.offset)
+    if case.is_of_key and case.is_accepted:
+        known.follow(fact.offset, fact.record)
+    known.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if known.status in ("unknown", "gone") else None
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "broker",
+    severity="alarm",
+    says="An incarnation gives each of its attempts its own number.",
+    means="Two processes write as one incarnation, or one record is forged.",
+    remedy=RESTRICT_WRITERS,
+)
+def sequence_reused(case: BrokerCase) -> Violations:
+    """Check that no other record has this number. Late, repeated or reordered records are normal, and the fold rejects them."""
+    known = case.known.attempts if case.is_attempt and case.known.attempts_of == case.incarnation else ()
+    for sequence, digest, offset in known:
+        if sequence == case.sequence and digest != case.digest:
+            yield Violation(
+                f"two different records are signed as attempt {sequence} of {case.name} (incarnation {case.incarnation}), "
+                f"at {offset} and here: one of them is forged, or two processes write in this name",
+                offsets=(offset,),
+            )
+            return
+
+
+@baseless.also("broker")
+def incarnation_existed(case: BrokerCase) -> Violations:
+    """Check the incarnation of a dead publisher: a broker uses it only after it has read its accepted `joined` record."""
+    incarnation, known = case.record.get("incarnation"), case.known.incarnations
+    if not case.is_signed or case.is_attempt or type(incarnation) is not int:
+        return
+    if incarnation >= case.fact.offset or (known and incarnation > known[0] and incarnation not in known):
+        yield Violation(f"it is signed as incarnation {incarnation}, which this broker never was")
+
+
+@baseless.also("broker")
+def expected_offset_existed(case: BrokerCase) -> Violations:
+    """Check that a record of this broker's key expects an offset where a record of the key was accepted."""
+    based_on, lasts = case.record.get("based_on"), case.known.lasts
+    if not case.is_of_key or type(based_on) is not int:
+        return
+    if based_on >= case.fact.offset:
+        yield Violation(f"it expects offset {based_on}, which is not below its own")
+    elif lasts and lasts[0] < based_on < lasts[-1] and based_on not in lasts:
+        yield Violation(f"it expects offset {based_on}, where no record of its key was accepted", offsets=(based_on,))
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "broker",
+    severity="alarm",
+    says="A broker is declared dead only after its lease and grace period have passed without a renewal.",
+    means="A broker that still held its lease lost its bundles: two brokers may have served them at once.",
+    remedy="Look at the log lines and the clock of the broker that wrote the record.",
+)
+def premature_down(case: BrokerCase) -> Violations:
+    """Check a death that a broker declared. An admin's record needs an instance id instead of silence."""
+    if case.is_of_key and case.is_accepted and case.record["status"] == "down" and type(case.incarnation) is int:
+        yield from _too_early(case, f"{case.record['publisher']} declared it dead")
+
+
+@rule(
+    "broker",
+    severity="alarm",
+    says="A broker replaces its own live incarnation only with that one's instance id, or after its lease and grace period.",
+    means="Two processes of one broker id may serve at once.",
+    remedy="Find out whether two processes run with this broker's id, and stop one.",
+    instead_of=("broker joined: still_alive",),
+)
+def premature_join(case: BrokerCase) -> Violations:
+    """Check a joining after silence. A process that found the instance id in its data directory need not wait."""
+    member, record = case.fact.context.get("member"), case.record
+    if member is None or not (case.is_of_key and case.is_accepted and record["status"] == "joined"):
+        return
+    if record.get("after_silence") is True and record.get("replaces") != member["nonce"]:
+        yield from _too_early(case, "it joined anew after silence")
+
+
+def _too_early(case: BrokerCase, what: str) -> Violations:
+    """Check that an accepted record which ends a silent incarnation came late enough.
+
+    A lease from before the audit, or one during which the log's time stood still, cannot be checked.
+    """
+    context = case.fact.context
+    member = context.get("member")
+    if member is None or member["status"] not in LIVE or member["last_at_ms"] is None or context.get("timeless"):
+        return
+    # An accuser that was away, or has just joined, missed renewals. It counts silence from its own return.
+    since_ms: int = member["last_at_ms"]
+    back_ms: int = context.get("accuser_back_ms", since_ms)
+    silence_ms = case.fact.at_ms - max(since_ms, back_ms) + context.get("unseen_ms", 0)
+    least_ms = (member["lease_ms"] + member["margin_ms"]) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
+    if silence_ms < least_ms:
+        since = f"its last record is at offset {member['last']}" if since_ms >= back_ms else "counted from the accuser's own return"
+        yield Violation(
+            f"{what} {least_ms - silence_ms} ms before the lease and grace period of incarnation {member['incarnation']} ended ({since})",
+            offsets=(member["last"],),
         )
-        yield from told(standing.told, fact, "state_differs", text)
+
+
+@rule(
+    "broker",
+    severity="alarm",
+    says="An admin declares a broker dead only with the instance id of its live incarnation.",
+    means="Somebody without access to the broker's data directory declared it dead: it may still serve.",
+    remedy=RESTRICT_WRITERS,
+    instead_of=("broker down: still_alive",),
+)
+def false_proof(case: BrokerCase) -> Violations:
+    """Check for a rejected record that declares the broker dead with a wrong instance id."""
+    if case.is_of_key and case.record.get("status") == "down" and case.fact.verdict == "still_alive":
+        yield Violation(f"{case.record.get('publisher')} tried to declare it dead with an instance id that is not the live incarnation's")
+
+
+@rule(
+    "broker",
+    severity="warning",
+    says="A broker that has fallen silent is declared dead by another one, as long as any broker writes. Time is the log's time.",
+    means="Nobody serves its bundles, and the other brokers do not notice.",
+    remedy="Check whether any broker is alive, and look at its log lines.",
+)
+def silent_too_long(case: BrokerCase) -> Violations:
+    """Report other brokers that the membership finds silent, at a record of a live publisher."""
+    for name, last, last_at_ms in case.fact.context.get("silent", ()) if case.is_publisher else ():
+        when = "" if last_at_ms is None else f", {(case.fact.at_ms - last_at_ms) // 1_000} s ago in the log's time"
+        text = f"its last renewal is at offset {last}{when}, and nobody declared it dead: its bundles may be unserved"
+        yield Violation(text, offsets=(last,), subject=subject("broker", name), publisher=name)
+
+
+# --- views ------------------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "broker",
+    severity="alarm",
+    says="The digest that a broker writes with its renewal is that of the view which the log gives.",
+    means="The broker sees another state than the others: its view is damaged, or its version has other rules.",
+    remedy="Restart the broker, so that it reads the log again. If it differs again, compare versions.",
+)
+def digest_differs(case: BrokerCase) -> Violations:
+    """Check the digest of an accepted renewal."""
+    if case.is_of_key and case.is_accepted and (case.fact.after or {}).get("diverged"):
+        yield Violation("the digest of this renewal is not that of the view: this broker has another state than the log gives")
+
+
+@state_differs.also("broker")
+def broker_state_differs(case: BrokerCase) -> Violations:
+    """Compare the fold's status and incarnation of the broker with those that its records give."""
+    after = case.fact.after
+    if after is None or not (case.is_of_key and case.is_accepted):
+        return
+    status, incarnation = case.known.after(case.fact.offset, case.record)
+    if status != "unknown" and (status, incarnation) != (after["status"], after["incarnation"]):
+        fold = f"{after['status']} as {after['incarnation']}"
+        yield Violation(f"by its records it is {status} as incarnation {incarnation}, by the fold {fold}")

@@ -1,45 +1,44 @@
-"""Check the facts of one bundle against a second, independent state of it.
+"""Check the facts of one bundle against an independent state of it.
 
 `spark_jobs.rules.transitions` has the transition table, `spark_jobs.rules.serving` the rules about serving evidence.
 
-Where the fold and this state differ, the checker yields one finding and adopts the fold's state. It also adopts the fold's state of a
+Where the fold and this state differ, there is one finding, and the audit adopts the fold's state. It also adopts the fold's state of a
 bundle that is older than the audit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, Literal, Self
 
-import orjson
-
-from equipoise.spark_jobs.rules import forms, telling
-from equipoise.spark_jobs.rules.catalogue import finding
+from equipoise.spark_jobs.rules import forms
 from equipoise.spark_jobs.rules.facts import Fact, Raw
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.ranges import Range, parse_bundle, pieces
-from equipoise.spark_jobs.rules.serving import ALARM, GONE_FOR_MS, check_serving, expire_serving, follow_holder, forget_serving
+from equipoise.spark_jobs.rules.rejections import writes_what_it_may_not
+from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED, REPORT_A_BUG, Case, Finding, Violation, Violations, check_rules, rule
+from equipoise.spark_jobs.rules.serving import GONE_FOR_MS, Serving, check_serving, expire_serving, follow_holder
 from equipoise.spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
-from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told, who
 
-_NAME: Final = "bundle"
-_GONE: Final = "gone"
-_ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"})
+_VERDICTS_ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"})
+_VERDICTS_ON_TARGETS: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dead_target", "never": "dead_target"}
 
 
-class State(NamedTuple):
-    """The state of one bundle. `begun` is the context's `begun` at that time (`spark_jobs.rules.membership.view.Context`)."""
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of one bundle."""
 
     phase: str
     owner: int | None
     source: int | None
     last: int
     token: int
-    begun: int = 0
 
+    @property
     def holder(self) -> int | None:
-        """Return the incarnation that serves the bundle according to the log, or None."""
+        """The incarnation that serves the bundle according to the log, or None."""
         served_by = SERVED_BY.get(self.phase)
         return None if served_by is None else self.owner if served_by == "owner" else self.source
 
@@ -48,188 +47,209 @@ class State(NamedTuple):
         return self.owner if whom == "o" else self.source if whom == "s" else None
 
 
-class BundleChecker:
-    """See `spark_jobs.rules.memory.Checker`. A fact takes about 20 microseconds."""
-
-    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """Yield what is wrong with the next fact of a bundle."""
-        if fact.source == "serving":
-            yield from check_serving(memory, fact)
-            _forget_later(memory, fact)
-        if fact.source != "channel" or fact.verdict == NOT_FOLDED:
-            return
-        remembered = _remembered(memory, fact)
-        found = tuple(_wrong(remembered, fact))
-        if found:
-            yield from telling.bounded_in(memory, fact, found)
-            _forget_later(memory, fact)
-        if fact.verdict != ACCEPTED or (fact.before is None and fact.after is None):
-            return
-        after = None if fact.after is None else _state(fact.after, fact)
-        if after is None:
-            memory.remove(_NAME)
-        else:
-            memory.put(_NAME, orjson.dumps(tuple(after)))
-        holder = _ownership(after)
-        if remembered is None or _ownership(remembered) != holder:
-            yield from follow_holder(memory, holder, fact)
-        _forget_later(memory, fact)
-
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Check evidence that is still waiting, and report how many findings were held back.
-
-        The membership finds stuck bundles, not this timer.
-        """
-        due = due_alarms(memory, now_ms)
-        if ALARM in due:
-            yield from expire_serving(memory, subject, now_ms)
-        if telling.ALARM in due:
-            yield from telling.tell_held_back_in(memory, subject, now_ms)
-        if _GONE in due and memory.get(_NAME) is None:
-            forget_serving(memory)
-            telling.forget_marks(memory)
+def state_in(entry: Raw | None) -> State | None:
+    """Return the state of a bundle as in facts."""
+    return None if entry is None else State(entry["phase"], entry.get("owner"), entry.get("source"), entry["last"], entry["token"])
 
 
-def _wrong(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check a fact of the channel about a bundle in this state."""
-    yield from _stuck(state, fact)
-    yield from compare_opinions(fact)
-    if fact.verdict != ACCEPTED:
-        yield from _rejected(state, fact)
-        return
-    if fact.before is not None:
-        before = _state(fact.before, fact)
-        if state is not None and state != before:
-            text = f"it was {_spelled(before, fact)} for the fold; by the second rules it was {_spelled(state, fact)}"
-            yield finding("state_differs", fact, text)
-        state = before
-    elif fact.after is not None:
-        state = None
-    yield from _accepted(state, fact)
+@dataclass(slots=True, kw_only=True)
+class BundleMemory(Memory):
+    """What is known of one bundle. `state` is None if it is not known, or the bundle does not exist."""
+
+    state: State | None = None
+    serving: Serving = field(default_factory=Serving)
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """See `Memory`."""
+        state = None if raw["state"] is None else State(**raw["state"])
+        return cls(**{**raw, "state": state, "serving": Serving.parse(raw["serving"])})
+
+    def due_times(self) -> Iterator[int]:
+        """See `Memory`."""
+        yield from Memory.due_times(self)
+        yield from self.serving.due_times()
 
 
-def _remembered(memory: Memory, fact: Fact) -> State | None:
-    """Return the remembered state; None if there is none, or if it is from before a gap in the reading."""
-    value = memory.get(_NAME)
-    if value is None:
-        return None
-    state = State(*orjson.loads(value))
-    if state.begun == fact.context.get("begun", 0):
-        return state
-    memory.remove(_NAME)
-    forget_serving(memory)
-    return None
+def check_bundle(known: BundleMemory, fact: Fact) -> Iterator[Finding]:
+    """Yield what is wrong with the next fact of a bundle. A fact takes about 20 microseconds."""
+    if fact.source == "serving":
+        yield from known.limited(fact, check_serving(known.serving, fact))
+    elif fact.source == "channel" and fact.verdict != NOT_FOLDED:
+        case = BundleCase(fact, known.state)
+        yield from known.limited(fact, check_rules("bundle", case))
+        if case.is_accepted and (fact.before is not None or fact.after is not None):
+            before, known.state = known.state, case.after
+            if before is None or _ownership(before) != _ownership(case.after):
+                yield from known.limited(fact, follow_holder(known.serving, _ownership(case.after), fact))
+    is_gone = known.state is None and bool(known.reported or known.serving != Serving())
+    known.forget_ms = fact.at_ms + GONE_FOR_MS if is_gone else None
 
 
-def _forget_later(memory: Memory, fact: Fact) -> None:
-    """Set the alarm that forgets a bundle which is gone or never existed."""
-    if memory.get(_NAME) is None:
-        set_alarm(memory, _GONE, fact.at_ms + GONE_FOR_MS)
+def expire_bundle(known: BundleMemory, subject: str, now_ms: int) -> Iterator[Finding]:
+    """Check serving evidence that is still waiting. The membership finds stuck bundles, not this timer."""
+    yield from expire_serving(known.serving, subject, now_ms)
 
 
 def _ownership(state: State | None) -> tuple[int, int] | None:
-    holder = None if state is None else state.holder()
-    return None if state is None or holder is None else (state.token, holder)
+    return None if state is None or state.holder is None else (state.token, state.holder)
 
 
-def _state(entry: Raw, fact: Fact) -> State:
-    get = entry.get
-    return State(entry["phase"], get("owner"), get("source"), entry["last"], entry["token"], fact.context.get("begun", 0))
+class BundleCase(Case):
+    """A fact of the channel about one bundle.
 
-
-def _range(fact: Fact) -> Range | None:
-    return parse_bundle(fact.subject.partition(":")[2])
-
-
-def _spelled(state: State | None, fact: Fact) -> str:
-    if state is None:
-        return "absent"
-    holders = [f"{what} {who(each, fact)}" for what, each in (("owner", state.owner), ("source", state.source)) if each is not None]
-    return f"{' of '.join([state.phase, ', '.join(holders)]) if holders else state.phase} (last {state.last}, token {state.token})"
-
-
-def _stuck(state: State | None, fact: Fact) -> Iterator[Finding]:
-    since = fact.context.get("overdue", {}).get(fact.subject.partition(":")[2])
-    if since is not None:
-        phase, last = ("on its way", since) if state is None else (state.phase, state.last)
-        before = "" if last == since else f", after it was on its way or free since offset {since}"
-        text = f"it is {phase} since offset {last}{before}, and nobody steps in"
-        yield finding("stuck_in_flight", fact, text, offsets=_rising(since, last, fact.offset))
-
-
-def _rising(*offsets: int) -> tuple[int, ...]:
-    return tuple(sorted({*offsets}))
-
-
-def _is_named(fact: Fact, record: Raw) -> bool:
-    """Return whether the record names this bundle itself, not only its parent, child or owner."""
-    kind, name = record.get("kind"), fact.subject.partition(":")[2]
-    return kind in ("bundle", "split", "merge") and (record.get("key") == name or (kind == "merge" and record.get("right") == name))
-
-
-# --- verdicts -------------------------------------------------------------------------------------------------------------
-
-
-def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
-    if fact.before is not None or fact.after is not None:
-        yield finding("state_differs", fact, f"{told(fact)} was rejected ({fact.verdict}), and changed it all the same")
-    record = fact.record or {}
-    if state is None or "expected" in fact.context or not _is_named(fact, record):
-        return
-    if record["kind"] != "merge":
-        expected = _expected(state, fact, record)
-        yield from compare(fact, expected) if expected != fact.verdict else _senseless(state, fact, record)
-    elif fact.verdict not in _ON_MERGES:
-        yield from compare(fact, _half_of_merge(state, fact, record) or ACCEPTED)
-
-
-def _senseless(state: State, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Check for a rejected proposal that no correct writer makes.
-
-    One illegal proposal is normal: operators ask for a transfer to the present owner.
+    * `known`: the state that the audit remembers.
+    * `before`: the state before the record: the fold's if the record was accepted and changed the bundle, else `known`.
+    * `after`: the fold's state after the record; None if it changed nothing, or the bundle is gone.
     """
-    if fact.verdict == "dead_target" and fact.context.get("target") == "never":
-        text = f"{told(fact)} gives it to incarnation {record.get('owner')}, which no broker ever had"
-        yield finding("writes_what_it_may_not", fact, text)
-    elif fact.verdict == "bad_boundary":
-        yield finding("writes_what_it_may_not", fact, f"{told(fact)} cuts it where it has no points, or in no order")
-    elif fact.verdict == "illegal_transition" and not _is_for_its_owner(state, record):
-        yield finding("writes_what_it_may_not", fact, f"{told(fact)} is no step from {_spelled(state, fact)}, on which it is based")
 
+    def __init__(self, fact: Fact, known: State | None) -> None:
+        super().__init__(fact)
+        self.kind = self.record.get("kind")
+        self.known = known
+        self.after = state_in(fact.after)
+        self.is_changed = fact.before is not None or fact.after is not None
+        self.before = state_in(fact.before) if self.is_accepted and self.is_changed else known
+        self.dead: int | None = fact.context.get("dead")
+        # Whether the record names this bundle itself, not only its parent, child or owner.
+        names = (self.record.get("key"), self.record.get("right") if self.kind == "merge" else None)
+        self.is_named = self.kind in ("bundle", "split", "merge") and self.name in names
 
-def _is_for_its_owner(state: State, record: Raw) -> bool:
-    phase = forms.phase_of(record) if record["kind"] == "bundle" else None
-    step = STEPS.get((state.phase, phase or ""))
-    return step is not None and step.owner == "d" and record.get("source") == state.whom(step.source)
+    @property
+    def range(self) -> Range | None:
+        """The range in the bundle's name."""
+        return parse_bundle(self.name)
 
+    def describe(self, state: State | None) -> str:
+        """Return a state as the end of a sentence."""
+        if state is None:
+            return "absent"
+        parties = [f"{what} {self.who(each)}" for what, each in (("owner", state.owner), ("source", state.source)) if each is not None]
+        phase = f"{state.phase} of {', '.join(parties)}" if parties else state.phase
+        return f"{phase} (last {state.last}, token {state.token})"
 
-def _expected(state: State, fact: Fact, record: Raw) -> str:
-    if record["based_on"] != state.last:
-        return "stale"
-    if record["kind"] == "split":
-        return _on_split(state, fact, record)
-    step = STEPS.get((state.phase, forms.phase_of(record) or ""))
-    return "illegal_transition" if step is None else _on_step(step, state, fact, record)
+    # --- the audit's verdict ---
 
+    @cached_property
+    def expected(self) -> str | None:
+        """See `Case`. If no context decides, the state of the bundle does."""
+        if "expected" in self.fact.context:
+            return super().expected
+        if self.before is None or not self.is_named:
+            return None
+        if self.kind != "merge":
+            return self._verdict_on_split(self.before) if self.kind == "split" else self._verdict_on_step(self.before)
+        # The other half may be the reason for these verdicts.
+        if not self.is_accepted and self.fact.verdict in _VERDICTS_ON_MERGES:
+            return None
+        return self._verdict_on_half_of_merge(self.before)
 
-def _on_step(step: Step, state: State, fact: Fact, record: Raw) -> str:
-    owner, incarnation = record.get("owner"), record.get("incarnation")
-    if step.owner != "d" and owner != state.whom(step.owner):
-        return "illegal_transition"
-    if record.get("source") != state.whom(step.source):
-        return "illegal_transition"
-    if not _may_write(step, state, incarnation):
-        return "not_the_actor"
-    if step.barred_by_deletion and fact.context.get("deleting"):
-        return "namespace_deleting"
-    if step.owner != "d":
-        return ACCEPTED
-    if owner == state.owner:
-        return "illegal_transition"
-    return _ON_TARGET[fact.context.get("target", "dead")]
+    @property
+    def step(self) -> Step | None:
+        """The row of the transition table that a `bundle` record asks for; None if there is none."""
+        phase = forms.phase_of(self.record) if self.kind == "bundle" else None
+        return None if self.before is None else STEPS.get((self.before.phase, phase or ""))
 
+    def _verdict_on_step(self, state: State) -> str:
+        step, owner = self.step, self.record.get("owner")
+        if self.record["based_on"] != state.last:
+            return "stale"
+        if step is None or (step.owner != "d" and owner != state.whom(step.owner)) or self.record.get("source") != state.whom(step.source):
+            return "illegal_transition"
+        if not _may_write(step, state, self.record.get("incarnation")):
+            return "not_the_actor"
+        if step.barred_by_deletion and self.fact.context.get("deleting"):
+            return "namespace_deleting"
+        if step.owner != "d":
+            return ACCEPTED
+        return "illegal_transition" if owner == state.owner else _VERDICTS_ON_TARGETS[self.fact.context.get("target", "dead")]
 
-_ON_TARGET: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dead_target", "never": "dead_target"}
+    def _verdict_on_split(self, state: State) -> str:
+        if self.record["based_on"] != state.last:
+            return "stale"
+        if state.phase != "splitting":
+            return "illegal_transition"
+        if self.record.get("incarnation") != state.owner:
+            return "not_the_actor"
+        at = self.range
+        return ACCEPTED if at is not None and pieces(at.low, at.high, self.record.get("positions") or ()) else "bad_boundary"
+
+    def _verdict_on_half_of_merge(self, state: State) -> str:
+        is_left = self.record["key"] == self.name
+        if self.record["based_on" if is_left else "based_on_right"] != state.last:
+            return "stale"
+        left, right = parse_bundle(self.record["key"]), parse_bundle(self.record["right"])
+        if left is None or right is None or left.namespace != right.namespace or left.high != right.low:
+            return "not_adjacent"
+        owner = self.fact.context.get("owner", state.owner)
+        return ACCEPTED if state.phase == "owned" and state.owner == owner else "illegal_transition"
+
+    # --- the audit's state after an accepted record ---
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the fold says that the record made this bundle."""
+        return self.is_accepted and self.fact.before is None and self.after is not None and not self.is_named
+
+    @cached_property
+    def wrong_after(self) -> tuple[State | None, State | None] | None:
+        """The states that the fold and the audit have after an accepted record, if they differ."""
+        offset, before, after = self.fact.offset, self.before, self.after
+        expected: State | None
+        if not self.is_accepted:
+            return None
+        if self.is_made:
+            if self.made is None:
+                return None
+            expected = self.made
+        elif before is None:
+            return None
+        elif self.is_named:
+            if self.expected != ACCEPTED:
+                return None
+            phase = str(forms.phase_of(self.record)) if self.kind == "bundle" else ""
+            token = offset if self.kind == "bundle" and STEPS[before.phase, phase].ownership else before.token
+            parties = self.record.get("owner"), self.record.get("source")
+            expected = State(phase, *parties, offset, token) if self.kind == "bundle" else None
+        else:
+            death = DEATHS.get((before.phase, "owner" if before.owner == self.dead else "source"))
+            if not self.is_changed or self.kind == "namespace" or not self.names_dead or death is None:
+                return None
+            expected = State(death.after, before.whom(death.owner), None, offset, offset if death.ownership else before.token)
+        return None if after == expected else (after, expected)
+
+    @cached_property
+    def made(self) -> State | None:
+        """The audit's state of a bundle that the record makes; None if such a record makes none."""
+        if not self.is_made or self.after is None:
+            return None
+        if self.kind == "namespace" and self.record.get("status") == "created":
+            return State("free", None, None, self.fact.offset, self.fact.offset)
+        if self.kind in ("split", "merge"):
+            owner = self.record.get("incarnation") if self.kind == "split" else self.fact.context.get("owner", self.after.owner)
+            return State("owned", owner, None, self.fact.offset, self.after.token)
+        return None
+
+    @property
+    def fencing_fault(self) -> Literal["not_renewed", "fell"] | None:
+        """What is wrong with the token of a bundle that was there before, if only the token differs in `wrong_after`."""
+        after, expected = self.wrong_after or (None, None)
+        if self.before is None or after is None or expected is None or replace(after, token=expected.token) != expected:
+            return None
+        if expected.token == self.fact.offset:
+            return "not_renewed"
+        return "fell" if after.token < self.before.token else None
+
+    @property
+    def difference(self) -> Violation:
+        """Describe `wrong_after`."""
+        after, expected = self.wrong_after or (None, None)
+        return Violation(f"{self.what} made it {self.describe(after)}; the audit expects {self.describe(expected)}")
+
+    @property
+    def names_dead(self) -> bool:
+        """Whether the bundle named the incarnation that the record ends."""
+        return self.dead is not None and self.before is not None and self.dead in (self.before.owner, self.before.source)
 
 
 def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
@@ -240,139 +260,167 @@ def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
     return step.who == "broker" or incarnation == (state.owner if step.who == "owner" else state.source)
 
 
-def _on_split(state: State, fact: Fact, record: Raw) -> str:
-    if state.phase != "splitting":
-        return "illegal_transition"
-    if record.get("incarnation") != state.owner:
-        return "not_the_actor"
-    at = _range(fact)
-    return ACCEPTED if at is not None and pieces(at.low, at.high, record.get("positions") or ()) else "bad_boundary"
+# --- rules about states -----------------------------------------------------------------------------------------------------
 
 
-def _half_of_merge(state: State, fact: Fact, record: Raw) -> str | None:
-    """Return why this half alone forbids a merge; None if it does not."""
-    is_left = record["key"] == fact.subject.partition(":")[2]
-    if record["based_on" if is_left else "based_on_right"] != state.last:
-        return "stale"
-    left, right = parse_bundle(record["key"]), parse_bundle(record["right"])
-    if left is None or right is None or left.namespace != right.namespace or left.high != right.low:
-        return "not_adjacent"
-    owner = fact.context.get("owner", state.owner)
-    return None if state.phase == "owned" and state.owner == owner else "illegal_transition"
-
-
-# --- states ---------------------------------------------------------------------------------------------------------------
-
-
-def _accepted(state: State | None, fact: Fact) -> Iterator[Finding]:
-    record = fact.record or {}
-    if _is_named(fact, record):
-        yield from _named(state, fact, record)
-    elif fact.before is None and fact.after is None:
-        yield from _left_alone(state, fact)
-    elif fact.before is None:
-        yield from _made(fact, record)
-    elif record.get("kind") == "namespace":
-        yield from _deleted(state, fact, record)
-    else:
-        yield from _died(state, fact)
-    yield from _handed_on(state, fact, record)
-
-
-def _named(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
-    if state is None:
-        yield finding("illegal_step", fact, f"{told(fact)} was accepted of a bundle that is not there")
+@rule(
+    "bundle",
+    severity="alarm",
+    says="Each record changes bundles, brokers and namespaces as the audit's tables say.",
+    means="The fold changed something that the record does not change, or changed it in another way.",
+    remedy=REPORT_A_BUG,
+)
+def state_differs(case: BundleCase) -> Violations:
+    """Compare the fold's states before and after the record with the audit's."""
+    if not case.is_accepted:
+        if case.is_changed:
+            yield Violation(f"{case.what} was rejected ({case.fact.verdict}), but changed it")
         return
-    kind = record["kind"]
-    if "expected" not in fact.context:
-        expected = (_half_of_merge(state, fact, record) or ACCEPTED) if kind == "merge" else _expected(state, fact, record)
-        yield from compare(fact, expected)
-        if expected != ACCEPTED:
-            return
-    elif fact.context["expected"] != ACCEPTED:
+    if case.fact.before is not None and case.known not in (None, case.before):
+        yield Violation(f"it was {case.describe(case.before)} for the fold; the audit expects {case.describe(case.known)}")
+    if case.wrong_after is not None and case.fencing_fault is None:
+        yield case.difference
+    if case.fact.before is None or case.is_named:
         return
-    if kind != "bundle":
-        after = None
-    else:
-        phase = str(forms.phase_of(record))
-        step = STEPS[state.phase, phase]
-        token = fact.offset if step.ownership else state.token
-        after = State(phase, record.get("owner"), record.get("source"), fact.offset, token, state.begun)
-    yield from _same(state, after, fact)
+    if case.kind == "namespace":
+        if case.record.get("status") != "deleted" or case.after is not None:
+            yield Violation(f"{case.what} changed it, but only a deletion may")
+    elif not case.names_dead:
+        yield Violation(f"{case.what} changed it without naming it or a party of it")
 
 
-def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check a bundle that a record changes without naming it: only a death may do that."""
-    dead = fact.context.get("dead")
-    if state is None or dead is None or dead not in (state.owner, state.source):
-        yield finding("state_differs", fact, f"{told(fact)} changed it, and says nothing of it")
+@rule(
+    "bundle",
+    severity="alarm",
+    says="A bundle goes from one phase to the next by a row of the transition table.",
+    means="A step was accepted that the table does not have: a bundle may have two owners, or none for ever.",
+    remedy=REPORT_A_BUG,
+    instead_of=("illegal_transition",),
+)
+def illegal_step(case: BundleCase) -> Violations:
+    """Check that an accepted record names an existing bundle, and that only a creation, a split or a merge makes one."""
+    if case.is_accepted and case.is_named and case.before is None:
+        yield Violation(f"{case.what} was accepted although the bundle does not exist")
+    elif case.is_made and case.made is None:
+        yield Violation(f"{case.what} made it, but records of this kind make no bundles")
+    elif case.is_made and case.range is None:
+        yield Violation("its name is not a bundle's name")
+
+
+@rule(
+    "bundle",
+    severity="alarm",
+    says="The fencing tokens of a point of the hash space only rise.",
+    means="A store that checks tokens may refuse the owner, or accept what a former owner writes.",
+    remedy=REPORT_A_BUG,
+)
+def token_fell(case: BundleCase) -> Violations:
+    """Check the token after the record. A bundle from a split or merge has the token of a record before it."""
+    after, offset = case.after, case.fact.offset
+    if after is not None and case.made == after:
+        if after.token > offset or (case.kind != "namespace" and after.token == offset):
+            yield Violation(f"it was made with token {after.token}, which no record before offset {offset} gave")
+    elif case.fencing_fault == "fell":
+        yield case.difference
+
+
+@rule(
+    "bundle",
+    severity="alarm",
+    says="Each new ownership has its own token: the offset of the record that began it.",
+    means="The former owner and the new one have the same token, so no store can tell them apart.",
+    remedy=REPORT_A_BUG,
+)
+def token_not_renewed(case: BundleCase) -> Violations:
+    """Check the token after a record that begins an ownership."""
+    if case.fencing_fault == "not_renewed":
+        yield case.difference
+
+
+@rule(
+    "bundle",
+    severity="alarm",
+    says="A bundle gets a new server only after the former one has released it, or is dead.",
+    means="According to the log, two brokers served the bundle at once.",
+    remedy="Look at what both brokers wrote to their stores from that record on.",
+)
+def intervals_overlap(case: BundleCase) -> Violations:
+    """Check that the former server wrote the record or is dead, if the server changed."""
+    before, after = case.before, case.after
+    if not case.is_accepted or case.fact.before is None or before is None or after is None:
         return
-    death = DEATHS.get((state.phase, "owner" if state.owner == dead else "source"))
-    if death is not None:
-        token = fact.offset if death.ownership else state.token
-        yield from _same(state, State(death.after, state.whom(death.owner), None, fact.offset, token, state.begun), fact)
+    server, successor = before.holder, after.holder
+    if server is None or successor in (None, server) or server in (case.record.get("incarnation"), case.dead):
+        return
+    text = f"{case.who(successor)} serves it from offset {case.fact.offset}, but {case.who(server)} neither released it nor is dead"
+    yield Violation(text, offsets=(before.last,))
 
 
-def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
+@rule(
+    "bundle",
+    severity="alarm",
+    says="The record of a death changes all bundles that name the dead incarnation.",
+    means="A bundle belongs to a dead broker, and nobody will place it.",
+    remedy=REPORT_A_BUG,
+)
+def death_left_bundle(case: BundleCase) -> Violations:
     """Check that an unchanged bundle names no dead incarnation."""
-    dead = fact.context.get("dead")
-    if dead is None or (state is not None and dead not in (state.owner, state.source)):
+    if not case.is_accepted or case.is_named or case.is_changed or case.dead is None:
         return
-    if fact.subject.partition(":")[2] not in fact.context.get("overdue", ()) or state is not None:
-        yield finding("death_left_bundle", fact, f"{who(dead, fact)} died at offset {fact.offset}, and it still names it")
+    if case.names_dead or (case.before is None and case.name not in case.fact.context.get("overdue", ())):
+        yield Violation(f"{case.who(case.dead)} died at offset {case.fact.offset}, but the bundle still names it")
 
 
-def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Check a new bundle: only a creation, a split or a merge makes one."""
-    after, kind, at = _state(fact.after or {}, fact), record.get("kind"), _range(fact)
-    free = State("free", None, None, fact.offset, fact.offset, after.begun)
-    if kind == "namespace" and record.get("status") == "created":
-        expected = free
-    elif kind == "split":
-        expected = State("owned", record.get("incarnation"), None, fact.offset, after.token, after.begun)
-    elif kind == "merge":
-        expected = State("owned", fact.context.get("owner", after.owner), None, fact.offset, after.token, after.begun)
-    else:
-        yield finding("illegal_step", fact, f"{told(fact)} made it, and no such record makes bundles")
+@rule(
+    "namespace",
+    on=("bundle",),
+    severity="alarm",
+    says="A namespace is deleted only after it was set to deleting, and all its bundles are free.",
+    means="A broker serves bundles that no longer exist.",
+    remedy=REPORT_A_BUG,
+    instead_of=("bundles_in_use",),
+)
+def namespace_deleted_in_use(case: BundleCase) -> Violations:
+    """Check that a bundle is free when its namespace is deleted."""
+    if not case.is_accepted or case.kind != "namespace" or case.fact.before is None:
         return
-    if at is None:
-        yield finding("illegal_step", fact, "it has no name that a bundle has")
-    if after != expected:
-        yield finding(
-            "state_differs", fact, f"{told(fact)} made it {_spelled(after, fact)}; by the second rules it is {_spelled(expected, fact)}"
-        )
-    elif after.token > fact.offset or (kind != "namespace" and after.token == fact.offset):
-        yield finding("token_fell", fact, f"it was made with token {after.token}, which is none of those before offset {fact.offset}")
+    is_deleted = case.record.get("status") == "deleted" and case.after is None
+    if is_deleted and case.before is not None and case.before.phase != "free":
+        yield Violation(f"its namespace was deleted while it was {case.describe(case.before)}")
 
 
-def _deleted(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
-    if record.get("status") != "deleted" or fact.after is not None:
-        yield finding("state_differs", fact, f"{told(fact)} changed it, and only a deletion does")
-    elif state is not None and state.phase != "free":
-        yield finding("namespace_deleted_in_use", fact, f"its namespace was deleted while it was {_spelled(state, fact)}")
+@rule(
+    "bundle",
+    severity="warning",
+    says="A pending bundle arrives, or is cancelled, within the bound. A free bundle has an owner within five times the bound, while a "
+    "broker is up that can take it.",
+    means="Clients of the bundle may wait, and no broker acts.",
+    remedy="Check whether its brokers answer. `equipoise bundles cancel` cancels a transfer. If a bundle stays free, every broker that is "
+    "asked refuses it, or the policies allow none.",
+)
+def stuck_in_flight(case: BundleCase) -> Violations:
+    """Report a bundle that the membership finds overdue."""
+    since = case.fact.context.get("overdue", {}).get(case.name)
+    if since is not None:
+        phase, last = ("pending", since) if case.known is None else (case.known.phase, case.known.last)
+        earlier = "" if last == since else f" (pending or free since offset {since})"
+        yield Violation(f"it is {phase} since offset {last}{earlier}, and no broker acts", offsets=(since, last))
 
 
-def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding]:
-    after = None if fact.after is None else _state(fact.after, fact)
-    if after == expected:
+@writes_what_it_may_not.also("bundle")
+def no_such_proposal(case: BundleCase) -> Violations:
+    """Check for a rejected proposal that no correct writer makes.
+
+    One illegal proposal is normal: operators ask for a transfer to the present owner.
+    """
+    verdict, state = case.fact.verdict, case.before
+    if state is None or case.is_accepted or "expected" in case.fact.context or case.kind == "merge" or case.expected != verdict:
         return
-    if after is None or expected is None or after._replace(token=expected.token) != expected:
-        rule = "state_differs"
-    elif expected.token == fact.offset:
-        rule = "token_not_renewed"
-    else:
-        rule = "token_fell" if after.token < before.token else "state_differs"
-    yield finding(rule, fact, f"{told(fact)} made it {_spelled(after, fact)}; by the second rules it is {_spelled(expected, fact)}")
-
-
-def _handed_on(before: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Yield a finding if the server changed although the previous one neither released the bundle nor died."""
-    if before is None or fact.before is None or fact.after is None:
-        return
-    server, next_server = before.holder(), _state(fact.after, fact).holder()
-    if server is None or next_server is None or server == next_server:
-        return
-    if server not in (record.get("incarnation"), fact.context.get("dead")):
-        offsets = _rising(before.last, fact.offset)
-        text = f"{who(next_server, fact)} serves it from offset {fact.offset}, and {who(server, fact)} neither closed it nor is dead"
-        yield finding("intervals_overlap", fact, text, offsets=offsets)
+    if verdict == "dead_target" and case.fact.context.get("target") == "never":
+        yield Violation(f"{case.what} gives it to incarnation {case.record.get('owner')}, which no broker ever had")
+    elif verdict == "bad_boundary":
+        yield Violation(f"{case.what} splits it at positions outside it, or not in rising order")
+    elif verdict == "illegal_transition":
+        step = case.step
+        if step is None or step.owner != "d" or case.record.get("source") != state.whom(step.source):
+            yield Violation(f"{case.what} is no step from {case.describe(state)}, on which it is based")

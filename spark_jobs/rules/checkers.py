@@ -1,20 +1,106 @@
-"""The checker for each kind of subject."""
+"""Check the facts of a subject in order, run its due timer first, and contain checks that fail.
+
+How the log is cut into batches must not change the findings:
+
+* A due timer runs before the next later fact. Spark alone would run it after the whole batch.
+* A timer gets the present log time, not its due time: after an outage of the log nobody is late by its length.
+* A note carries the time at the end of its batch, possibly hours after its event. So notes run no timers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-from equipoise.spark_jobs.rules.broker import BrokerChecker
-from equipoise.spark_jobs.rules.bundle import BundleChecker
-from equipoise.spark_jobs.rules.facts import SubjectKind
-from equipoise.spark_jobs.rules.log import LogChecker
-from equipoise.spark_jobs.rules.memory import Checker
-from equipoise.spark_jobs.rules.namespace import NamespaceChecker
+from equipoise.spark_jobs.rules.broker import BrokerMemory, check_broker
+from equipoise.spark_jobs.rules.bundle import BundleMemory, check_bundle, expire_bundle
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.log import LogMemory, check_log
+from equipoise.spark_jobs.rules.memory import Memory
+from equipoise.spark_jobs.rules.namespace import check_namespace
+from equipoise.spark_jobs.rules.rule import RULES, Finding, audit_broken
 
-CHECKERS: Final[Mapping[SubjectKind, Checker]] = {
-    "broker": BrokerChecker(),
-    "bundle": BundleChecker(),
-    "log": LogChecker(),
-    "namespace": NamespaceChecker(),
+__all__ = ("CHECKERS", "NO_OFFSET", "RULES", "Checker", "SubjectAudit")
+
+NO_OFFSET: Final = 0
+"""Offset of a check that failed in a timer, which belongs to no record."""
+
+
+def expire_nothing(_memory: Memory, _subject: str, _now_ms: int) -> Iterator[Finding]:
+    """Yield nothing: no rule of the subject depends on a timer."""
+    return iter(())
+
+
+class Checker(NamedTuple):
+    """The memory of one kind of subject, and the functions that check its facts and its timer. They keep state only in the memory."""
+
+    memory: type[Memory]
+    check: Callable[[Any, Fact], Iterable[Finding]]
+    expire: Callable[[Any, str, int], Iterable[Finding]] = expire_nothing
+
+
+CHECKERS: Final[Mapping[str, Checker]] = {
+    "broker": Checker(BrokerMemory, check_broker),
+    "bundle": Checker(BundleMemory, check_bundle, expire_bundle),
+    "log": Checker(LogMemory, check_log),
+    "namespace": Checker(Memory, check_namespace),
 }
+"""The checker for each kind of subject."""
+
+
+class SubjectAudit:
+    """The audit of one subject."""
+
+    def __init__(self, subject: str, raw: dict[str, Any] | None = None, *, checkers: Mapping[str, Checker] = CHECKERS) -> None:
+        """Continue with the memory in the JSON object `raw`; None for an empty memory."""
+        self.subject = subject
+        self._checker = checkers[subject.partition(":")[0]]
+        self.memory: Memory = self._checker.memory() if raw is None else self._checker.memory.parse(raw)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing need be stored of the memory."""
+        return self.memory == self._checker.memory(begun=self.memory.begun)
+
+    def check(self, fact: Fact) -> list[Finding]:
+        """Return the findings of `fact`, after those of the subject's due timer. Facts come in order of the channel's offsets.
+
+        A check that raises makes a finding and forgets the subject, since its state may be inconsistent.
+        """
+        findings: list[Finding] = []
+        due_ms = self.memory.due_ms
+        if fact.source == "channel" and due_ms is not None and due_ms < fact.at_ms:
+            findings += self.expire(fact.at_ms)
+        begun = fact.context.get("begun", 0)
+        if begun > self.memory.begun and self._checker.memory.forgets_at_gaps:
+            self.memory = self._checker.memory(begun=begun)
+        try:
+            findings += list(self._checker.check(self.memory, fact))
+        except Exception as error:  # noqa: BLE001 - no error may stop the audit of other subjects
+            findings += self._failed(error, offset=fact.offset, at_ms=fact.at_ms)
+        return findings
+
+    def expire(self, now_ms: int) -> list[Finding]:
+        """Return the findings of the timer at `now_ms` of the log's time; nothing if it is not due."""
+        due_ms = self.memory.due_ms
+        if due_ms is None or due_ms > now_ms:
+            return []
+        try:
+            findings = [*self._checker.expire(self.memory, self.subject, now_ms), *self.memory.held_back(self.subject, now_ms)]
+        except Exception as error:  # noqa: BLE001 - the same
+            return self._failed(error, offset=NO_OFFSET, at_ms=now_ms)
+        if self.memory.forget_ms is not None and self.memory.forget_ms <= now_ms:
+            self.memory = self._checker.memory(begun=self.memory.begun)
+        return findings
+
+    def _failed(self, error: Exception, *, offset: int, at_ms: int) -> list[Finding]:
+        """Report the first, tenth, hundredth ... failure of a subject, so that failures do not flood the findings."""
+        failures = self.memory.failures + 1
+        self.memory = self._checker.memory(begun=self.memory.begun, failures=failures)
+        if str(failures).strip("0") != "1":
+            return []
+        problem = f"{type(error).__name__}: {error}"
+        text = (
+            f"the check of {self.subject} failed at offset {offset}, and what was known of it is forgotten (failure {failures}): {problem}"
+        )
+        return [audit_broken.finding(self.subject, text, offsets=(offset,), at_ms=at_ms)]

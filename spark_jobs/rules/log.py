@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, ClassVar, Final, Self
 
-from equipoise.spark_jobs.rules.catalogue import finding
-from equipoise.spark_jobs.rules.facts import Fact, Raw
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import Memory, due_alarms, load, save
-from equipoise.spark_jobs.rules.rejections import Rejections, check_rejection
-from equipoise.spark_jobs.rules.telling import ALARM, Marks, bounded, tell_held_back, told, wake_for_held_back
-from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
-
-NAME: Final = "log"
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.forms import ADMIN
+from equipoise.spark_jobs.rules.memory import Memory
+from equipoise.spark_jobs.rules.rejections import RejectionCase, Rejections
+from equipoise.spark_jobs.rules.rule import RESTRICT_WRITERS, Finding, Violation, Violations, check_rules, rule
 
 GENESIS_RACE_MS: Final = 120_000
 """How long after the accepted genesis a broker's own genesis may still arrive.
@@ -28,129 +24,220 @@ ADMINS_GENESIS_RACE_MS: Final = 10_000
 TIME_FELL_MS_MIN: Final = 1_000
 """Smaller steps back are normal between two writers or two synchronised clocks."""
 
-ADMIN: Final = "admin:"
-
+_CHECK_THE_CLOCK: Final = "Check the clock of the machine that stores the log."
 _NO_RECORD: Final = {
     "garbage": "these bytes are no record",
-    "malformed": "it is spelled as no record is",
-    "null": "an entry without a value stands where records do",
+    "malformed": "it does not have the form of a record",
+    "null": "the entry has no value, so it is no record",
 }
+_STOPS: Final = ("log_went_back", "level_too_new", "channel_incomplete", "begun_above")
 
 
 @dataclass(slots=True, kw_only=True)
-class Record:
-    """What the audit remembers of the log."""
+class LogMemory(Memory):
+    """What is known of the log: offset and time of the genesis, and rejected records of admins."""
+
+    forgets_at_gaps: ClassVar[bool] = False
 
     genesis: int | None = None
     genesis_ms: int | None = None
     rejections: Rejections = field(default_factory=Rejections)
-    told: Marks = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """See `Memory`."""
+        return cls(**{**raw, "rejections": Rejections(**raw["rejections"])})
 
 
-class LogChecker:
-    """Check the facts of the log, in order of their offsets."""
+class LogCase(RejectionCase):
+    """An event of the log, or a record. Unknown events break no rule."""
 
-    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """Yield what is wrong with the log at this fact."""
-        known = _recall(memory)
-        yield from _check_event(known, fact)
-        yield from bounded(known.told, fact, compare_opinions(fact))
-        record = fact.record
-        if record is not None:
-            yield from _check_record(known, fact, record)
-        wake_for_held_back(memory, known.told)
-        save(memory, NAME, known)
-
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Report how many findings were held back."""
-        if ALARM in due_alarms(memory, now_ms):
-            known = _recall(memory)
-            yield from tell_held_back(known.told, subject, now_ms)
-            wake_for_held_back(memory, known.told)
-            save(memory, NAME, known)
+    def __init__(self, fact: Fact, known: LogMemory) -> None:
+        # A finding about a note carries the channel's last folded offset, because the note's own offset is not one of the channel.
+        self.note = fact if (fact.after or {}).get("event") == "unreadable_note" else None
+        super().__init__(fact if self.note is None else replace(fact, offset=fact.context["reached"]))
+        self.known = known
+        self.details = fact.after or {}
+        self.event = self.details.get("event")
+        self.publisher = self.record.get("publisher")
+        self.is_by_admin = str(self.publisher).startswith(ADMIN)
+        self.earlier_genesis = () if known.genesis is None else (known.genesis,)
 
 
-def _recall(memory: Memory) -> Record:
-    raw = load(memory, NAME)
-    return Record() if raw is None else Record(**{**raw, "rejections": Rejections(**raw["rejections"])})
-
-
-# --- events of the log -----------------------------------------------------------------------------------------------------
-
-
-def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
-    """Check an event of the log. Ignore unknown events.
-
-    A finding about a note carries the channel's last folded offset, because the note's own offset is not one of the channel.
-    """
-    event = fact.after or {}
-    match event.get("event"):
-        case "garbage" | "malformed" | "null" as what:
-            yield from told(known.told, fact, "malformed", f"{_NO_RECORD[what]}: {event.get('problem')}")
-        case "unreadable_note":
-            text = f"what stands at offset {fact.offset} of {fact.source} is no document of those that are kept there"
-            yield from told(known.told, replace(fact, offset=fact.context["reached"]), "unreadable_note", text)
-        case "time_fell" if event["by_ms"] >= TIME_FELL_MS_MIN:
-            yield from told(known.told, fact, "time_fell", f"the log's time is {event['by_ms']} ms less than it was before")
-        case "time_leapt":
-            text = (
-                f"the log's time had leapt ahead by {event['by_ms']} ms, and is {event['stands_ms']} ms ahead of what is written now: "
-                "until that is made up for it stands still, and nothing is found that takes time"
-            )
-            yield from told(known.told, fact, "time_leapt", text)
-        case "records_lost":
-            # A log may skip offsets. Below its beginning it holds nothing, so the audit cannot know which of these offsets had a record.
-            text = (
-                f"the audit had not read the offsets from {event['from']} on, below {event['to']}, when the log was truncated there: "
-                "what records they had was lost to it"
-            )
-            yield finding("records_lost", fact, text)
-        case "log_closed":
-            where = event.get("copied_to") or "a log that its last record leaves out"
-            text = f"it was closed when its channel was copied: that goes on at {where}"
-            yield from told(known.told, fact, "log_closed", text)
-        case "log_went_back" | "level_too_new" | "channel_incomplete" | "begun_above" as what:
-            text = f"nothing more can be folded ({what}): {event.get('problem', 'the log was put back, or is another one')}"
-            yield from told(known.told, fact, "folding_stopped", text)
-        case _:
-            pass
-
-
-# --- records ---------------------------------------------------------------------------------------------------------------
-
-
-def _check_record(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
-    kind, publisher = record.get("kind"), record.get("publisher")
-    if fact.verdict == "level" and _is_above_level(record):
-        text = f"it needs level {record['level']}, to which this channel was not raised: its writer cannot know that this level is in force"
-        yield from told(known.told, fact, "above_level", text)
-    elif fact.verdict == "level" and kind == "level":
-        text = f"{publisher} tried to raise the level to {record.get('raises_to')}, which not every live broker supports"
-        yield from told(known.told, fact, "level_raised_early", text)
-    if kind == "genesis":
-        yield from _check_genesis(known, fact, record)
-    rejected = fact.verdict not in (None, ACCEPTED, NOT_FOLDED)
-    if rejected and isinstance(publisher, str) and publisher.startswith(ADMIN):
-        yield from check_rejection(known.rejections, known.told, fact, publisher)
-
-
-def _is_above_level(record: Raw) -> bool:
-    """Return whether the record needs a higher format version. Else its broker supports too few versions."""
-    level = record.get("level")
-    return type(level) is int and level > 1
-
-
-def _race_ms(record: Raw) -> int:
-    return ADMINS_GENESIS_RACE_MS if str(record.get("publisher")).startswith(ADMIN) else GENESIS_RACE_MS
-
-
-def _check_genesis(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
-    earlier = () if known.genesis is None else (known.genesis,)
-    if fact.verdict == "foreign_genesis":
-        text = f"{record.get('publisher')} of cluster {record.get('cluster')} took this log for its own"
-        yield from told(known.told, fact, "foreign_genesis", text, offsets=earlier)
-    elif fact.verdict == ACCEPTED:
+def check_log(known: LogMemory, fact: Fact) -> Iterator[Finding]:
+    """Yield what is wrong with the log at this fact."""
+    case = LogCase(fact, known)
+    if case.is_by_admin:
+        case.count(known.rejections, str(case.publisher))
+    yield from known.limited(case.fact, check_rules("log", case))
+    if case.is_accepted and case.form == "genesis":
         known.genesis, known.genesis_ms = fact.offset, fact.at_ms
-    elif known.genesis_ms is None or fact.at_ms - known.genesis_ms > _race_ms(record):
-        text = f"{record.get('publisher')} began the log again, which was rejected as {fact.verdict}"
-        yield from told(known.told, fact, "genesis_twice", text, offsets=earlier)
+
+
+# --- entries and events -----------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "log",
+    severity="warning",
+    says="Each entry of the log is a record.",
+    means="Somebody who does not know the format writes to the log, or stored entries were damaged.",
+    remedy=RESTRICT_WRITERS,
+    instead_of=("malformed",),
+)
+def malformed(case: LogCase) -> Violations:
+    """Report an entry that is no record."""
+    if case.event in _NO_RECORD:
+        yield Violation(f"{_NO_RECORD[case.event]}: {case.details.get('problem')}")
+
+
+@rule(
+    "log",
+    severity="warning",
+    says="Each document about decisions, loads and serving can be read.",
+    means="Somebody who does not know the format writes there, or stored documents were damaged. The audit ignores them.",
+    remedy="Look at that offset of the topic or table that is named, and find out who wrote it.",
+)
+def unreadable_note(case: LogCase) -> Violations:
+    """Report a malformed document."""
+    if case.note is not None:
+        yield Violation(f"the entry at offset {case.note.offset} of {case.note.source} is not a document of that kind")
+
+
+@rule(
+    "log",
+    severity="notice",
+    says="The time of the log does not fall.",
+    means="The clock of the log's machine was set back, or had been ahead. Leases are not harmed. Until the clock has caught up, the log's "
+    "time stands still, and rules about durations find nothing.",
+    remedy=_CHECK_THE_CLOCK,
+)
+def time_fell(case: LogCase) -> Violations:
+    """Report a step back of the log's time."""
+    if case.event == "time_fell" and case.details["by_ms"] >= TIME_FELL_MS_MIN:
+        yield Violation(f"the log's time is {case.details['by_ms']} ms less than it was before")
+
+
+@rule(
+    "log",
+    severity="notice",
+    says="The time of the log does not leap ahead of all clocks.",
+    means="One entry had a time in the future. Until the clock has caught up, the log's time stands still, and rules about durations find "
+    "nothing.",
+    remedy=f"{_CHECK_THE_CLOCK} If the time lies too far ahead to wait for it, copy the channel to another log, and audit that one.",
+)
+def time_leapt(case: LogCase) -> Violations:
+    """Report a leap of the log's time."""
+    if case.event == "time_leapt":
+        yield Violation(
+            f"the log's time leapt ahead by {case.details['by_ms']} ms, and is {case.details['stands_ms']} ms ahead of the newest record: "
+            "until that time has passed, the log's time stands still, and rules about durations find nothing"
+        )
+
+
+@rule(
+    "log",
+    severity="warning",
+    says="The audit reads each record.",
+    means="The log was truncated, or lost records, before the audit had read them. What these records were is unknown.",
+    remedy="Keep the audit running, or let the channel keep more records.",
+)
+def records_lost(case: LogCase) -> Violations:
+    """Report a gap. A log may skip offsets, and below its beginning it is unknown which of them had a record."""
+    if case.event == "records_lost":
+        yield Violation(
+            f"the log was truncated below {case.details['to']} before the audit read the offsets from {case.details['from']} on"
+        )
+
+
+@rule(
+    "log",
+    severity="notice",
+    says="The channel continues in the log that is audited.",
+    means="The log was closed for good when its channel was copied to another one. It gets no more records to check.",
+    remedy="Audit the log that the finding names, with an archive of its own.",
+)
+def log_closed(case: LogCase) -> Violations:
+    """Report the end of the log."""
+    if case.event == "log_closed":
+        where = case.details.get("copied_to") or "a log that its last record does not name"
+        yield Violation(f"it was closed when its channel was copied: the channel continues at {where}")
+
+
+@rule(
+    "log",
+    severity="alarm",
+    says="The audit can fold the log to its end.",
+    means="No later record is audited: the log was put back or replaced, its format version is too new, or its head is gone.",
+    remedy="Read the finding's text. Then audit the right log with an archive of its own, or with a newer version.",
+)
+def folding_stopped(case: LogCase) -> Violations:
+    """Report that the fold has stopped for good."""
+    if case.event in _STOPS:
+        problem = case.details.get("problem", "the log was put back, or is another one")
+        yield Violation(f"no further record can be folded ({case.event}): {problem}")
+
+
+# --- format version and genesis ---------------------------------------------------------------------------------------------
+
+
+@rule(
+    "log",
+    severity="warning",
+    says="No record needs a higher format version than the one in force.",
+    means="It was written by a version of Equipoise to which the cluster was not raised.",
+    remedy="Raise the format version when all brokers support it, or bring back the version that wrote the record.",
+    instead_of=("level",),
+)
+def above_level(case: LogCase) -> Violations:
+    """Report a rejected record with too high a format version. Another record is rejected because its broker supports too few."""
+    level = case.record.get("level")
+    if case.fact.verdict == "level" and type(level) is int and level > 1:
+        yield Violation(f"it needs format version {level}, but this channel was not raised to it")
+
+
+@rule(
+    "log",
+    severity="alarm",
+    says="The format version is raised only when every live broker supports it.",
+    means="A live broker does not know the rules that are now in force.",
+    remedy="Upgrade that broker to a version that supports the format version.",
+    instead_of=("level: level",),
+)
+def level_raised_early(case: LogCase) -> Violations:
+    """Report a rejected attempt to raise the format version."""
+    level = case.record.get("level")
+    if case.fact.verdict == "level" and case.form == "level" and not (type(level) is int and level > 1):
+        text = f"{case.publisher} tried to raise the format version to {case.record.get('raises_to')}, which not every live broker supports"
+        yield Violation(text)
+
+
+@rule(
+    "log",
+    severity="alarm",
+    says="A log belongs to one cluster.",
+    means="A broker of another cluster was started with this log.",
+    remedy="Give the other cluster its own log.",
+    instead_of=("foreign_genesis",),
+)
+def foreign_genesis(case: LogCase) -> Violations:
+    """Report the rejected genesis of another cluster."""
+    if case.form == "genesis" and case.fact.verdict == "foreign_genesis":
+        yield Violation(f"{case.publisher} of cluster {case.record.get('cluster')} started with this log", offsets=case.earlier_genesis)
+
+
+@rule(
+    "log",
+    severity="warning",
+    says="A log begins once.",
+    means="Somebody wrote a second genesis to a log that existed already.",
+    remedy=RESTRICT_WRITERS,
+    instead_of=("genesis: stale",),
+)
+def genesis_twice(case: LogCase) -> Violations:
+    """Report a rejected genesis that no race between starting brokers explains."""
+    if case.form != "genesis" or case.is_accepted or case.fact.verdict == "foreign_genesis":
+        return
+    race_ms = ADMINS_GENESIS_RACE_MS if case.is_by_admin else GENESIS_RACE_MS
+    if case.known.genesis_ms is None or case.fact.at_ms - case.known.genesis_ms > race_ms:
+        yield Violation(f"{case.publisher} began the log again, which was rejected as {case.fact.verdict}", offsets=case.earlier_genesis)

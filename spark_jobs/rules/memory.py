@@ -1,122 +1,90 @@
-"""Define a checker, its memory of one subject, and named alarms on the memory's one timer.
+"""Define what the audit remembers of one subject, and limit repeated findings.
 
-`spark_jobs.audit.keyed_operator` keeps a memory in Spark's state.
+One damaged record can make thousands of later ones look wrong. Ten findings of each rule about one subject are enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 
 from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import RULES, Finding
 
-_ALARMS: Final = "alarms"
+PERIOD_MS: Final = 60_000
+"""Length of a reporting period in log time."""
+REPORTED_MAX: Final = 10
+"""Findings of one rule about one subject in a period. The next finding, or the end of the next period, reports how many were held back."""
+REPORTED_ONCE: Final = frozenset({"digest_differs"})
+"""One per period is enough for these: two views that differ once differ at every later renewal."""
 
 
-class Memory(Protocol):
-    """What a checker keeps of one subject: small named values, and one timer in the log's time (Unix milliseconds).
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What the audit remembers of one subject. Each kind of subject extends it. All values go into JSON.
 
-    Names with a `:` are stored one by one, because there may be many; all others are stored together.
+    * `begun`: the offset from which the audit has read without a gap, as of the last record. If that changes, everything is forgotten.
+    * `reported`: by rule, the start of the period, the findings reported in it, those held back since, and the offset of the last of these.
+    * `forget_ms`: the log's time at which to forget everything; None for never.
+    * `failures`: how often a check of the subject raised an error.
     """
+
+    forgets_at_gaps: ClassVar[bool] = True
+
+    begun: int = 0
+    reported: dict[str, list[int]] = field(default_factory=dict)
+    forget_ms: int | None = None
+    failures: int = 0
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Return the memory from its JSON object."""
+        return cls(**raw)
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON."""
+        return orjson.dumps(self)
+
+    def due_times(self) -> Iterator[int]:
+        """Yield the log times (Unix ms) at which there is something to do, in any order."""
+        if self.forget_ms is not None:
+            yield self.forget_ms
+        for began_ms, _, held_back, _ in self.reported.values():
+            if held_back:
+                yield began_ms + 2 * PERIOD_MS
 
     @property
     def due_ms(self) -> int | None:
-        """When the timer is due; None if it is not set."""
+        """The earliest of `due_times`; None if there is none."""
+        return min(self.due_times(), default=None)
 
-    def get(self, name: str) -> bytes | None:
-        """Return the value under a name, or None."""
+    def limited(self, fact: Fact, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Yield the findings of `fact` that are within the limit of their rule."""
+        for each in findings:
+            held_back = 0 if each.subject != fact.subject else self._count(each.rule, fact)
+            if held_back:
+                yield replace(each, text=f"{each.text} ({held_back} more findings like this one were held back before it)")
+            elif held_back == 0:
+                yield each
 
-    def put(self, name: str, value: bytes) -> None:
-        """Set the value under a name."""
+    def _count(self, rule: str, fact: Fact) -> int | None:
+        """Count one finding. Return how many were held back before it; None if it is held back too."""
+        began_ms, count, held_back, _ = self.reported.get(rule, (fact.at_ms, 0, 0, 0))
+        if fact.at_ms - began_ms >= PERIOD_MS:
+            began_ms, count = fact.at_ms, 0
+        if count >= (1 if rule in REPORTED_ONCE else REPORTED_MAX):
+            self.reported[rule] = [began_ms, count, held_back + 1, fact.offset]
+            return None
+        self.reported[rule] = [began_ms, count + 1, 0, 0]
+        return held_back
 
-    def remove(self, name: str) -> None:
-        """Remove a name. A missing name is no error."""
-
-    def names(self, prefix: str) -> Iterable[str]:
-        """Return the names that begin with `prefix`, sorted."""
-
-    def wake_at(self, at_ms: int | None) -> None:
-        """Call `Checker.expire` when the log's time has passed `at_ms`. None clears the timer."""
-
-
-class Checker(Protocol):
-    """Check one kind of subject. A checker keeps state only in the given memory, and never raises."""
-
-    def check(self, memory: Memory, fact: Fact) -> Iterable[Finding]:
-        """Return what is wrong with the next fact of a subject. Facts come in order of the channel's offsets."""
-
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
-        """Return what is wrong with a subject whose timer was due, at `now_ms` of the log's time."""
-
-
-class DictMemory:
-    """A memory in a dict, for tests and for a pipeline without Spark. `due_ms` is its timer."""
-
-    __slots__ = ("due_ms", "values")
-
-    def __init__(self) -> None:
-        """Begin with an empty memory."""
-        self.values: dict[str, bytes] = {}
-        self.due_ms: int | None = None
-
-    def get(self, name: str) -> bytes | None:
-        """See `Memory`."""
-        return self.values.get(name)
-
-    def put(self, name: str, value: bytes) -> None:
-        """See `Memory`."""
-        self.values[name] = value
-
-    def remove(self, name: str) -> None:
-        """See `Memory`."""
-        self.values.pop(name, None)
-
-    def names(self, prefix: str) -> Iterable[str]:
-        """See `Memory`."""
-        return sorted(name for name in self.values if name.startswith(prefix))
-
-    def wake_at(self, at_ms: int | None) -> None:
-        """See `Memory`."""
-        self.due_ms = at_ms
-
-
-def load(memory: Memory, name: str) -> Any:  # noqa: ANN401 - the caller that saved the value knows its shape
-    """Return the JSON value under a name, or None."""
-    value = memory.get(name)
-    return None if value is None else orjson.loads(value)
-
-
-def save(memory: Memory, name: str, value: object) -> None:
-    """Save a value as JSON under a name."""
-    memory.put(name, orjson.dumps(value))
-
-
-def set_alarm(memory: Memory, name: str, at_ms: int | None) -> None:
-    """Set an alarm, or clear it with None. All alarms of a memory share its one timer."""
-    alarms: dict[str, int] = load(memory, _ALARMS) or {}
-    if alarms.get(name) == at_ms:
-        return
-    if at_ms is None:
-        del alarms[name]
-    else:
-        alarms[name] = at_ms
-    _keep_alarms(memory, alarms)
-
-
-def due_alarms(memory: Memory, now_ms: int) -> list[str]:
-    """Clear and return the alarms that are due at `now_ms`, sorted. Set the timer to the next one."""
-    alarms: dict[str, int] = load(memory, _ALARMS) or {}
-    due = sorted(name for name, at_ms in alarms.items() if at_ms <= now_ms)
-    _keep_alarms(memory, {name: at_ms for name, at_ms in alarms.items() if at_ms > now_ms})
-    return due
-
-
-def _keep_alarms(memory: Memory, alarms: dict[str, int]) -> None:
-    if alarms:
-        save(memory, _ALARMS, alarms)
-    else:
-        memory.remove(_ALARMS)
-    memory.wake_at(min(alarms.values(), default=None))
+    def held_back(self, subject: str, now_ms: int) -> Iterator[Finding]:
+        """Report how many findings were held back in a period, if no finding of the next period did."""
+        for rule, (began_ms, count, held_back, offset) in sorted(self.reported.items()):
+            if held_back and now_ms - began_ms >= 2 * PERIOD_MS:
+                self.reported[rule] = [began_ms, count, 0, 0]
+                text = f"{held_back} more findings like the last ones were held back, up to offset {offset}"
+                yield RULES[rule].finding(subject, text, offsets=(offset,), at_ms=now_ms)

@@ -1,189 +1,221 @@
-"""Check the facts of one namespace: after each record its bundles must cover the hash space exactly once.
-
-`check_deletions` runs on brokers' facts, because a namespace whose deletion has stopped gets none.
-"""
+"""Check the facts of one namespace: after each record its bundles cover the hash space exactly once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import orjson
-
-from equipoise.spark_jobs.rules.catalogue import finding, found
-from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import Memory, load, save
+from equipoise.spark_jobs.rules.broker import BrokerCase
+from equipoise.spark_jobs.rules.bundle import illegal_step, state_differs, token_fell
+from equipoise.spark_jobs.rules.facts import Fact, subject
+from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.ranges import HASH_END, joined_up, parse_bundle, pieces, whole_space
-from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions, told, who
-
-_NAME: Final = "namespace"
-_PAGE: Final = "range:"
-_PAGE_BITS: Final = 24
-"""Ranges whose low ends agree above these bits share a page: at most 256 pages, each of 256 ranges after a creation with 65,536."""
+from equipoise.spark_jobs.rules.rejections import writes_what_it_may_not
+from equipoise.spark_jobs.rules.rule import (
+    ACCEPTED,
+    NOT_FOLDED,
+    REPORT_A_BUG,
+    Case,
+    Finding,
+    Violation,
+    Violations,
+    check_rules,
+    rule,
+    verdict_differs,
+)
 
 _SHOWN_MAX: Final = 4
 _WHOLE_SPACE: Final = [(0, HASH_END)]
+_OWNER: Final = 3
+_TOKEN: Final = 4
 
 Ranges = list[tuple[int, int]]
 Row = Sequence[Any]
 """A range that was added or removed: low, high, then (where given) phase, owner and token."""
 
 
-class NamespaceChecker:
-    """See `spark_jobs.rules.memory.Checker`."""
-
-    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """Yield what is wrong with the next fact of a namespace."""
-        if fact.source != "channel" or fact.verdict == NOT_FOLDED:
-            return
-        yield from compare_opinions(fact)
-        record, after = fact.record or {}, fact.after or {}
-        if record.get("kind") == "namespace":
-            yield from _rejected(fact, record)
-        removed, added = after.get("removed") or (), after.get("added") or ()
-        if not removed and not added:
-            return
-        if fact.verdict != ACCEPTED:
-            yield finding("state_differs", fact, f"{told(fact)} was rejected ({fact.verdict}), and changed its ranges all the same")
-        yield from _coverage(fact, record, _spans(removed), _spans(added))
-        yield from _inheritance(fact, record, removed, added)
-        yield from _take_over(memory, fact, record, _spans(removed), _spans(added))
-
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - required by the protocol
-        """Yield nothing: no rule of a namespace depends on a timer."""
-        yield from ()
+def check_namespace(known: Memory, fact: Fact) -> Iterator[Finding]:
+    """Yield what is wrong with the next fact of a namespace."""
+    if fact.source == "channel" and fact.verdict != NOT_FOLDED:
+        yield from known.limited(fact, check_rules("namespace", NamespaceCase(fact)))
 
 
-def check_deletions(fact: Fact) -> Iterator[Finding]:
-    """Yield a finding for each namespace whose deletion has stopped half-way. `fact` is a record of a live publisher."""
-    for name, since in fact.context.get("deleting_since", ()):
-        text = f"it has been on its way out since offset {since}, and nobody goes on with that"
-        yield found("deleting_too_long", subject("namespace", name), text, offsets=(since, fact.offset), at_ms=fact.at_ms)
+class NamespaceCase(Case):
+    """A fact of a namespace, with the ranges that the fold removed and added."""
+
+    def __init__(self, fact: Fact) -> None:
+        super().__init__(fact)
+        after = fact.after or {}
+        self.rows_removed: Sequence[Row] = after.get("removed") or ()
+        self.rows_added: Sequence[Row] = after.get("added") or ()
+        self.removed, self.added = _ranges(self.rows_removed), _ranges(self.rows_added)
+        self.is_changed = bool(self.removed or self.added)
+        self.kind, self.status = self.record.get("kind"), self.record.get("status")
+        self.is_deletion = self.kind == "namespace" and self.status == "deleted"
+
+    @property
+    def expected_ranges(self) -> tuple[Ranges, Ranges] | None:
+        """The sorted ranges that an accepted record removes and adds; None if such a record changes none, or is a deletion."""
+        if self.kind == "namespace" and self.status == "created":
+            return [], whole_space(self.record.get("boundaries") or ()) or []
+        at, right = parse_bundle(str(self.record.get("key"))), parse_bundle(str(self.record.get("right")))
+        if self.kind == "split" and at is not None:
+            return [(at.low, at.high)], pieces(at.low, at.high, self.record.get("positions") or ()) or []
+        if self.kind == "merge" and at is not None and right is not None:
+            return sorted([(at.low, at.high), (right.low, right.high)]), [(at.low, right.high)]
+        return None
+
+    @property
+    def leaves_hole(self) -> bool:
+        """Whether the added ranges do not cover what the record requires."""
+        covered, _ = joined_up(self.added)
+        went = self.expected_ranges[0] if self.expected_ranges is not None else []
+        return covered != (_WHOLE_SPACE if self.kind == "namespace" else joined_up(went)[0])
+
+    @property
+    def inherits(self) -> bool:
+        """Whether a split or merge changed ranges whose owners and tokens are given."""
+        is_given = all(len(row) > _TOKEN for row in (*self.rows_removed, *self.rows_added))
+        return self.kind in ("split", "merge") and is_given and bool(self.rows_removed)
+
+    @property
+    def tokens(self) -> set[int]:
+        """The tokens of the added ranges, if the record `inherits`."""
+        return {row[_TOKEN] for row in self.rows_added}
+
+    @property
+    def token(self) -> int:
+        """The greatest token of the removed ranges, if the record `inherits`."""
+        return int(max(row[_TOKEN] for row in self.rows_removed))
+
+    @property
+    def twice(self) -> Ranges:
+        """The parts of the added ranges that two of them cover."""
+        return joined_up(self.added)[1]
 
 
-def _spans(rows: Iterable[Row]) -> Ranges:
+def _ranges(rows: Iterable[Row]) -> Ranges:
     return sorted((row[0], row[1]) for row in rows)
 
 
-def _spelled(ranges: Ranges) -> str:
+def _text(ranges: Ranges) -> str:
     shown = ", ".join(f"0x{low:08x}_0x{high:08x}" for low, high in ranges[:_SHOWN_MAX])
     return f"{shown} and {len(ranges) - _SHOWN_MAX} more" if len(ranges) > _SHOWN_MAX else shown or "nothing"
-
-
-def _rejected(fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Check a rejected record for what no correct writer proposes.
-
-    If the membership cannot tell whether all bundles of a deletion are free, accepted and `bundles_in_use` are both right.
-    """
-    expected, status = fact.context.get("expected"), record.get("status")
-    if expected == fact.verdict == "bad_boundary":
-        yield finding("writes_what_it_may_not", fact, f"{told(fact)} has boundaries that leave points out, or do not rise")
-    if status != "deleted":
-        return
-    if expected == fact.verdict == "illegal_transition":
-        yield finding("writes_what_it_may_not", fact, f"{told(fact)} was written before the namespace was set to deleting")
-    elif expected is None and fact.verdict not in (ACCEPTED, "bundles_in_use"):
-        yield finding("verdict_differs", fact, f"{told(fact)} was {fact.verdict}; by the second rules it is accepted, or bundles_in_use")
-
-
-def _coverage(fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterator[Finding]:
-    """Check that the added ranges cover exactly the removed ones and match the record."""
-    if record.get("kind") == "namespace" and record.get("status") == "deleted":
-        covered, _ = joined_up(removed)
-        if covered != _WHOLE_SPACE or added:
-            yield finding("hole", fact, f"{told(fact)} left bundles behind: it took {_spelled(covered)} away")
-        return
-    expected = _expected(record)
-    if expected is None:
-        yield finding("state_differs", fact, f"{told(fact)} changed its ranges, and no such record does")
-        return
-    went, came = expected
-    covered_before, _ = joined_up(went)
-    covered, twice = joined_up(added)
-    if twice:
-        yield finding("overlap", fact, f"after {told(fact)} two bundles cover {_spelled(twice)}")
-    if removed != went:
-        rule = "overlap" if set(removed) < set(went) else "hole"
-        yield finding(rule, fact, f"{told(fact)} took {_spelled(removed)} away; by the second rules {_spelled(went)} go")
-    elif added != came:
-        is_hole = covered != (covered_before if record.get("kind") != "namespace" else _WHOLE_SPACE)
-        rule = "hole" if is_hole else "state_differs"
-        if not twice or is_hole:
-            yield finding(rule, fact, f"{told(fact)} made {_spelled(added)}; by the second rules {_spelled(came)} come")
-
-
-def _expected(record: Raw) -> tuple[Ranges, Ranges] | None:
-    """Return the sorted ranges that an accepted record removes and adds; None if the record makes no bundles."""
-    kind, status = record.get("kind"), record.get("status")
-    if kind == "namespace" and status == "created":
-        return [], whole_space(record.get("boundaries") or ()) or []
-    at = parse_bundle(str(record.get("key")))
-    if kind == "split" and at is not None:
-        return [(at.low, at.high)], pieces(at.low, at.high, record.get("positions") or ()) or []
-    right = parse_bundle(str(record.get("right")))
-    if kind == "merge" and at is not None and right is not None:
-        return sorted([(at.low, at.high), (right.low, right.high)]), [(at.low, right.high)]
-    return None
-
-
-def _inheritance(fact: Fact, record: Raw, removed: Sequence[Row], added: Sequence[Row]) -> Iterator[Finding]:
-    """Check that children keep their parent's owner and token, and a merged bundle the common owner and the greater token."""
-    if record.get("kind") not in ("split", "merge") or any(len(row) <= _TOKEN for row in (*removed, *added)) or not removed:
-        return
-    owners = dict.fromkeys(row[_OWNER] for row in (*removed, *added))
-    if len(owners) > 1:
-        yield finding("illegal_step", fact, f"{told(fact)} gave to {_listed(who(owner, fact) for owner in owners)} what one of them owned")
-    token = max(row[_TOKEN] for row in removed)
-    tokens = {row[_TOKEN] for row in added}
-    if tokens and tokens != {token}:
-        rule = "token_fell" if min(tokens) < token else "state_differs"
-        yield finding(rule, fact, f"{told(fact)} gave token {_listed(tokens)} to what had {token}")
-
-
-_OWNER: Final = 3
-_TOKEN: Final = 4
 
 
 def _listed(values: Iterable[object]) -> str:
     return ", ".join(sorted(map(str, values)))
 
 
-def _take_over(memory: Memory, fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterator[Finding]:
-    """Remember the ranges after a record. Yield a finding if a removed range did not exist and all ranges are known."""
-    known, begun = load(memory, _NAME), fact.context.get("begun", 0)
-    is_created = record.get("kind") == "namespace" and record.get("status") == "created"
-    if is_created or known is None or known["begun"] != begun:
-        for name in memory.names(_PAGE):
-            memory.remove(name)
-        known = {"begun": begun, "whole": is_created}
-        save(memory, _NAME, known)
-    if not known["whole"]:
+@rule(
+    "namespace",
+    severity="alarm",
+    says="The bundles of a namespace cover every point of the hash space.",
+    means="Keys of that range have no bundle, and their lookups never end.",
+    remedy=REPORT_A_BUG,
+    instead_of=("bad_boundary", "not_adjacent"),
+)
+def hole(case: NamespaceCase) -> Violations:
+    """Check that the added ranges cover what the record removes, and that a deletion removes all."""
+    if not case.is_changed:
         return
-    pages: dict[str, dict[str, int]] = {}
-    unknown: Ranges = []
-    for low, high in removed:
-        page = _page(memory, pages, low)
-        if page.pop(str(low), None) != high:
-            unknown.append((low, high))
-    twice = [(low, high) for low, high in added if _page(memory, pages, low).get(str(low)) is not None]
-    for low, high in added:
-        _page(memory, pages, low)[str(low)] = high
-    for name, page in pages.items():
-        if page:
-            memory.put(name, orjson.dumps(page))
-        else:
-            memory.remove(name)
-    if record.get("status") == "deleted":
-        memory.remove(_NAME)
+    if case.is_deletion:
+        covered, _ = joined_up(case.removed)
+        if covered != _WHOLE_SPACE or case.added:
+            yield Violation(f"{case.what} left bundles behind: it removed {_text(covered)}")
+    elif case.expected_ranges is not None:
+        went, came = case.expected_ranges
+        if case.removed != went and not set(case.removed) < set(went):
+            yield Violation(f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}")
+        elif case.removed == went and case.added != came and case.leaves_hole:
+            yield Violation(f"{case.what} made {_text(case.added)}; the audit expects {_text(came)}")
+
+
+@rule(
+    "namespace",
+    severity="alarm",
+    says="No point of the hash space lies in two bundles of a namespace.",
+    means="Keys of that range may have two owners at once.",
+    remedy=REPORT_A_BUG,
+)
+def overlap(case: NamespaceCase) -> Violations:
+    """Check that no point is covered twice: by two added ranges, or by an added one and one that was not removed."""
+    if case.is_deletion or case.expected_ranges is None or not case.is_changed:
+        return
+    went = case.expected_ranges[0]
+    if case.twice:
+        yield Violation(f"after {case.what} two bundles cover {_text(case.twice)}")
+    if set(case.removed) < set(went):
+        yield Violation(f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}")
+
+
+@state_differs.also("namespace")
+def namespace_state_differs(case: NamespaceCase) -> Violations:
+    """Check that only accepted records of certain kinds change ranges, and into the expected ones, of bundles that exist."""
+    if not case.is_changed:
+        return
+    if not case.is_accepted:
+        yield Violation(f"{case.what} was rejected ({case.fact.verdict}), but changed the namespace's ranges")
+    unknown = case.fact.context.get("unknown")
     if unknown:
-        yield finding("state_differs", fact, f"{told(fact)} took away {_spelled(unknown)}, which was not there")
-    if twice:
-        yield finding("overlap", fact, f"{told(fact)} made {_spelled(twice)}, where there is a bundle already")
+        yield Violation(f"{case.what} removed {_listed(unknown)}, which did not exist")
+    if case.inherits and case.tokens and min(case.tokens) >= case.token != max(case.tokens):
+        yield Violation(f"{case.what} gave token {_listed(case.tokens)} to what had {case.token}")
+    if case.is_deletion:
+        return
+    if case.expected_ranges is None:
+        yield Violation(f"{case.what} changed the namespace's ranges, but records of this kind do not")
+        return
+    went, came = case.expected_ranges
+    if case.removed == went and case.added != came and not case.twice and not case.leaves_hole:
+        yield Violation(f"{case.what} made {_text(case.added)}; the audit expects {_text(came)}")
 
 
-def _page(memory: Memory, pages: dict[str, dict[str, int]], low: int) -> dict[str, int]:
-    name = f"{_PAGE}{low >> _PAGE_BITS:02x}"
-    if name not in pages:
-        pages[name] = load(memory, name) or {}
-    return pages[name]
+@illegal_step.also("namespace")
+def children_keep_owner(case: NamespaceCase) -> Violations:
+    """Check that children have their parent's owner, and a merged bundle the common owner."""
+    owners = dict.fromkeys(row[_OWNER] for row in (*case.rows_removed, *case.rows_added)) if case.inherits else ()
+    if len(owners) > 1:
+        yield Violation(f"{case.what} gave bundles of one owner to {_listed(map(case.who, owners))}")
+
+
+@token_fell.also("namespace")
+def children_keep_token(case: NamespaceCase) -> Violations:
+    """Check that children have at least their parent's token, and a merged bundle the greater one."""
+    if case.inherits and case.tokens and min(case.tokens) < case.token:
+        yield Violation(f"{case.what} gave token {_listed(case.tokens)} to what had {case.token}")
+
+
+@writes_what_it_may_not.also("namespace")
+def no_such_namespace_record(case: NamespaceCase) -> Violations:
+    """Check a rejected record for what no correct writer proposes."""
+    verdict = case.fact.verdict
+    if case.kind != "namespace" or case.fact.context.get("expected") != verdict:
+        return
+    if verdict == "bad_boundary":
+        yield Violation(f"{case.what} has boundaries that leave points out, or do not rise")
+    elif verdict == "illegal_transition" and case.status == "deleted":
+        yield Violation(f"{case.what} was written before the namespace was set to deleting")
+
+
+@verdict_differs.also("namespace")
+def deletion_verdict(case: NamespaceCase) -> Violations:
+    """Check the verdict on a deletion. If the membership has none, the state of the bundles decides between two."""
+    verdict = case.fact.verdict
+    if case.is_deletion and "expected" not in case.fact.context and verdict not in (ACCEPTED, "bundles_in_use"):
+        yield Violation(f"{case.what} was {verdict}; the audit expects accepted or bundles_in_use")
+
+
+@rule(
+    "namespace",
+    on=("broker",),
+    severity="warning",
+    says="A namespace that is being deleted is gone within five times the bound for a pending bundle.",
+    means="The process that deleted it was interrupted. Its bundles are given to no broker any more, and its name is taken.",
+    remedy="Run `equipoise namespaces delete` for it again, which continues the deletion.",
+)
+def deleting_too_long(case: BrokerCase) -> Violations:
+    """Report namespaces whose deletion has stopped, at a record of a live publisher: they get no facts of their own."""
+    for name, since in case.fact.context.get("deleting_since", ()) if case.is_publisher else ():
+        text = f"it has been in deletion since offset {since}, and nobody continues that"
+        yield Violation(text, offsets=(since,), subject=subject("namespace", name))

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.telling import Marks, told
-from equipoise.spark_jobs.rules.verdicts import told as record_told
+from equipoise.spark_jobs.rules.rule import ACCEPTED, CHECK_THE_BROKER, NOT_FOLDED, Case, Violation, Violations, rule
 
 WINDOW_MS: Final = 10_000
 """Length of a counting window in log time. Windows do not overlap."""
 
 NEVER_WRITTEN: Final[Mapping[str, str]] = {
-    "malformed": "nobody who has our code spells such a record",
-    "not_the_actor": "the tables leave this step to another one",
+    "malformed": "no program with this project's code writes such a record",
+    "not_the_actor": "the transition table reserves this step for another broker",
     "not_adjacent": "a merge names two neighbours",
 }
 """Reasons that no race explains, each with its message. One record is a finding."""
-
-NEVER_WRITTEN_OF: Final[Mapping[tuple[str, str], str]] = {
-    ("still_alive", "removed"): "only who has left, or is down, is forgotten",
-}
-"""The same for one status only."""
 
 REJECTED_MAX: Final[Mapping[str, int]] = {
     # Lost races. A death frees ten thousand bundles. Each lookup of a free bundle is a proposal, and all but one may lose.
@@ -63,26 +56,69 @@ class Rejections:
     counts: dict[str, int] = field(default_factory=dict)
     firsts: dict[str, int] = field(default_factory=dict)
 
+    def count(self, fact: Fact, publisher: str) -> Rejected:
+        """Count the rejected record of `publisher` in `fact`."""
+        window = fact.at_ms // WINDOW_MS
+        if window != self.window:
+            self.window, self.counts, self.firsts = window, {}, {}
+        kind = f"{publisher} {fact.verdict}"
+        if kind not in self.counts and len(self.counts) >= KINDS_MAX:
+            kind = f"{OTHERS} {fact.verdict}"
+        count = self.counts[kind] = self.counts.get(kind, 0) + 1
+        return Rejected(publisher=kind.partition(" ")[0], count=count, first=self.firsts.setdefault(kind, fact.offset))
 
-def check_rejection(rejections: Rejections, marks: Marks, fact: Fact, publisher: str) -> Iterator[Finding]:
-    """Yield what is wrong with a rejected record of `publisher`."""
-    reason = fact.verdict
-    if reason is None:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A rejected record, as the `count`-th of its publisher and reason in the window that began with the record at `first`."""
+
+    publisher: str
+    count: int
+    first: int
+
+
+class RejectionCase(Case):
+    """The record of a broker or an admin. `rejected` is None unless it was rejected and this subject counts it."""
+
+    rejected: Rejected | None = None
+
+    def count(self, rejections: Rejections, publisher: str) -> None:
+        """Count the record of `publisher` if it was rejected."""
+        if self.fact.verdict not in (None, ACCEPTED, NOT_FOLDED):
+            self.rejected = rejections.count(self.fact, publisher)
+
+
+@rule(
+    "broker",
+    on=("broker", "log"),
+    severity="warning",
+    says="A broker does not propose what the transition table reserves for others.",
+    means="The broker has a defect, or somebody writes in its name.",
+    remedy=CHECK_THE_BROKER,
+)
+def writes_what_it_may_not(case: RejectionCase) -> Violations:
+    """Check for a rejected record that no race explains."""
+    if case.rejected is None:
         return
-    why = NEVER_WRITTEN.get(reason) or NEVER_WRITTEN_OF.get((reason, str((fact.record or {}).get("status"))))
+    reason, why = str(case.fact.verdict), NEVER_WRITTEN.get(str(case.fact.verdict))
+    if reason == "still_alive" and case.record.get("status") == "removed":
+        why = "only a broker that has left or is down may be removed"
     if why is not None:
-        text = f"{record_told(fact)}, about {str((fact.record or {}).get('key'))[:256]}, was rejected as {reason}: {why}"
-        yield from told(marks, fact, "writes_what_it_may_not", text)
-    window = fact.at_ms // WINDOW_MS
-    if window != rejections.window:
-        rejections.window, rejections.counts, rejections.firsts = window, {}, {}
-    kind = f"{publisher} {reason}"
-    if kind not in rejections.counts and len(rejections.counts) >= KINDS_MAX:
-        kind = f"{OTHERS} {reason}"
-    count = rejections.counts[kind] = rejections.counts.get(kind, 0) + 1
-    first = rejections.firsts.setdefault(kind, fact.offset)
+        yield Violation(f"{case.what}, about {str(case.record.get('key'))[:256]}, was rejected as {reason}: {why}")
+
+
+@rule(
+    "broker",
+    on=("broker", "log"),
+    severity="warning",
+    says="Few records are rejected, for each reason and publisher.",
+    means="A publisher repeats what cannot succeed, and fills the log with it.",
+    remedy=CHECK_THE_BROKER,
+)
+def too_many_rejections(case: RejectionCase) -> Violations:
+    """Check the count once per window, when it passes the limit."""
+    rejected, reason = case.rejected, str(case.fact.verdict)
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
-    # Report once per window, when the count passes the limit.
-    if count == limit + 1:
-        text = f"more than {limit} records of {kind.partition(' ')[0]} were rejected as {reason} within {WINDOW_MS // 1_000} s"
-        yield from told(marks, fact, "too_many_rejections", text, offsets=(first,))
+    if rejected is not None and rejected.count == limit + 1:
+        text = f"more than {limit} records of {rejected.publisher} were rejected as {reason} within {WINDOW_MS // 1_000} s"
+        yield Violation(text, offsets=(rejected.first,))

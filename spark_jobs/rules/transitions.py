@@ -72,30 +72,4 @@ SERVED_BY: Final[Mapping[str, Literal["owner", "source"]]] = {
     "unloading": "source",
 }
 """Who serves in each phase. In phases that are missing nobody serves."""
-
-ACCEPTED_ALTHOUGH: Final[Mapping[str, str]] = {
-    "stale": "stale_accepted",
-    "late": "sequence_fell",
-    "dead_publisher": "dead_publisher_accepted",
-    "illegal_transition": "illegal_step",
-    "not_the_actor": "wrong_actor",
-    "dead_target": "unfit_target",
-    "draining_target": "unfit_target",
-    "namespace_deleting": "unfit_target",
-    "bad_boundary": "hole",
-    "not_adjacent": "hole",
-    "bundles_in_use": "namespace_deleted_in_use",
-    "malformed": "malformed",
-    "level": "above_level",
-    "foreign_genesis": "foreign_genesis",
-}
-"""The verdict of the second rules -> the rule that is broken if the fold accepted the record."""
-
-ACCEPTED_ALTHOUGH_OF: Final[Mapping[tuple[str, str], str]] = {
-    ("broker down", "still_alive"): "false_proof",
-    ("broker joined", "still_alive"): "premature_join",
-    ("level", "level"): "level_raised_early",
-    ("genesis", "stale"): "genesis_twice",
-}
-"""The same for kinds of record with a rule of their own. What is in neither table is a `verdict_differs`."""
 # fmt: on

@@ -258,8 +258,8 @@ class Sequence:
         else:
             told = self._teller.told(folded, raw, is_null=value is None)
             # The checker that compares the verdicts needs a fact, even of an entry that only resembles a record.
-            if "judged_by" in context:
-                told.setdefault(context["judged_by"], NAMED)
+            if "checked_by" in context:
+                told.setdefault(context["checked_by"], NAMED)
         for name in further:
             told.setdefault(subject("bundle", name), CONCERNED)
         brief: Raw | None = None

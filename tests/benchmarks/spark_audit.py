@@ -25,7 +25,7 @@ from equipoise.channel.core.errors import LogNotBegun
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.job import run_audit
-from equipoise.spark_jobs.rules.findings import parse_finding
+from equipoise.spark_jobs.rules.rule import parse_finding
 from equipoise.spark_jobs.streams.options import PER_TRIGGER, AuditOptions, Screen
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.spark_logs import WrittenStream

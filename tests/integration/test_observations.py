@@ -37,9 +37,8 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 from equipoise.spark_jobs.rules.facts import Fact, subject
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import DictMemory
-from equipoise.spark_jobs.rules.serving import Holder, check_serving, follow_holder
+from equipoise.spark_jobs.rules.rule import Finding
+from equipoise.spark_jobs.rules.serving import Holder, Serving, check_serving, follow_holder
 from equipoise.spark_jobs.sequence.loads import load_rows
 from tests.load.cluster import counters, running, settle
 
@@ -181,12 +180,12 @@ def stretch(document: Document) -> tuple[int, str, int, int]:
 
 def joined(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], set[tuple[str, int, int]]]:
     """What the rules find in the evidence; and all who ever held a bundle by the channel: bundle, token, incarnation."""
-    memories: dict[str, DictMemory] = {}
+    memories: dict[str, Serving] = {}
     findings: list[Finding] = []
     holders: set[tuple[str, int, int]] = set()
     reached, read_ms = 0, 0
     for fact, holder in changes(log_url):
-        findings += follow_holder(memories.setdefault(fact.subject, DictMemory()), holder, fact)
+        findings += follow_holder(memories.setdefault(fact.subject, Serving()), holder, fact)
         if holder is not None:
             holders.add((fact.subject.partition(":")[2], *holder))
         reached, read_ms = fact.offset, fact.at_ms
@@ -200,7 +199,7 @@ def joined(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], 
             record=document,
             context={"begin": 0, "reached": reached},
         )
-        findings += check_serving(memories.setdefault(about, DictMemory()), fact)
+        findings += check_serving(memories.setdefault(about, Serving()), fact)
     return findings, holders
 
 

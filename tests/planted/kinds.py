@@ -13,7 +13,7 @@ from itertools import count, islice
 from random import Random
 from typing import Final
 
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 from tests.planted.evidence import LIES
 from tests.planted.forgeries import FORGED_KINDS
 from tests.planted.mutants import BrokenFold, broken_folds, channel_for, folding_with, planted_in

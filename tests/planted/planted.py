@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 
 Lost = Callable[[int, int], bytes | None]

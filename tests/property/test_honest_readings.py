@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from equipoise.channel.core.log import FIRST_OFFSET
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.planted.honest import BEGAN_MS, Run, honest, play
 from tests.spark_pipeline import Pipeline

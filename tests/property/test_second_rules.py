@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.rules.bundle import BundleChecker
+from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
-from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.rules.membership.view import Membership
-from equipoise.spark_jobs.rules.memory import Checker, DictMemory
-from equipoise.spark_jobs.rules.namespace import NamespaceChecker
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.parts import Plugs
@@ -32,8 +30,6 @@ BEGAN_MS: Final = 1_000_000
 FACTS: Final = frozenset({Table.FACTS})
 SENSELESS: Final = frozenset({"writes_what_it_may_not", "baseless"})
 """What the rules say of who wrote a record that is nothing to the fold: walks hold many of these."""
-
-CHECKERS: Final[dict[str, Checker]] = {"bundle": BundleChecker(), "namespace": NamespaceChecker()}
 
 walks = st.builds(Walk, st.integers(0, 2**32), levels=st.booleans())
 
@@ -66,12 +62,14 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
 
 def findings_of(facts: Iterable[Fact]) -> list[Finding]:
     """What the checkers of bundles and namespaces say of them against the fold."""
-    memories: dict[str, DictMemory] = {}
+    audits: dict[str, SubjectAudit] = {}
     found: list[Finding] = []
     for fact in facts:
-        checker = CHECKERS.get(fact.subject.partition(":")[0])
-        if checker is not None:
-            found += checker.check(memories.setdefault(fact.subject, DictMemory()), fact)
+        if fact.subject.startswith(("bundle:", "namespace:")):
+            audit = audits.get(fact.subject)
+            if audit is None:
+                audit = audits[fact.subject] = SubjectAudit(fact.subject)
+            found += audit.check(fact)
     return [finding for finding in found if finding.rule not in SENSELESS]
 
 
@@ -84,8 +82,8 @@ def test_nothing_is_found_where_the_fold_is_right(walk: Walk, length: int, cut: 
     judged = [fact for fact in facts if "expected" in fact.context]
     assert [] == [fact for fact in judged if fact.verdict not in (fact.context["expected"], "not_folded")]
     assert [] == findings_of(facts)
-    told = {fact.offset for fact in facts if "judged_by" in fact.context}
-    assert told == {fact.offset for fact in facts if fact.subject == fact.context.get("judged_by")}
+    told = {fact.offset for fact in facts if "checked_by" in fact.context}
+    assert told == {fact.offset for fact in facts if fact.subject == fact.context.get("checked_by")}
 
 
 @settings(max_examples=20, deadline=None)

@@ -24,7 +24,7 @@ from equipoise.brokers.runtime.observations.stores import SqliteObservations
 from equipoise.examples.counter_store import CounterStore
 from equipoise.shedder.load_reports import Sample
 from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ class Context(TypedDict, total=False):
     """The second rules' view of one record, the same on all of its facts. Fields without a value are absent.
 
     * `begun`: the offset from which the audit has read without a gap. State from before it is invalid.
-    * `judged_by`: the subject whose checker compares `expected` with the fold's verdict; it always gets a fact. For an entry that is not a
+    * `checked_by`: the subject whose checker compares `expected` with the fold's verdict; it always gets a fact. For an entry that is not a
       well-formed record it is the log.
     * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or `nobody` (no readable envelope, or none
       needed: genesis, joined).
@@ -76,6 +76,7 @@ class Context(TypedDict, total=False):
     * `deleting`: true if the bundle's namespace is being deleted.
     * `dead`: the incarnation that this record ends if it is accepted.
     * `owner`: for a merge, the owner of the left bundle.
+    * `unknown`: for a split or merge, those of its bundles that do not exist.
     * `names`: for records about bundles, the broker ids of the live incarnations that the record and its bundle name.
     * `member`: for a record of a broker's key other than a renewal, the `Member` before it.
     * `timeless`: true if the log's time stood still since that broker's last record, so that its silence cannot be measured.
@@ -88,7 +89,7 @@ class Context(TypedDict, total=False):
     """
 
     begun: int
-    judged_by: str
+    checked_by: str
     publisher: str
     settled: bool
     expected: str
@@ -96,6 +97,7 @@ class Context(TypedDict, total=False):
     deleting: bool
     dead: int
     owner: int
+    unknown: Sequence[str]
     names: Mapping[str, str]
     member: Mapping[str, object]
     timeless: bool
@@ -243,11 +245,11 @@ class Membership:
             whole.at_ms = at_ms
         if behind_ms > APPEND_TIME_ERROR_MS:
             whole.stood_ms = at_ms  # The clock was set back, or another's was ahead. Log time stands still until the clock catches up.
-        context: Context = {"begun": whole.begun, "judged_by": _THE_LOG, "publisher": self._publisher(raw)}
+        context: Context = {"begun": whole.begun, "checked_by": _THE_LOG, "publisher": self._publisher(raw)}
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
         settled = settled_verdict(self._known, offset, raw, is_well_formed=self._is_well_formed)
         if raw is not None and self._is_well_formed:
-            context["judged_by"] = judged_by(raw)
+            context["checked_by"] = checked_by(raw)
         if settled is not None:
             context["settled"] = True
             context["expected"] = settled
@@ -322,35 +324,44 @@ class Membership:
         return "never" if self._known.incarnations.never_was(envelope[1]) else "dead"
 
     def _describe(self, raw: Raw, context: Context) -> None:
+        """Add what the context says about the broker or the bundle that a record names."""
         kind, key = raw.get("kind"), raw.get("key")
         if kind == "broker":
-            status = raw.get("status")
-            member = self._known.brokers.get(key) if type(key) is str else None
-            if member is None or status == "renewed":
-                return
-            context["member"] = asdict(member)
-            if member.status in LIVE and status in ("left", "down", "joined"):
-                context["dead"] = member.incarnation
-            if member.last_at_ms is not None and member.last_at_ms <= self._known.whole.stood_ms:
-                context["timeless"] = True
-            unseen_ms = self._known.unseen_ms(member)
-            if unseen_ms:
-                context["unseen_ms"] = unseen_ms
-            accuser = self._known.brokers.get(str(raw.get("publisher"))) if status == "down" else None
-            if accuser is not None and accuser.back_at_ms is not None:
-                context["accuser_back_ms"] = accuser.back_at_ms
+            self._describe_broker(raw, context)
         elif type(key) is str and kind in ("bundle", "split", "merge"):
-            owner = raw.get("owner")
-            if type(owner) is int:
-                context["target"] = self._target(owner)
-            if self._is_deleting(key.rpartition("/")[0]):
-                context["deleting"] = True
-            held = self._holdings.get(key) or Holding(None, None)
-            if kind == "merge" and held.owner is not None:
-                context["owner"] = held.owner
-            names = self._names(held.owner, held.source, owner, raw.get("source"))
-            if names:
-                context["names"] = names
+            self._describe_bundle(key, raw, context)
+
+    def _describe_broker(self, raw: Raw, context: Context) -> None:
+        status, member = raw.get("status"), self._known.brokers.get(str(raw.get("key")))
+        if member is None or status == "renewed":
+            return
+        context["member"] = asdict(member)
+        if member.status in LIVE and status in ("left", "down", "joined"):
+            context["dead"] = member.incarnation
+        if member.last_at_ms is not None and member.last_at_ms <= self._known.whole.stood_ms:
+            context["timeless"] = True
+        unseen_ms = self._known.unseen_ms(member)
+        if unseen_ms:
+            context["unseen_ms"] = unseen_ms
+        accuser = self._known.brokers.get(str(raw.get("publisher"))) if status == "down" else None
+        if accuser is not None and accuser.back_at_ms is not None:
+            context["accuser_back_ms"] = accuser.back_at_ms
+
+    def _describe_bundle(self, name: str, raw: Raw, context: Context) -> None:
+        owner, right = raw.get("owner"), raw.get("right")
+        if type(owner) is int:
+            context["target"] = self._target(owner)
+        if self._is_deleting(name.rpartition("/")[0]):
+            context["deleting"] = True
+        unknown = [each for each in (name, right) if type(each) is str and self._holdings.get(each) is None]
+        if unknown and raw["kind"] != "bundle":
+            context["unknown"] = unknown
+        held = self._holdings.get(name) or Holding(None, None)
+        if raw["kind"] == "merge" and held.owner is not None:
+            context["owner"] = held.owner
+        names = self._names(held.owner, held.source, owner, raw.get("source"))
+        if names:
+            context["names"] = names
 
     def _names(self, *incarnations: object) -> dict[str, str]:
         live = self._known.live
@@ -485,7 +496,7 @@ class Membership:
         return ()
 
 
-def judged_by(raw: Raw) -> str:
+def checked_by(raw: Raw) -> str:
     """Return the subject whose checker compares the verdicts on a well-formed record: its key's subject, or the log."""
     about = _SUBJECTS.get(raw["kind"])
     return _THE_LOG if about is None else subject(about, raw["key"])

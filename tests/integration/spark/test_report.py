@@ -20,7 +20,7 @@ from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.tidying import run_tidy
 from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
 from equipoise.spark_jobs.report.job import PageUnwritable, made_report, run_report
-from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories

@@ -14,7 +14,7 @@ from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.tidying import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
 from equipoise.spark_jobs.audit.job import JOB, TOLD_MAX, kept_findings, taker
-from equipoise.spark_jobs.rules.findings import Finding, parse_finding
+from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import watching

@@ -12,7 +12,7 @@ import pytest
 from equipoise.channel.core.errors import InvalidLogUrl
 from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
 from equipoise.spark_jobs.audit.job import told
-from equipoise.spark_jobs.rules.findings import Finding, parse_finding
+from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 
 
 def numbered(offset: int, ordinal: int) -> Numbered:

@@ -1,106 +1,94 @@
-"""The memory of a subject on Spark's state: what is read and written, and how often; and the rows that findings become."""
+"""Tests of a memory in Spark's state: what is read and written, and how often; and the rows that findings become."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from equipoise.spark_jobs.audit.keyed_operator import KeyedMemory, emitted
-from equipoise.spark_jobs.rules.findings import Finding, parse_finding
+from equipoise.spark_jobs.audit.keyed_operator import emitted
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.memory import Memory
+from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from tests.spark_state import FakeSpark
 
 
-def remember(spark: FakeSpark, **values: bytes) -> None:
-    """Put values under names, in a batch of their own."""
-    memory = KeyedMemory(spark, spark)
-    for name, value in values.items():
-        memory.put(name.replace("__", ":"), value)
-    memory.flush()
+def saved(spark: FakeSpark, **fields: Any) -> None:  # noqa: ANN401 - the fields of a memory
+    """Save the memory with these fields, in a batch of its own."""
+    stored = spark.audit()
+    stored.audit.memory = replace(stored.audit.memory, **fields)
+    stored.save()
 
 
-def test_small_names_cost_one_read_and_one_write() -> None:
-    """However many small names a checker has, a batch reads their page once, and writes it once, if it has changed."""
-    spark = FakeSpark()
-    remember(spark, state=b"owned", alarms=b"{}", ownerships=b"\xff\x00")
-    assert {"get": 1, "put": 1} == dict(spark.calls)
-    spark.calls.clear()
-    memory = KeyedMemory(spark, spark)
-    assert (b"owned", b"\xff\x00", None) == (memory.get("state"), memory.get("ownerships"), memory.get("other"))
-    memory.put("state", b"owned")
-    memory.flush()
-    assert {"get": 1} == dict(spark.calls)
+def test_a_batch_reads_once_and_writes_changes_once() -> None:
+    """A batch reads the memory once, writes it once if it has changed, and stores no blank one."""
+    spark = FakeSpark("namespace:t/n")
+    saved(spark)
+    saved(spark, failures=2)
+    assert {"get": 2, "update": 1} == dict(spark.calls)
+    saved(spark, failures=2)
+    assert Memory(failures=2) == spark.audit().audit.memory
+    saved(spark, failures=0)
+    assert ({"get": 5, "update": 1, "clear": 1}, None) == (dict(spark.calls), spark.value)
 
 
-def test_a_name_with_a_colon_has_a_row_of_its_own() -> None:
-    """Of names of which there may be thousands, only those that are asked for are read, and only those that changed written."""
-    spark = FakeSpark()
-    remember(spark, range__1=b"a", range__2=b"b", range__3=b"c", other=b"d")
-    spark.calls.clear()
-    memory = KeyedMemory(spark, spark)
-    assert b"b" == memory.get("range:2")
-    memory.put("range:4", b"e")
-    memory.remove("range:1")
-    assert ["range:2", "range:3", "range:4"] == memory.names("range:")
-    assert ["other"] == memory.names("o")
-    memory.flush()
-    assert {"get": 2, "keys": 1, "put": 1, "remove": 1} == dict(spark.calls)
-    assert ["other", "range:2", "range:3", "range:4"] == KeyedMemory(spark, spark).names("")
+def test_every_memory_comes_back() -> None:
+    """A memory of each kind is the same after a batch."""
+    member = {"kind": "broker", "key": "b1", "status": "joined", "based_on": 1, "publisher": "b1"}
+    state = {"phase": "owned", "owner": 3, "source": None, "last": 7, "token": 7}
+    evidence = {
+        "broker": "b1",
+        "boot": "x",
+        **dict.fromkeys(("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns"), 7),
+    }
+    facts = (
+        Fact(subject="broker:b1", source="channel", offset=7, at_ms=1_000, record=member, verdict="accepted"),
+        Fact(
+            subject="bundle:t/n/0x00000000_0xffffffff",
+            source="channel",
+            offset=7,
+            at_ms=1_000,
+            verdict="accepted",
+            before=state,
+            after=state,
+        ),
+        Fact(subject="bundle:t/n/0x00000000_0xffffffff", source="serving", offset=7, at_ms=1_000, record=evidence),
+        Fact(subject="log:", source="channel", offset=7, at_ms=1_000, record={"kind": "genesis", "publisher": "admin:a"}, verdict="stale"),
+    )
+    for fact in facts:
+        spark = FakeSpark(fact.subject)
+        stored = spark.audit()
+        stored.audit.check(fact)
+        stored.save()
+        assert not stored.audit.is_blank
+        assert stored.audit.memory == spark.audit().audit.memory
 
 
-def test_what_was_put_is_seen_before_it_is_written() -> None:
-    """Within a batch a memory says what was put last, although nothing is written before its end."""
-    spark = FakeSpark()
-    memory = KeyedMemory(spark, spark)
-    memory.put("range:1", b"a")
-    memory.put("small", b"b")
-    assert (b"a", b"b", {}) == (memory.get("range:1"), memory.get("small"), spark.rows)
-    memory.remove("range:1")
-    memory.remove("small")
-    assert (None, None) == (memory.get("range:1"), memory.get("small"))
-
-
-def test_a_memory_in_which_nothing_is_left_takes_no_room() -> None:
-    """A subject of which nothing is to be remembered leaves no row behind."""
-    spark = FakeSpark()
-    remember(spark, small=b"a", range__1=b"b")
-    memory = KeyedMemory(spark, spark)
-    for name in memory.names(""):
-        memory.remove(name)
-    memory.flush()
-    assert {} == spark.rows
-
-
-def test_a_timer_that_is_put_off_is_left_standing() -> None:
-    """A time-out that moves on with each renewal costs no timer in each batch: it goes off once in vain, and is then set anew."""
-    spark = FakeSpark()
+def test_a_postponed_timer_stays_set() -> None:
+    """A timer that moves on with each renewal costs no call in each batch: it fires once in vain, and is then set again."""
+    spark = FakeSpark("namespace:t/n")
     for due_ms in (1_000, 2_000, 3_000):
-        memory = KeyedMemory(spark, spark)
-        memory.wake_at(due_ms)
-        memory.flush()
-    assert ({1_000}, 3_000) == (spark.timers, spark.due_ms())
-    assert [] == spark.advance({"broker": None}, "broker:b1", 1_500)  # type: ignore[dict-item]  # Nobody may be asked.
-    assert ({3_000}, 3_000) == (spark.timers, spark.due_ms())
+        saved(spark, forget_ms=due_ms)
+    assert {1_000} == spark.timers
+    assert [] == spark.advance(1_500)
+    assert {3_000} == spark.timers
 
 
-def test_a_timer_that_comes_sooner_replaces_the_one_that_stands() -> None:
-    """Spark keeps one timer for each subject, at or before the moment that is wanted."""
-    spark = FakeSpark()
+def test_an_earlier_timer_replaces_the_one_that_is_set() -> None:
+    """Spark keeps one timer for each subject, at or before the wanted time."""
+    spark = FakeSpark("namespace:t/n")
     for due_ms in (3_000, 1_000):
-        memory = KeyedMemory(spark, spark)
-        memory.wake_at(due_ms)
-        memory.flush()
+        saved(spark, forget_ms=due_ms)
     assert ({1_000}, 1) == (spark.timers, spark.calls["delete"])
 
 
-def test_a_timer_taken_back_wakes_nobody_and_leaves_nothing() -> None:
-    """After a timer that is no longer wanted has gone off, nothing remembers it."""
-    spark = FakeSpark()
+def test_a_cancelled_timer_leaves_nothing() -> None:
+    """After a timer that is no longer wanted has fired, nothing remembers it."""
+    spark = FakeSpark("namespace:t/n")
     for due_ms in (1_000, None):
-        memory = KeyedMemory(spark, spark)
-        memory.wake_at(due_ms)
-        memory.flush()
-    assert spark.due_ms() is None
-    assert [] == spark.advance({"broker": None}, "broker:b1", 1_500)  # type: ignore[dict-item]  # As above.
-    assert ({}, set()) == (spark.rows, spark.timers)
+        saved(spark, forget_ms=due_ms)
+    assert spark.value is not None
+    assert [] == spark.advance(1_500)
+    assert [None, set()] == [spark.value, spark.timers]
 
 
 def test_a_finding_of_another_moment_is_the_same() -> None:

@@ -194,7 +194,7 @@ def test_the_second_opinion_goes_with_each_fact() -> None:
     channel.own("b1")
     rows = Sequence(FACTS, plugs=Plugs(opinion=Membership())).feed(arrivals(channel.entries))
     context = facts(rows)[-1].context
-    assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["judged_by"])
+    assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["checked_by"])
 
 
 def test_only_what_is_wanted_is_made() -> None:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from equipoise.spark_jobs.rules.broker import BrokerChecker
+from equipoise.spark_jobs.rules.broker import BrokerMemory
+from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact, subject
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.log import LogChecker
-from equipoise.spark_jobs.rules.memory import Checker, DictMemory
+from equipoise.spark_jobs.rules.rule import Finding
 
 LEASE_MS, MARGIN_MS = 3_000, 500
 
@@ -19,10 +18,9 @@ LEASE_MS, MARGIN_MS = 3_000, 500
 class Story:
     """Tells facts of one subject. `found` holds the rule and the offsets of each finding, in order."""
 
-    def __init__(self, checker: Checker, who: str) -> None:
-        self.checker = checker
+    def __init__(self, who: str) -> None:
         self.subject = who
-        self.memory = DictMemory()
+        self.audit = SubjectAudit(who)
         self.findings: list[Finding] = []
         self.offset = 0
         self.at_ms = 1_000_000
@@ -40,10 +38,7 @@ class Story:
     def wait(self, ms: int) -> None:
         """Let the log's time pass, without a fact; a timer that is due fires."""
         self.at_ms += ms
-        due_ms = self.memory.due_ms
-        if due_ms is not None and due_ms <= self.at_ms:
-            self.memory.due_ms = None
-            self.findings.extend(self.checker.expire(self.memory, self.subject, self.at_ms))
+        self.findings.extend(self.audit.expire(self.at_ms))
 
     def tell(
         self,
@@ -70,7 +65,7 @@ class Story:
             after=after,
             context=context or {},
         )
-        self.findings.extend(self.checker.check(self.memory, parse_fact(fact.to_bytes())))
+        self.findings.extend(self.audit.check(parse_fact(fact.to_bytes())))
         return self.offset
 
 
@@ -78,7 +73,7 @@ class BrokerStory(Story):
     """The story of the broker `b1`, whose records are numbered, and based on the last one, unless a test says otherwise."""
 
     def __init__(self) -> None:
-        super().__init__(BrokerChecker(), subject("broker", "b1"))
+        super().__init__(subject("broker", "b1"))
         self.incarnation = 0
         self.sequence = 0
         self.last = 0
@@ -118,7 +113,7 @@ class BrokerStory(Story):
             record |= {"incarnation": self.incarnation, "sequence": self.sequence}
         if status == "renewed":
             record["digest"] = 1
-        context: dict[str, Any] = {} if expected is None else {"judged_by": self.subject, "expected": expected}
+        context: dict[str, Any] = {} if expected is None else {"checked_by": self.subject, "expected": expected}
         if self.standing is not None and status != "renewed":
             context |= {"member": self.standing, **self.excuse}
             if self.back_ms is not None:
@@ -138,6 +133,12 @@ class BrokerStory(Story):
             kept = self.standing.get("status", "up") if status == "renewed" else status
             self.standing = {**self.standing, "status": {"joined": "up"}.get(kept, kept), "last": offset, "last_at_ms": self.at_ms}
 
+    @property
+    def memory(self) -> BrokerMemory:
+        """What the audit remembers of the broker."""
+        assert isinstance(self.audit.memory, BrokerMemory)
+        return self.audit.memory
+
     def joined(self) -> BrokerStory:
         """The same story, in which the broker has just joined."""
         self.member("joined")
@@ -148,4 +149,4 @@ class LogStory(Story):
     """The story of the log itself."""
 
     def __init__(self) -> None:
-        super().__init__(LogChecker(), subject("log", ""))
+        super().__init__(subject("log", ""))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from equipoise.spark_jobs.rules.bundle import BundleChecker
+from equipoise.spark_jobs.rules.bundle import BundleMemory, State
 from equipoise.spark_jobs.rules.facts import subject
 from tests.unit.spark.rules.broker_facts import Story
 
@@ -58,13 +58,13 @@ class BundleStory(Story):
     """The story of `BUNDLE`, or another. `begin` lets it be known in a phase."""
 
     def __init__(self, name: str = BUNDLE) -> None:
-        super().__init__(BundleChecker(), subject("bundle", name))
+        super().__init__(subject("bundle", name))
         self.offset = 99
 
     def begin(self, phase: str) -> BundleStory:
         """Let the checker know the bundle in this phase: the record is any, since of what is not known nothing is said."""
         known = standing_in(phase)
-        self.memory.put("bundle", f'["{phase}",{_spelled(known["owner"])},{_spelled(known["source"])},{LAST},{TOKEN},0]'.encode())
+        self.audit.memory = BundleMemory(state=State(phase, known["owner"], known["source"], LAST, TOKEN))
         return self
 
     def accepted(self, record: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any] | None, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
@@ -77,7 +77,3 @@ class BundleStory(Story):
         """The record was rejected, with this verdict."""
         self.tell(record, verdict=verdict, context=context)
         return self
-
-
-def _spelled(value: int | None) -> str:
-    return "null" if value is None else str(value)

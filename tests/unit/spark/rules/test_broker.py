@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from equipoise.spark_jobs.rules.broker import FORGOTTEN_AFTER_MS
-from equipoise.spark_jobs.rules.standing import recall
-from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
 from tests.unit.spark.rules.broker_facts import BrokerStory
 
 
@@ -24,11 +23,11 @@ def test_a_life_in_order() -> None:
 def test_a_flood_in_a_name_that_nobody_had() -> None:
     """Records of a broker's key that a wrong incarnation signs are held back as all others are."""
     story = BrokerStory().joined()
-    judged = {"judged_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
+    judged = {"checked_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
     record = {"kind": "broker", "key": "b1", "status": "left", "based_on": 1, "publisher": "b9", "incarnation": 77, "sequence": 1}
-    for _ in range(TOLD_MAX + 7):
+    for _ in range(REPORTED_MAX + 7):
         story.tell(record, verdict="dead_publisher", context=judged)
-    assert ["baseless"] * TOLD_MAX == [rule for rule, _ in story.found]
+    assert ["baseless"] * REPORTED_MAX == [rule for rule, _ in story.found]
 
 
 def test_a_copy_of_an_attempt() -> None:
@@ -48,7 +47,7 @@ def test_who_is_no_member_is_forgotten() -> None:
     invented.own(verdict="dead_publisher")
     for story in (member, removed, invented):
         story.wait(FORGOTTEN_AFTER_MS)
-    assert ([True, False, False], []) == ([bool(each.memory.values) for each in (member, removed, invented)], removed.findings)
+    assert ([False, True, True], []) == ([each.audit.is_blank for each in (member, removed, invented)], removed.findings)
 
 
 def test_a_number_used_twice() -> None:
@@ -123,32 +122,32 @@ def test_a_digest_that_differs() -> None:
     first = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
     story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
     assert [("digest_differs", (first,))] == story.found
-    story.at_ms += TELL_EVERY_MS
+    story.at_ms += PERIOD_MS
     second = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
     assert [("digest_differs", (first,)), ("digest_differs", (second,))] == story.found
-    assert "(1 more like it came" in story.findings[-1].text
+    assert "(1 more findings like this one" in story.findings[-1].text
 
 
 def test_a_flood_of_one_finding() -> None:
     """Of one rule only so many findings are told in a while."""
     story = BrokerStory().joined()
-    for _ in range(TOLD_MAX + 5):
+    for _ in range(REPORTED_MAX + 5):
         story.own(verdict="not_the_actor")
-    assert [TOLD_MAX, ["writes_what_it_may_not"]] == [len(story.findings), story.rules]
+    assert [REPORTED_MAX, ["writes_what_it_may_not"]] == [len(story.findings), story.rules]
 
 
 def test_what_was_held_back_is_counted() -> None:
     """If nothing like it comes any more, the number of those that were held back is told at the end of the next while, once."""
     story = BrokerStory().joined()
-    *_, last = [story.own(verdict="not_the_actor") for _ in range(TOLD_MAX + 5)]
-    story.wait(TELL_EVERY_MS)
-    assert TOLD_MAX == len(story.findings)
-    story.wait(TELL_EVERY_MS)
+    *_, last = [story.own(verdict="not_the_actor") for _ in range(REPORTED_MAX + 5)]
+    story.wait(PERIOD_MS)
+    assert REPORTED_MAX == len(story.findings)
+    story.wait(PERIOD_MS)
     assert ("writes_what_it_may_not", (last,)) == story.found[-1]
-    assert story.findings[-1].text.startswith("5 more like those")
-    story.wait(TELL_EVERY_MS)
+    assert story.findings[-1].text.startswith("5 more findings")
+    story.wait(PERIOD_MS)
     story.own(verdict="not_the_actor")
-    assert TOLD_MAX + 2 == len(story.findings)
+    assert REPORTED_MAX + 2 == len(story.findings)
     assert "more like" not in story.findings[-1].text
 
 
@@ -167,7 +166,7 @@ def test_a_broker_from_before_the_audit() -> None:
     story.member("renewed")
     story.member("down", publisher="b2", incarnation=50, sequence=9)
     assert [] == story.findings
-    assert "down" == recall(story.memory).status
+    assert "down" == story.memory.status
 
 
 def test_a_broker_that_the_fold_knew() -> None:
@@ -175,7 +174,7 @@ def test_a_broker_that_the_fold_knew() -> None:
     story = BrokerStory()
     record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 9, "publisher": "b1", "incarnation": 3, "sequence": 5}
     story.tell(record, offset=20, before={"status": "draining", "incarnation": 3, "last": 9})
-    standing = recall(story.memory)
+    standing = story.memory
     assert ["draining", 3, [9, 20]] == [standing.status, standing.incarnation, standing.lasts]
 
 
@@ -188,4 +187,4 @@ def test_what_was_known_before_a_gap() -> None:
     record = {"kind": "bundle", "key": "k", "based_on": 0, "publisher": "b1", "incarnation": 1, "sequence": 1, "state": "free"}
     story.tell(record, verdict="late", context={"begun": 90})
     assert [] == story.findings
-    assert ["unknown", 90] == [recall(story.memory).status, recall(story.memory).begun]
+    assert ["unknown", 90] == [story.memory.status, story.memory.begun]

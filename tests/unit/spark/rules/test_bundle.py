@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
+from equipoise.spark_jobs.rules.bundle import BundleMemory
+from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
 from equipoise.spark_jobs.rules.serving import GONE_FOR_MS
-from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
 from equipoise.spark_jobs.rules.transitions import DEATHS, STEPS
 from tests.unit.spark.rules.bundle_facts import (
     ADMIN,
@@ -136,7 +137,7 @@ def test_a_target_that_never_was() -> None:
 
 def test_a_publisher_that_never_was() -> None:
     """A record that is signed by nobody's incarnation is without base."""
-    judged = {"judged_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
     assert ["baseless"] == BundleStory().rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **judged).rules
 
 
@@ -151,7 +152,7 @@ def test_a_race_that_was_won_twice() -> None:
 def test_the_dead_who_were_heard() -> None:
     """What the membership has settled is not judged again by the state, and told once if the fold let it pass."""
     record = transition("unloading", by=OTHER, source=OWNER)
-    judged = {"judged_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True}
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True}
     story = BundleStory().begin("owned").accepted(record, standing_in("owned"), entry("unloading", source=OWNER), **judged)
     assert ["dead_publisher_accepted"] == story.rules
     assert [] == BundleStory().begin("owned").rejected(record, "dead_publisher", **judged).findings
@@ -180,7 +181,7 @@ def test_two_servers_at_once() -> None:
     story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), made, names=names)
     assert ["wrong_actor", "intervals_overlap"] == story.rules
     assert f"b1 (incarnation {OWNER}) serves it" in story.findings[1].text
-    assert f"and b2 (incarnation {SOURCE}) neither closed it" in story.findings[1].text
+    assert f"but b2 (incarnation {SOURCE}) neither released it" in story.findings[1].text
     assert (LAST, NEW_TOKEN) == story.findings[-1].offsets
 
 
@@ -389,33 +390,33 @@ def test_what_is_gone_is_forgotten() -> None:
     ):
         story.tell(EVIDENCE, verdict=None, source="serving")
         story.wait(60_000)
-        assert story.memory.values
+        assert not story.audit.is_blank
         story.wait(GONE_FOR_MS)
-        assert ({}, None) == (story.memory.values, story.memory.due_ms)
+        assert (True, None) == (story.audit.is_blank, story.audit.memory.due_ms)
 
 
 def test_a_flood_is_held_back() -> None:
     """Of what is wrong in one way with one bundle ten are told, and then how many more there were; another rule has its own ten."""
     story = BundleStory().begin("owned")
     senseless = transition("transferring", by=OTHER, owner=77, source=OWNER)
-    for _ in range(TOLD_MAX + 7):
+    for _ in range(REPORTED_MAX + 7):
         story.rejected(senseless, "dead_target", target="never")
     story.rejected(senseless, "stale", target="up")
-    assert ["writes_what_it_may_not"] * TOLD_MAX + ["verdict_differs"] == [rule for rule, _ in story.found]
-    story.wait(2 * TELL_EVERY_MS)
-    assert "7 more like those that were told" in story.findings[-1].text
+    assert ["writes_what_it_may_not"] * REPORTED_MAX + ["verdict_differs"] == [rule for rule, _ in story.found]
+    story.wait(2 * PERIOD_MS)
+    assert "7 more findings like the last ones were held back" in story.findings[-1].text
 
 
 def test_a_flood_about_what_never_was() -> None:
     """What was told of a bundle that is not there is forgotten with all else."""
     story = BundleStory()
-    judged = {"judged_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
-    for _ in range(TOLD_MAX + 7):
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
+    for _ in range(REPORTED_MAX + 7):
         story.rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **judged)
-    assert TOLD_MAX == len(story.findings)
+    assert REPORTED_MAX == len(story.findings)
     for _ in range(2):
         story.wait(GONE_FOR_MS)
-    assert ({}, None) == (story.memory.values, story.memory.due_ms)
+    assert (True, None) == (story.audit.is_blank, story.audit.memory.due_ms)
 
 
 def test_what_is_there_is_not_forgotten() -> None:
@@ -425,7 +426,9 @@ def test_what_is_there_is_not_forgotten() -> None:
     story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
     story.wait(GONE_FOR_MS)
     story.wait(GONE_FOR_MS)
-    assert {"bundle", "serving"} == story.memory.values.keys()
+    memory = story.audit.memory
+    assert isinstance(memory, BundleMemory)
+    assert (True, 1) == (memory.state is not None, len(memory.serving.stretches))
 
 
 def test_evidence_is_joined_with_ownerships() -> None:

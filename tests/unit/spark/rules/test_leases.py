@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.spark_jobs.rules.leases import CLOCK_RATE_ERROR_PERCENT
+from equipoise.spark_jobs.rules.broker import CLOCK_RATE_ERROR_PERCENT
 from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS
 from tests.unit.spark.rules.broker_facts import LEASE_MS, MARGIN_MS, BrokerStory
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from equipoise.spark_jobs.rules.log import ADMINS_GENESIS_RACE_MS, GENESIS_RACE_MS, TIME_FELL_MS_MIN
-from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
 from tests.unit.spark.rules.broker_facts import LogStory
 
 GENESIS: dict[str, Any] = {"kind": "genesis", "key": "genesis", "publisher": "b1", "cluster": "c", "based_on": 0}
@@ -37,7 +37,7 @@ def test_events(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [({"copied_to": "sqlite:new.db"}, "goes on at sqlite:new.db"), ({}, "that its last record leaves out")]
+    ("said", "told"), [({"copied_to": "sqlite:new.db"}, "continues at sqlite:new.db"), ({}, "that its last record does not name")]
 )
 def test_where_a_closed_log_goes_on(said: dict[str, str], told: str) -> None:
     """Who audits a log that was closed is told once which one to audit now."""
@@ -81,7 +81,7 @@ def test_a_second_genesis_that_was_accepted() -> None:
     """A log begins once, whatever the fold says."""
     story = LogStory()
     story.tell(GENESIS)
-    second = story.tell(GENESIS, context={"judged_by": story.subject, "expected": "stale"})
+    second = story.tell(GENESIS, context={"checked_by": story.subject, "expected": "stale"})
     assert [("genesis_twice", (second,))] == story.found
 
 
@@ -97,9 +97,9 @@ def test_another_clusters_genesis() -> None:
 def test_a_flood_that_nobody_expects() -> None:
     """Records of the log's own on which the two opinions differ are held back, too."""
     story = LogStory()
-    for _ in range(TOLD_MAX + 7):
-        story.tell({"kind": "policy", "publisher": "b1"}, verdict="stale", context={"judged_by": story.subject, "expected": "malformed"})
-    assert ["verdict_differs"] * TOLD_MAX == [rule for rule, _ in story.found]
+    for _ in range(REPORTED_MAX + 7):
+        story.tell({"kind": "policy", "publisher": "b1"}, verdict="stale", context={"checked_by": story.subject, "expected": "malformed"})
+    assert ["verdict_differs"] * REPORTED_MAX == [rule for rule, _ in story.found]
 
 
 def test_records_above_the_level() -> None:
@@ -115,9 +115,9 @@ def test_a_level_raised_too_early() -> None:
     """A level that the second rules would not have raised is told."""
     story = LogStory()
     record = {"kind": "level", "raises_to": 2, "publisher": "b1"}
-    story.tell(record, context={"judged_by": story.subject, "expected": "accepted"})
+    story.tell(record, context={"checked_by": story.subject, "expected": "accepted"})
     assert [] == story.findings
-    offset = story.tell(record, context={"judged_by": story.subject, "expected": "level"})
+    offset = story.tell(record, context={"checked_by": story.subject, "expected": "level"})
     assert [("level_raised_early", (offset,))] == story.found
 
 
@@ -131,19 +131,19 @@ def test_a_level_that_somebody_tried_to_raise() -> None:
 def test_a_flood_of_garbage() -> None:
     """Ten are told, and then how many more there were."""
     story = LogStory()
-    *_, last = [story.tell(None, verdict=None, after={"event": "garbage", "problem": "not JSON"}) for _ in range(TOLD_MAX + 7)]
-    assert TOLD_MAX == len(story.findings)
-    story.wait(2 * TELL_EVERY_MS)
-    assert [("malformed", (last,))] == story.found[TOLD_MAX:]
-    assert "7 more like those that were told" in story.findings[-1].text
+    *_, last = [story.tell(None, verdict=None, after={"event": "garbage", "problem": "not JSON"}) for _ in range(REPORTED_MAX + 7)]
+    assert REPORTED_MAX == len(story.findings)
+    story.wait(2 * PERIOD_MS)
+    assert [("malformed", (last,))] == story.found[REPORTED_MAX:]
+    assert "7 more findings like the last ones" in story.findings[-1].text
 
 
 def test_a_flood_of_notes_that_nobody_can_read() -> None:
     """Notes that are none are told with their own place, at the record after which they came, and held back as other findings."""
     story = LogStory()
-    for offset in range(900, 900 + TOLD_MAX + 7):
+    for offset in range(900, 900 + REPORTED_MAX + 7):
         story.tell(None, verdict=None, offset=offset, source="serving", after={"event": "unreadable_note"}, context={"reached": 3})
-    assert [("unreadable_note", (3,))] * TOLD_MAX == story.found
+    assert [("unreadable_note", (3,))] * REPORTED_MAX == story.found
     assert "at offset 900 of serving" in story.findings[0].text
-    story.wait(2 * TELL_EVERY_MS)
-    assert "7 more like those that were told" in story.findings[-1].text
+    story.wait(2 * PERIOD_MS)
+    assert "7 more findings like the last ones" in story.findings[-1].text

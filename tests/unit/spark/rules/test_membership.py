@@ -24,7 +24,7 @@ UNION: Final = "t/n/0x00000000_0xffffffff"
 def test_garbage_and_what_is_no_record() -> None:
     """What cannot be read is malformed, judged by the log, and published by nobody."""
     cluster = Cluster()
-    assert {"begun": 1, "judged_by": "log:", "publisher": "nobody", "settled": True, "expected": "malformed"} == cluster.tell(
+    assert {"begun": 1, "checked_by": "log:", "publisher": "nobody", "settled": True, "expected": "malformed"} == cluster.tell(
         None, verdict="malformed"
     )
     assert "malformed" == cluster.expected({"kind": "coup"})
@@ -218,6 +218,15 @@ def test_targets() -> None:
     cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.offset - 1))
     assert "dead" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
     assert "never" == cluster.bundle("assigning", owner=cluster.offset)["target"]
+
+
+def test_bundles_that_do_not_exist() -> None:
+    """The context of a split or a merge names those of its bundles that do not exist."""
+    cluster = Cluster()
+    merge = {"kind": "merge", "key": BUNDLE, "right": RIGHT, "based_on_right": 1}
+    assert "unknown" not in cluster.admin(verdict="stale", **merge)
+    assert [f"{NAMESPACE}/none"] == cluster.admin(verdict="unknown_bundle", **{**merge, "right": f"{NAMESPACE}/none"}).get("unknown")
+    assert [RIGHT + "0"] == cluster.admin(verdict="unknown_bundle", kind="split", key=RIGHT + "0", positions=[5]).get("unknown")
 
 
 def test_names_of_incarnations() -> None:

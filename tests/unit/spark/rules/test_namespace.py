@@ -10,7 +10,6 @@ from typing import Any, Final
 import pytest
 
 from equipoise.spark_jobs.rules.facts import subject
-from equipoise.spark_jobs.rules.namespace import NamespaceChecker
 from tests.unit.spark.rules.broker_facts import Story
 
 END: Final = 0xFFFFFFFF
@@ -34,7 +33,7 @@ class NamespaceStory(Story):
     """The story of the namespace `t/n`."""
 
     def __init__(self) -> None:
-        super().__init__(NamespaceChecker(), subject("namespace", "t/n"))
+        super().__init__(subject("namespace", "t/n"))
 
     def changed(self, record: dict[str, Any], removed: Rows, added: Rows, **context: Any) -> NamespaceStory:  # noqa: ANN401 - as it is
         """An accepted record, and the ranges that went and came by it."""
@@ -105,20 +104,11 @@ def test_a_merge_that_leaves_a_half() -> None:
 
 
 def test_a_range_that_was_not_there() -> None:
-    """What goes must have been there, and what comes must not, if all ranges are known."""
-    story = NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
-    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
-    assert ["state_differs", "overlap"] == story.rules
-
-
-def test_ranges_that_are_not_known() -> None:
-    """Of a namespace that stood before the audit began, or before a gap, only each change itself is judged."""
-    story = NamespaceStory().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
-    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    """A split of a bundle that does not exist, according to the membership, changes the wrong ranges."""
+    cut = [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)]
+    story = NamespaceStory().changed(SPLIT, *cut)
     assert [] == story.findings
-    story = NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
-    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)], begun=3)
-    assert [] == story.findings
+    assert ["state_differs"] == story.changed(SPLIT, *cut, unknown=[SPLIT["key"]]).rules
 
 
 def test_a_deletion_that_leaves_ranges() -> None:
@@ -148,7 +138,7 @@ def test_verdicts_on_deletion() -> None:
 def test_a_deletion_that_comes_first() -> None:
     """Who deletes what was never set to deleting had not read it."""
     story = NamespaceStory()
-    context = {"judged_by": "namespace:t/n", "expected": "illegal_transition"}
+    context = {"checked_by": "namespace:t/n", "expected": "illegal_transition"}
     story.tell({**CREATED, "status": "deleted"}, verdict="illegal_transition", context=context)
     story.tell({**CREATED, "status": "policies"}, verdict="illegal_transition", context=context)
     assert [("writes_what_it_may_not", (1,))] == story.found
@@ -157,7 +147,7 @@ def test_a_deletion_that_comes_first() -> None:
 def test_the_membership_is_heard() -> None:
     """What the membership expects of a namespace's record is compared here."""
     story = NamespaceStory()
-    context = {"judged_by": "namespace:t/n", "expected": "bad_boundary"}
+    context = {"checked_by": "namespace:t/n", "expected": "bad_boundary"}
     story.tell({**CREATED, "boundaries": [0, 5]}, context=context)
     assert ["hole"] == story.rules
     story.tell({**CREATED, "boundaries": [0, 5]}, verdict="bad_boundary", context=context)

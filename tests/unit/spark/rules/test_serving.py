@@ -6,19 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
+import orjson
 import pytest
 
 from equipoise.spark_jobs.rules.facts import Fact, subject
-from equipoise.spark_jobs.rules.findings import Finding
-from equipoise.spark_jobs.rules.memory import DictMemory, due_alarms
+from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.rules.serving import (
-    ALARM,
     CLOCKS_APART_MS,
     COMES_LATE_MS,
     GONE_FOR_MS,
     OWNERSHIPS_MAX,
     STRETCHES_MAX,
     Holder,
+    Serving,
     check_serving,
     expire_serving,
     follow_holder,
@@ -40,7 +40,7 @@ def at(time_ms: int) -> int:
 class Audit:
     """The memory of one bundle, and what was found so far."""
 
-    memory: DictMemory = field(default_factory=DictMemory)
+    memory: Serving = field(default_factory=Serving)
     findings: list[Finding] = field(default_factory=list)
     now_ms: int = AT_MS
 
@@ -59,7 +59,7 @@ class Audit:
     def passes(self, time_ms: int) -> None:
         """The log's time comes to this."""
         self.now_ms = AT_MS + time_ms
-        if self.memory.due_ms is not None and self.memory.due_ms <= self.now_ms and ALARM in due_alarms(self.memory, self.now_ms):
+        if min(self.memory.due_times(), default=self.now_ms + 1) <= self.now_ms:
             self.findings += expire_serving(self.memory, BUNDLE, self.now_ms)
 
     @property
@@ -375,7 +375,7 @@ def test_what_is_no_evidence_tells_nothing(document: Mapping[str, object] | None
     """Garbage is passed over, and nothing is remembered of it."""
     audit = Audit()
     audit.says(document)
-    assert ([], {}) == (audit.findings, audit.memory.values)
+    assert ([], Serving()) == (audit.findings, audit.memory)
 
 
 def test_evidence_of_another_log_tells_nothing() -> None:
@@ -395,7 +395,7 @@ def test_memory_is_bounded() -> None:
     for turn in turns:
         audit.holds((turn * 10, A + turn), turn * 10, time_ms=turn * 100)
         audit.says(served(A + turn, turn * 10, since_ms=turn * 100, until_ms=turn * 100 + 90))
-    size = len(audit.memory.values["serving"])
+    size = len(orjson.dumps(audit.memory))
     audit.says(served(7, 13, since_ms=130))
     audit.passes(10_000_000)
     assert [] == audit.findings
