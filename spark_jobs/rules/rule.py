@@ -104,8 +104,8 @@ class Violation(NamedTuple):
 
 Violations = Iterator[Violation]
 Check = Callable[[Any], Iterator[Any]]
-CaseKind = Literal["bundle", "broker", "namespace", "log", "stretch"]
-"""What a function checks: a fact of a subject, or a stretch of serving evidence (`spark_jobs.rules.serving`)."""
+CaseKind = Literal["bundle", "broker", "namespace", "log", "evidence", "ownership"]
+"""What a function checks: a fact of a subject, or a stretch of serving, by itself or against ownerships (`spark_jobs.rules.serving`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from equipoise.spark_jobs.rules.facts import Fact, Raw
-from equipoise.spark_jobs.rules.rule import CHECK_THE_BROKER, Finding, checks_on, rule
+from equipoise.spark_jobs.rules.rule import CHECK_THE_BROKER, CaseKind, Finding, checks_on, rule
 
 CLOCKS_APART_MS: Final = 5_000
 """Largest difference to tolerate between the wall clocks of brokers and of the log."""
@@ -32,6 +32,7 @@ OWNERSHIPS_MAX: Final = 16
 STRETCHES_MAX: Final = 16
 """Stretches to compare per bundle. Evidence about older ones arrived long ago."""
 
+_KINDS: Final[tuple[CaseKind, ...]] = ("evidence", "ownership")
 _NS_PER_MS: Final = 1_000_000
 _INTEGER_MAX: Final = 2**63 - 1
 
@@ -153,7 +154,8 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
             del serving.ownerships[0]
             serving.known_from = serving.ownerships[0].token
     for stretch in serving.stretches:
-        yield from _check_rules(serving, stretch, fact.subject, fact.at_ms, is_unowned=_is_known_unowned(serving, stretch))
+        case = Case(serving, stretch, is_unowned=_is_known_unowned(serving, stretch))
+        yield from _check_rules("ownership", case, fact.subject, fact.at_ms)
 
 
 def _written_ms(serving: Serving, fact: Fact) -> int:
@@ -177,7 +179,8 @@ def check_serving(serving: Serving, fact: Fact) -> Iterator[Finding]:
     is_unowned = _is_known_unowned(serving, stretch)
     if stretch.due_ms is not None:
         is_unowned = _is_read_past(serving, stretch, document["at_ms"], fact)
-    yield from _check_rules(serving, stretch, fact.subject, fact.at_ms, is_unowned=is_unowned)
+    for kind in _KINDS:
+        yield from _check_rules(kind, Case(serving, stretch, is_unowned), fact.subject, fact.at_ms)
 
 
 def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Finding]:
@@ -186,7 +189,7 @@ def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Find
         if stretch.due_ms is not None and stretch.due_ms <= now_ms:
             stretch.due_ms = None
             if serving.known_from is not None or stretch.is_within:
-                yield from _check_rules(serving, stretch, subject, now_ms, is_unowned=True)
+                yield from _check_rules("ownership", Case(serving, stretch, is_unowned=True), subject, now_ms)
 
 
 def _stretch(document: Raw) -> Stretch | None:
@@ -284,10 +287,10 @@ class Fault(NamedTuple):
     other: int | None = None
 
 
-def _check_rules(serving: Serving, stretch: Stretch, subject: str, at_ms: int, *, is_unowned: bool) -> Iterator[Finding]:
-    """Check all rules about a stretch, and yield the new findings."""
-    for broken, check in checks_on("stretch"):
-        for fault in check(Case(serving, stretch, is_unowned)):
+def _check_rules(kind: CaseKind, case: Case, subject: str, at_ms: int) -> Iterator[Finding]:
+    """Check all rules of one kind about a stretch, and yield the new findings."""
+    for broken, check in checks_on(kind):
+        for fault in check(case):
             key = broken.name if fault.other is None else f"{broken.name} {fault.other}"
             if key not in fault.stretch.reported:
                 fault.stretch.reported.append(key)
@@ -296,7 +299,7 @@ def _check_rules(serving: Serving, stretch: Stretch, subject: str, at_ms: int, *
 
 @rule(
     "bundle",
-    on=("stretch",),
+    on=("ownership",),
     severity="alarm",
     says="A broker serves a bundle only in an ownership that the log gave it.",
     means="A broker served a bundle that it did not own.",
@@ -311,7 +314,7 @@ def served_without_ownership(case: Case) -> Iterator[Fault]:
 
 @rule(
     "bundle",
-    on=("stretch",),
+    on=("evidence",),
     severity="alarm",
     says="No two brokers serve a bundle at one time.",
     means="One broker may have overwritten what the other wrote, if the store does not check tokens.",
@@ -345,7 +348,7 @@ def _together_ms(one: Stretch, other: Stretch) -> float:
 
 @rule(
     "bundle",
-    on=("stretch",),
+    on=("evidence",),
     severity="alarm",
     says="A broker serves nothing after its lease has ended.",
     means="Another broker may have owned the bundle by then.",
@@ -361,7 +364,7 @@ def served_past_lease(case: Case) -> Iterator[Fault]:
 
 @rule(
     "bundle",
-    on=("stretch",),
+    on=("ownership",),
     severity="alarm",
     says="A broker serves with the token of the present ownership.",
     means="A store that checks tokens refuses the broker. In other stores, two brokers write.",
@@ -377,7 +380,7 @@ def served_old_token(case: Case) -> Iterator[Fault]:
 
 @rule(
     "bundle",
-    on=("stretch",),
+    on=("ownership",),
     severity="alarm",
     says="A broker serves a bundle only after the record that gives it the bundle is on the log.",
     means="The former owner may have served the bundle too.",
