@@ -1,6 +1,6 @@
 """Writes one forged record to a living channel, to see that the audit finds it: `python -m tests.forge KIND --log URL`.
 
-May live here: the command line. What is forged stands in `tests.planted.forgeries`. For channels that may be thrown away: some kinds
+May live here: the command line. What is forged stands in `tests.injected.forgeries`. For channels that may be thrown away: some kinds
 change who owns what, and one has the log closed to this version.
 """
 
@@ -15,8 +15,8 @@ from contextlib import closing
 from equipoise.channel.core.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entry
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest
-from tests.planted.forgeries import FORGERIES
-from tests.planted.forging import Scene
+from tests.injected.forgeries import FORGERIES
+from tests.injected.forging import Scene
 
 APPEND_TIMEOUT_MS = 5_000
 
@@ -43,7 +43,7 @@ def forge(url: str, kind: str, *, seed: int) -> tuple[int, ...]:
 def main() -> int:
     """Forge what the command line says; 1 if the channel lacks what that needs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("kind", choices=sorted(each.name for each in FORGERIES), metavar="KIND", help="one of tests/planted/forgeries.py")
+    parser.add_argument("kind", choices=sorted(each.name for each in FORGERIES), metavar="KIND", help="one of tests/injected/forgeries.py")
     parser.add_argument("--log", required=True)
     parser.add_argument("--seed", type=int, default=0, help="which of several bundles or brokers it is about")
     arguments = parser.parse_args()

@@ -44,15 +44,15 @@ _DELAY_SECONDS_MAX: Final = 0.7
 
 def write_log(url: str, *, records: int, forged_every: int = 97) -> int:
     """A busy log with a forged record every so often; how many of these there are."""
-    planted = 0
+    injected = 0
     with closing(open_log(url)) as log:
         stream = WrittenStream(log, bundles=16, brokers=4)
         stream.found()
         for _ in range(records // forged_every):
             stream.go_on(forged_every - 1)
             stream.forge()
-            planted += 1
-    return planted
+            injected += 1
+    return injected
 
 
 def silent() -> Screen:
@@ -162,11 +162,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Spark tidies its checkpoint for a while yet.
         url, whole, cut = f"sqlite:{folder}/log", Path(folder, "undisturbed"), Path(folder, "killed")
-        planted = write_log(url, records=asked.records)
+        injected = write_log(url, records=asked.records)
         kills = run_with_kills(asked.job, url, cut, kills=asked.kills, chance=random.Random(asked.seed))
         JOBS[asked.job](url, whole)
         expected, actual = tables(whole, asked.job), tables(cut, asked.job)
-    print(f"{planted} forged records planted, {kills} kills")
+    print(f"{injected} forged records injected, {kills} kills")
     for table, rows in expected.items():
         print(f"{table}: {len(rows)} rows undisturbed, {len(actual[table])} with kills, equal: {rows == actual[table]}")
     return 0 if expected == actual and kills == asked.kills else 1

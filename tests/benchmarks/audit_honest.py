@@ -23,7 +23,7 @@ from itertools import count
 from typing import Final
 
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS
-from tests.planted.honest import honest, play
+from tests.injected.honest import honest, play
 from tests.spark_pipeline import Pipeline
 
 RECORDS: Final = 1_000_000

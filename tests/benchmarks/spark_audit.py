@@ -2,7 +2,7 @@
 
 May live here: the two measurements that docs/benchmarks.md quotes of the audit.
 
-* `replay`: entries a second of a log that is there, between two planted records, so that the start of Spark and the first batch, which
+* `replay`: entries a second of a log that is there, between two injected records, so that the start of Spark and the first batch, which
   takes as long as many others, are not in it.
 * `live`: another process appends 2,000 records a second to the log, and now and then a forged one; measured is the time
   from the append, as the log has it, until the finding is told. The two share the machine. `kept_up` says whether the audit was, at
@@ -57,7 +57,7 @@ def listening(told: list[tuple[float, int]], *, seconds: float) -> Screen:
 
 
 def replayed(folder: Path, *, records: int) -> float:
-    """Entries a second between a planted record at the end of the first batch, and one at the end of the log."""
+    """Entries a second between an injected record at the end of the first batch, and one at the end of the log."""
     url = f"sqlite:{folder}/replayed"
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
@@ -70,7 +70,7 @@ def replayed(folder: Path, *, records: int) -> float:
     run_audit(
         AuditOptions(log_url=url, archive=folder / "replayed.archive", to_end=True, as_json=True), listening(told, seconds=float(records))
     )
-    assert len(told) == 2, f"two were planted, {len(told)} found"
+    assert len(told) == 2, f"two were injected, {len(told)} found"
     return (last - first) / (told[1][0] - told[0][0])
 
 

@@ -9,7 +9,7 @@ import pytest
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival
-from tests.planted.honest import BEGAN_MS, Run, honest, play
+from tests.injected.honest import BEGAN_MS, Run, honest, play
 from tests.spark_pipeline import Pipeline
 
 SECONDS = 20

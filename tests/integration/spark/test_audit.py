@@ -93,11 +93,11 @@ def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: Spark
         stream = WrittenStream(log)
         stream.found()
         stream.go_on(300)
-        planted = stream.garbage()
+        injected = stream.garbage()
     assert 1 == run_audit(AuditOptions(log_url=url, archive=tmp_path / "archive", to_end=True), said.screen())
     [(_, key, value)] = read_all(kafka.address, f"{topic}-findings")
-    assert (b"log:", [planted]) == (key, orjson.loads(value or b"")["offsets"])
-    assert [planted] == [row["offset"] for row in findings(tmp_path / "archive")]
+    assert (b"log:", [injected]) == (key, orjson.loads(value or b"")["offsets"])
+    assert [injected] == [row["offset"] for row in findings(tmp_path / "archive")]
 
 
 @pytest.mark.repeats
@@ -105,11 +105,11 @@ def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSess
     """A driver killed in the middle of a batch loses no finding and doubles none."""
     kills = times(1, many=10)
     url = f"sqlite:{tmp_path}/log"
-    planted = write_log(url, records=times(1_000, many=15_000))
-    assert planted == audit(url, tmp_path / "whole")
+    injected = write_log(url, records=times(1_000, many=15_000))
+    assert injected == audit(url, tmp_path / "whole")
     assert kills == run_with_kills("audit", url, tmp_path / "cut", kills=kills, chance=random.Random(1))
     assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
-    assert planted == len(kept(tmp_path / "log.observations"))
+    assert injected == len(kept(tmp_path / "log.observations"))
 
 
 def test_an_archive_that_is_not_this_audits_is_refused(spark: SparkSession, tmp_path: Path) -> None:

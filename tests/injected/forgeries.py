@@ -18,9 +18,21 @@ from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, BundleTransition, LevelRecord, Merge, Split
-from tests.planted.forging import ADMIN, LEAP, LOG, Forged, Forgery, Scene, about_bundle, broker_subject, bundle_subject, plant, subjects_of
-from tests.planted.honest import BEGAN_MS
-from tests.planted.planted import Kind
+from tests.injected.forging import (
+    ADMIN,
+    LEAP,
+    LOG,
+    Forged,
+    Forgery,
+    Scene,
+    about_bundle,
+    broker_subject,
+    bundle_subject,
+    inject,
+    subjects_of,
+)
+from tests.injected.honest import BEGAN_MS
+from tests.injected.injection import Kind
 
 # Of one publisher, within one millisecond: what no race of honest brokers comes near.
 FLOOD_RECORDS: Final = 600
@@ -384,4 +396,4 @@ FORGERIES: Final = (
     Forgery(name="deletes_what_is_in_use", make=_deletes_what_is_in_use, rules=_NO_STEP),
 )
 
-FORGED_KINDS: Final = tuple(Kind(name=forgery.name, plant=partial(plant, forgery)) for forgery in FORGERIES)
+FORGED_KINDS: Final = tuple(Kind(name=forgery.name, inject=partial(inject, forgery)) for forgery in FORGERIES)

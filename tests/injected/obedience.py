@@ -24,10 +24,10 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from tests.injected.honest import Run, honest, play
+from tests.injected.injection import Injected, Kind
 from tests.mutants.__main__ import ROOT, product_texts, write_product
 from tests.mutants.patching import apply, parse
-from tests.planted.honest import Run, honest, play
-from tests.planted.planted import Kind, Planted
 
 _PATCHES: Final = ROOT / "tests" / "mutants"
 _TIMEOUT_S: Final = 300
@@ -70,7 +70,7 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
         write_product(folder, {**texts, **apply(mutant, texts)})
         # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
-        command = [sys.executable, "-m", "tests.planted.obedience", mutant.scenario, str(seed), str(seconds)]
+        command = [sys.executable, "-m", "tests.injected.obedience", mutant.scenario, str(seed), str(seconds)]
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=True)
     finally:
         shutil.rmtree(folder)
@@ -92,7 +92,7 @@ def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | No
 
     Whoever had itself lost its lease must wait as long from when it had it back, which it has not read before it stands on the log.
     """
-    reader = Reader(log="planted")
+    reader = Reader(log="injected")
     heard: dict[str, int] = {}
     back: dict[str, int] = {}
     for arrival in arrivals:
@@ -160,16 +160,16 @@ _DISOBEDIENCES: Final = (
 )
 
 
-def _plant(disobedience: _Disobedience, seed: int, _rng: Random) -> Planted | None:
+def _inject(disobedience: _Disobedience, seed: int, _rng: Random) -> Injected | None:
     arrivals = recorded(disobedience.patch, seed, seconds=disobedience.seconds)
     shows = disobedience.oracle(arrivals)
     if shows is None:
         return None
     rules, subjects, offsets = shows
-    return Planted(arrivals=arrivals, rules=rules, subjects=subjects, offsets=offsets)
+    return Injected(arrivals=arrivals, rules=rules, subjects=subjects, offsets=offsets)
 
 
-DISOBEDIENCES: Final = tuple(Kind(name=each.patch[3:], plant=partial(_plant, each)) for each in _DISOBEDIENCES)
+DISOBEDIENCES: Final = tuple(Kind(name=each.patch[3:], inject=partial(_inject, each)) for each in _DISOBEDIENCES)
 
 
 if __name__ == "__main__":

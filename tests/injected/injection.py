@@ -1,4 +1,4 @@
-"""One planted violation: the arrivals that an audit reads, and what it must say of them.
+"""One injected violation: the arrivals that an audit reads, and what it must say of them.
 
 May live here: the value that every kind of violation comes to, and the question whether findings name it.
 """
@@ -16,7 +16,7 @@ Lost = Callable[[int, int], bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planted:
+class Injected:
     """A channel with one violation. A finding names it if its rule, its subject and one of its offsets are among these.
 
     `lost` is what stands for the storage when the audit asks whether records are gone: the snapshot to go on from, or None.
@@ -39,7 +39,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of violation. `plant` makes a channel with one of it, at a place that the chance decides; None where it found none."""
+    """One kind of violation. `inject` makes a channel with one of it, at a place that the chance decides; None where it found none."""
 
     name: str
-    plant: Callable[[int, Random], Planted | None]
+    inject: Callable[[int, Random], Injected | None]

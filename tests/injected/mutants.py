@@ -22,10 +22,10 @@ from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Namespa
 from equipoise.channel.core.records import AnyRecord, Merge, Unreadable
 from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.sequence.arrivals import Arrival
+from tests.injected.honest import honest, play
+from tests.injected.injection import Injected
 from tests.mutants.patching import Mutant, parse
 from tests.mutants.patching import apply as patched
-from tests.planted.honest import honest, play
-from tests.planted.planted import Planted
 
 _FOLD: Final = "channel/core/view.py"
 _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
@@ -92,7 +92,7 @@ def folding_with(broken: BrokenFold) -> Iterator[None]:
         yield
 
 
-def planted_in(channel: list[Arrival], broken: BrokenFold) -> Planted | None:
+def injected_in(channel: list[Arrival], broken: BrokenFold) -> Injected | None:
     """Where the broken fold first says anything else of `channel` than the whole one; None if it never does.
 
     A view may differ for a while before a verdict does: then the record after which it did is as good an answer.
@@ -107,7 +107,7 @@ def planted_in(channel: list[Arrival], broken: BrokenFold) -> Planted | None:
             offsets.append(arrival.offset)
         if shows:
             subjects = _subjects(record) | _changed(verdict) | _changed(different)
-            return Planted(arrivals=channel, rules=CONTRADICTIONS, subjects=subjects, offsets=frozenset(offsets))
+            return Injected(arrivals=channel, rules=CONTRADICTIONS, subjects=subjects, offsets=frozenset(offsets))
     return None
 
 

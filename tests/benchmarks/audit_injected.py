@@ -1,4 +1,4 @@
-"""How many of the planted violations the audit names: `make bench BENCH=audit_planted` prints one JSON line.
+"""How many of the injected violations the audit names: `make bench BENCH=audit_injected` prints one JSON line.
 
 May live here: each kind of violation at `PLACES` places, and the count. What is missed is told, and makes the benchmark fail.
 """
@@ -13,33 +13,33 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
-from tests.planted.kinds import KINDS, trials
+from tests.injected.kinds import KINDS, trials
 
 PLACES: Final = 5
 
 
 def missed(place: int) -> tuple[int, list[str]]:
-    """Of the kind at this place of the catalogue: how often it was planted, and what the audit did not name."""
+    """Of the kind at this place of the catalogue: how often it was injected, and what the audit did not name."""
     tried = list(trials(KINDS[place], places=PLACES))
     return len(tried), [f"{KINDS[place].name}: {trial}" for trial in tried if not trial.is_named]
 
 
 def main() -> int:
-    """Plant, and print; 1 if anything was missed or could not be planted."""
+    """Inject, and print; return 1 if anything was missed or could not be injected."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
         answers = list(pool.map(missed, range(len(KINDS))))
     misses = [miss for _, lines in answers for miss in lines]
     print(*misses, sep="\n", end="\n" if misses else "", file=sys.stderr)
-    planted = sum(tried for tried, _ in answers)
+    injected = sum(tried for tried, _ in answers)
     results = {
         "kinds": len(KINDS),
-        "planted": planted,
-        "named": planted - len(misses),
-        "named_percent": 100 * (planted - len(misses)) / planted,
+        "injected": injected,
+        "named": injected - len(misses),
+        "named_percent": 100 * (injected - len(misses)) / injected,
     }
     conditions = f"{PLACES} places a kind; {os.cpu_count()} cores, {platform.python_implementation()} {platform.python_version()}"
-    print(json.dumps({"name": "audit_planted", "results": results, "conditions": conditions}))
-    return 1 if misses or planted < PLACES * len(KINDS) else 0
+    print(json.dumps({"name": "audit_injected", "results": results, "conditions": conditions}))
+    return 1 if misses or injected < PLACES * len(KINDS) else 0
 
 
 if __name__ == "__main__":

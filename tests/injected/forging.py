@@ -1,7 +1,7 @@
 """Forging: how one record that nobody should have written comes to stand on a living channel, and where it must be found.
 
 May live here: the scene that a forger looks at, what a forgery is, and the writing of one while the cluster goes on. The forgeries
-themselves stand in `tests.planted.forgeries`.
+themselves stand in `tests.injected.forgeries`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.sequence.arrivals import Arrival
-from tests.planted.honest import BUSY_SECONDS, Forger, busy, play
-from tests.planted.planted import Planted
+from tests.injected.honest import BUSY_SECONDS, Forger, busy, play
+from tests.injected.injection import Injected
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Forgery:
     echoes: bool = False
 
 
-def plant(forgery: Forgery, seed: int, rng: random.Random) -> Planted | None:
+def inject(forgery: Forgery, seed: int, rng: random.Random) -> Injected | None:
     """Have the forgery written to a busy cluster at a random moment; None if the scene never allowed it."""
     pen = Pen(forgery, rng)
     run = play(busy(), seed, forger=pen, forge_after_ms=rng.randrange(4_000, BUSY_SECONDS * 1_000 - 3_000))
@@ -101,7 +101,7 @@ def plant(forgery: Forgery, seed: int, rng: random.Random) -> Planted | None:
     subjects = pen.forged.subjects
     if broker_subject(ADMIN) in subjects:  # Admins are no subject of their own: what they write is the log's.
         subjects = subjects - subjects_of(broker_subject(ADMIN)) | subjects_of(LOG)
-    return Planted(arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets))
+    return Injected(arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets))
 
 
 def _echoes(channel: list[Arrival], forged_at: int) -> set[int]:

@@ -17,8 +17,8 @@ from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
-from tests.planted.honest import BEGAN_MS
-from tests.planted.planted import Kind, Planted
+from tests.injected.honest import BEGAN_MS
+from tests.injected.injection import Injected, Kind
 
 _RENEW_MS: Final = 1_000
 
@@ -62,12 +62,12 @@ class _Told:
         self.at_ms = began_ms + _RENEW_MS
 
 
-def _stuck(phase: Phase, _seed: int, rng: Random) -> Planted:
+def _stuck(phase: Phase, _seed: int, rng: Random) -> Injected:
     told = _Told(channel_in(phase, "other"), rng)
     bundle = told.channel.bundle()
     while told.at_ms < BEGAN_MS + _LASTS_MS:
         told.renew()
-    return Planted(
+    return Injected(
         arrivals=told.arrivals,
         rules=frozenset({"stuck_in_flight"}),
         subjects=frozenset({f"bundle:{bundle.name}"}),
@@ -75,7 +75,7 @@ def _stuck(phase: Phase, _seed: int, rng: Random) -> Planted:
     )
 
 
-def _silent(_seed: int, rng: Random) -> Planted:
+def _silent(_seed: int, rng: Random) -> Injected:
     """One of three stops renewing, and the two others say nothing of it."""
     told = _Told(channel_with("a:1", "b:1", "c:1"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
@@ -84,7 +84,7 @@ def _silent(_seed: int, rng: Random) -> Planted:
     last = told.channel.broker(name).last
     while told.at_ms < BEGAN_MS + _LASTS_MS:
         told.renew(without=name)
-    return Planted(
+    return Injected(
         arrivals=told.arrivals,
         rules=frozenset({"silent_too_long"}),
         subjects=frozenset({f"broker:{name}"}),
@@ -92,7 +92,7 @@ def _silent(_seed: int, rng: Random) -> Planted:
     )
 
 
-def _freed_and_left(_seed: int, rng: Random) -> Planted:
+def _freed_and_left(_seed: int, rng: Random) -> Injected:
     """The owner of a bundle dies, and of the two who live nobody takes what it had."""
     told = _Told(channel_in("owned", "other"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
@@ -102,13 +102,13 @@ def _freed_and_left(_seed: int, rng: Random) -> Planted:
     return _is_stuck(told, since=told.channel.view.offset)
 
 
-def _passed_to_and_fro(_seed: int, rng: Random) -> Planted:
+def _passed_to_and_fro(_seed: int, rng: Random) -> Injected:
     """Nobody opens a bundle, and each time before the bound it is assigned to another."""
     told = _Told(channel_in("assigning", "other"), rng)
     return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_to_another)
 
 
-def _refused_by_all(_seed: int, rng: Random) -> Planted:
+def _refused_by_all(_seed: int, rng: Random) -> Injected:
     """Whoever gets a bundle gives it back at once, for ever."""
     told = _Told(channel_in("free", "other"), rng)
     return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_and_refuse)
@@ -124,7 +124,7 @@ def _assign_and_refuse(told: _Told) -> None:
     told.channel.accept(propose.refuse(told.author("owner"), told.channel.bundle(), reason="it is full"))
 
 
-def _is_stuck(told: _Told, *, since: int, each_time: Callable[[_Told], None] | None = None) -> Planted:
+def _is_stuck(told: _Told, *, since: int, each_time: Callable[[_Told], None] | None = None) -> Injected:
     """The only bundle of a channel is stuck since an offset, whatever is done about it every so often."""
     while told.at_ms < BEGAN_MS + _LASTS_MS:
         for _ in range(told.rng.randrange(*_TRIED_EVERY_S)):
@@ -133,10 +133,10 @@ def _is_stuck(told: _Told, *, since: int, each_time: Callable[[_Told], None] | N
             each_time(told)
             told.take()
     subject = f"bundle:{told.channel.bundle().name}"
-    return Planted(arrivals=told.arrivals, rules=frozenset({"stuck_in_flight"}), subjects=frozenset({subject}), offsets=frozenset({since}))
+    return Injected(arrivals=told.arrivals, rules=frozenset({"stuck_in_flight"}), subjects=frozenset({subject}), offsets=frozenset({since}))
 
 
-def _deletion_stops(_seed: int, rng: Random) -> Planted:
+def _deletion_stops(_seed: int, rng: Random) -> Injected:
     """Somebody lets a namespace go, and never takes it away."""
     told = _Told(channel_in("owned"), rng)
     told.channel.accept(propose.start_deleting_namespace(told.channel.admin(), told.channel.view, name=NAMESPACE))
@@ -144,7 +144,7 @@ def _deletion_stops(_seed: int, rng: Random) -> Planted:
     told.take()
     while told.at_ms < BEGAN_MS + _LASTS_MS:
         told.renew()
-    return Planted(
+    return Injected(
         arrivals=told.arrivals,
         rules=frozenset({"deleting_too_long"}),
         subjects=frozenset({f"namespace:{NAMESPACE}"}),
@@ -153,10 +153,10 @@ def _deletion_stops(_seed: int, rng: Random) -> Planted:
 
 
 STORIES: Final = (
-    *(Kind(name=f"stuck_{phase}", plant=partial(_stuck, phase)) for phase in _STUCK),
-    Kind(name="freed_and_left", plant=_freed_and_left),
-    Kind(name="passed_to_and_fro", plant=_passed_to_and_fro),
-    Kind(name="refused_by_all", plant=_refused_by_all),
-    Kind(name="deletion_stops", plant=_deletion_stops),
-    Kind(name="silent_and_not_told", plant=_silent),
+    *(Kind(name=f"stuck_{phase}", inject=partial(_stuck, phase)) for phase in _STUCK),
+    Kind(name="freed_and_left", inject=_freed_and_left),
+    Kind(name="passed_to_and_fro", inject=_passed_to_and_fro),
+    Kind(name="refused_by_all", inject=_refused_by_all),
+    Kind(name="deletion_stops", inject=_deletion_stops),
+    Kind(name="silent_and_not_told", inject=_silent),
 )

@@ -14,8 +14,8 @@ from typing import Any, Final
 import orjson
 
 from equipoise.spark_jobs.sequence.arrivals import Arrival
-from tests.planted.honest import Run, busy, play
-from tests.planted.planted import Kind, Planted
+from tests.injected.honest import Run, busy, play
+from tests.injected.injection import Injected, Kind
 
 Stretch = dict[str, Any]
 
@@ -67,8 +67,8 @@ def _served(seed: int) -> _Served:
     return _Served(run=run, places=places, stretches=[documents[place] for place in places])
 
 
-def _planted(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int) -> Planted:
-    return Planted(
+def _injected(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int) -> Injected:
+    return Injected(
         arrivals=arrivals,
         rules=frozenset({rule}),
         subjects=frozenset({f"bundle:{stretch['bundle']}"}),
@@ -76,7 +76,7 @@ def _planted(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int)
     )
 
 
-def _serves_beside_the_next(served: _Served, rng: Random) -> Planted | None:
+def _serves_beside_the_next(served: _Served, rng: Random) -> Injected | None:
     """The one before goes on for as long as the next one serves, under a lease that it has."""
     pairs = served.pairs(lambda one, other: other["answered_ns"] > other["started_ns"] and other["token"] - one["token"] < _NEAR)
     if not pairs:
@@ -84,17 +84,17 @@ def _serves_beside_the_next(served: _Served, rng: Random) -> Planted | None:
     one, other = rng.choice(pairs)
     until_ns = served.stretches[other]["answered_ns"]
     stretch = {**served.stretches[one], "answered_ns": until_ns, "lease_deadline_ns": until_ns + _SECOND_NS}
-    return _planted(served.with_document(one, stretch), "served_two_at_once", stretch, stretch["token"], served.stretches[other]["token"])
+    return _injected(served.with_document(one, stretch), "served_two_at_once", stretch, stretch["token"], served.stretches[other]["token"])
 
 
-def _answers_past_its_lease(served: _Served, rng: Random) -> Planted:
+def _answers_past_its_lease(served: _Served, rng: Random) -> Injected:
     place = rng.randrange(len(served.stretches))
     stretch = dict(served.stretches[place])
     stretch["answered_ns"] = stretch["lease_deadline_ns"] + rng.randrange(_SECOND_NS // 10, _SECOND_NS)
-    return _planted(served.with_document(place, stretch), "served_past_lease", stretch)
+    return _injected(served.with_document(place, stretch), "served_past_lease", stretch)
 
 
-def _serves_under_an_old_token(served: _Served, rng: Random) -> Planted | None:
+def _serves_under_an_old_token(served: _Served, rng: Random) -> Injected | None:
     """Who had it before serves it again, long after another has it, under the token of then."""
     pairs = served.pairs(lambda one, other: other["at_ns"] - one["at_ns"] > 0 and other["token"] - one["token"] < _NEAR)
     if not pairs:
@@ -103,7 +103,7 @@ def _serves_under_an_old_token(served: _Served, rng: Random) -> Planted | None:
     began_ns = served.stretches[other]["answered_ns"] + _LONG_NS
     stretch = {**served.stretches[one], **_at(served.stretches[one], began_ns), "answered_ns": None, "ended": None}
     stretch["lease_deadline_ns"] = began_ns + _SECOND_NS
-    return _planted(served.and_document(other, stretch), "served_old_token", stretch)
+    return _injected(served.and_document(other, stretch), "served_old_token", stretch)
 
 
 def _at(stretch: Stretch, began_ns: int) -> Stretch:
@@ -111,23 +111,23 @@ def _at(stretch: Stretch, began_ns: int) -> Stretch:
     return {"started_ns": began_ns, "at_ns": began_ns, "at_ms": stretch["at_ms"] + (began_ns - stretch["at_ns"]) // 1_000_000}
 
 
-def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Planted:
+def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Injected:
     """A broker that never had the bundle under this token."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
     stretch = dict(served.stretches[place])
     others = sorted({(one["broker"], one["incarnation"]) for one in served.stretches if one["broker"] != stretch["broker"]})
     stretch["broker"], stretch["incarnation"] = rng.choice(others)
-    return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
+    return _injected(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
-def _serves_what_is_not_there(served: _Served, rng: Random) -> Planted:
+def _serves_what_is_not_there(served: _Served, rng: Random) -> Injected:
     """A bundle of which the log never says anything, under a token that it has not come to."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
     stretch = {**served.stretches[place], "bundle": "tenant/nothing/0x00000000_0xffffffff", "token": served.run.channel[-1].offset + 1}
-    return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
+    return _injected(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
-def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted | None:
+def _serves_before_it_is_given(served: _Served, rng: Random) -> Injected | None:
     """One that began long enough after its machine to have begun, by its own clock, long before it did."""
     late = [place for place, stretch in enumerate(served.stretches) if stretch["started_ns"] >= _LONG_NS]
     if not late:
@@ -135,13 +135,13 @@ def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted | None:
     place = rng.choice(late)
     stretch = dict(served.stretches[place])
     stretch["started_ns"] = max(stretch["started_ns"] - rng.randrange(_LONG_NS, 2 * _LONG_NS), 0)
-    return _planted(served.with_document(place, stretch), "served_before_owned", stretch)
+    return _injected(served.with_document(place, stretch), "served_before_owned", stretch)
 
 
-# A bundle may have many ownerships; of these the audit remembers the latest, so what is planted lies near.
+# A bundle may have many ownerships; of these the audit remembers the latest, so what is injected lies near.
 _NEAR: Final = 400
 
-_LIES: Final[tuple[Callable[[_Served, Random], Planted | None], ...]] = (
+_LIES: Final[tuple[Callable[[_Served, Random], Injected | None], ...]] = (
     _serves_beside_the_next,
     _answers_past_its_lease,
     _serves_under_an_old_token,
@@ -151,8 +151,8 @@ _LIES: Final[tuple[Callable[[_Served, Random], Planted | None], ...]] = (
 )
 
 
-def _plant(lie: Callable[[_Served, Random], Planted | None], seed: int, rng: Random) -> Planted | None:
+def _inject(lie: Callable[[_Served, Random], Injected | None], seed: int, rng: Random) -> Injected | None:
     return lie(_served(seed), rng)
 
 
-LIES: Final = tuple(Kind(name=lie.__name__[1:], plant=partial(_plant, lie)) for lie in _LIES)
+LIES: Final = tuple(Kind(name=lie.__name__[1:], inject=partial(_inject, lie)) for lie in _LIES)

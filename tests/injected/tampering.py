@@ -17,8 +17,8 @@ from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.sequence.arrivals import Arrival
-from tests.planted.honest import busy_channel
-from tests.planted.planted import Kind, Planted
+from tests.injected.honest import busy_channel
+from tests.injected.injection import Injected, Kind
 
 _BACK_MS: Final = 600_000
 _AHEAD_MS: Final = 365 * 86_400_000
@@ -29,7 +29,7 @@ def _channel(seed: int) -> list[Arrival]:
 
 
 def _folded(channel: list[Arrival]) -> list[Folded]:
-    reader = Reader(log="planted")
+    reader = Reader(log="injected")
     return [reader.feed(Entry(arrival.offset, arrival.value or b"")) for arrival in channel]
 
 
@@ -48,11 +48,11 @@ def _changes_one_bundle(folded: Folded) -> bool:
     return folded.verdict.accepted and len(folded.verdict.changes) == 1 and folded.record.key.count("/") == 2  # type: ignore[union-attr]
 
 
-def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str]) -> Planted | None:
-    """Planted at the first renewal beyond the storage offset `after` whose digest is no longer that of the fold."""
+def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str]) -> Injected | None:
+    """Injected at the first renewal beyond the storage offset `after` whose digest is no longer that of the fold."""
     for folded in _folded(channel):
         if folded.offset > after and folded.verdict.diverged:
-            return Planted(
+            return Injected(
                 arrivals=channel, rules=rules, subjects=frozenset({f"broker:{folded.record.publisher}"}), offsets=frozenset({folded.offset})
             )
     return None
@@ -61,7 +61,7 @@ def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str
 _DIFFERS: Final = frozenset({"digest_differs"})
 
 
-def _alters_a_digest(seed: int, rng: Random) -> Planted | None:
+def _alters_a_digest(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = _place(channel, rng, _is_renewal)
     if place is None:
@@ -72,7 +72,7 @@ def _alters_a_digest(seed: int, rng: Random) -> Planted | None:
     return _first_that_differs(channel, channel[place].offset - 1, _DIFFERS)
 
 
-def _alters_an_accepted_record(seed: int, rng: Random) -> Planted | None:
+def _alters_an_accepted_record(seed: int, rng: Random) -> Injected | None:
     """One accepted record is made to say that a bundle went to somebody else, or ended in another way."""
     channel = _channel(seed)
     place = _place(channel, rng, lambda folded: _changes_one_bundle(folded) and b'"assigning"' in _spelled(channel, folded))
@@ -89,7 +89,7 @@ def _spelled(channel: list[Arrival], folded: Folded) -> bytes:
     return next((arrival.value or b"" for arrival in channel if arrival.offset == folded.offset), b"")
 
 
-def _takes_a_record_away(seed: int, rng: Random) -> Planted | None:
+def _takes_a_record_away(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = _place(channel, rng, _changes_one_bundle)
     if place is None:
@@ -98,7 +98,7 @@ def _takes_a_record_away(seed: int, rng: Random) -> Planted | None:
     return _first_that_differs(channel, gone.offset, _DIFFERS)
 
 
-def _swaps_two_records(seed: int, rng: Random) -> Planted | None:
+def _swaps_two_records(seed: int, rng: Random) -> Injected | None:
     """Two records next to one another change places, of which the first made the second possible, or came from one broker."""
     channel = _channel(seed)
     place = _place(channel, rng, _changes_one_bundle)
@@ -109,46 +109,46 @@ def _swaps_two_records(seed: int, rng: Random) -> Planted | None:
     return _first_that_differs(channel, first.offset, _DIFFERS)
 
 
-def _lets_time_fall(seed: int, rng: Random) -> Planted | None:
+def _lets_time_fall(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
     channel[place:] = [arrival._replace(at_ms=arrival.at_ms - _BACK_MS) for arrival in channel[place:]]
-    return Planted(
+    return Injected(
         arrivals=channel, rules=frozenset({"time_fell"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place].offset})
     )
 
 
-def _lets_time_leap(seed: int, rng: Random) -> Planted:
+def _lets_time_leap(seed: int, rng: Random) -> Injected:
     """One record bears a time that comes in a year, and those after it their own."""
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
     channel[place] = channel[place]._replace(at_ms=channel[place].at_ms + _AHEAD_MS)
-    return Planted(
+    return Injected(
         arrivals=channel, rules=frozenset({"time_leapt"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place + 1].offset})
     )
 
 
-def _puts_nothing_between(seed: int, rng: Random) -> Planted | None:
+def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
     """An entry without a value, as a compacted topic has for what was removed, and a channel never."""
     channel = _channel(seed)
     gaps = [place for place in range(len(channel) // 4, len(channel) * 3 // 4) if channel[place + 1].offset > channel[place].offset + 1]
     place = rng.choice(gaps)
     before = channel[place]
     channel.insert(place + 1, before._replace(offset=before.offset + 1, value=None))
-    return Planted(arrivals=channel, rules=frozenset({"malformed"}), subjects=frozenset({"log:"}), offsets=frozenset({before.offset + 1}))
+    return Injected(arrivals=channel, rules=frozenset({"malformed"}), subjects=frozenset({"log:"}), offsets=frozenset({before.offset + 1}))
 
 
-def _cuts_records_off(seed: int, rng: Random) -> Planted | None:
+def _cuts_records_off(seed: int, rng: Random) -> Injected | None:
     """The log was truncated above where the audit has read: what storage still has begins with a view."""
     channel = _channel(seed)
     first = rng.randrange(len(channel) // 4, len(channel) // 2)
     end = first + rng.randrange(20, 200)
-    reader = Reader(log="planted")
+    reader = Reader(log="injected")
     for arrival in channel[:end]:
         reader.feed(Entry(arrival.offset, arrival.value or b""))
     view, position = to_bytes(reader.view), channel[end].offset
     del channel[first:end]
-    return Planted(
+    return Injected(
         arrivals=channel,
         rules=frozenset({"records_lost"}),
         subjects=frozenset({"log:"}),
@@ -158,12 +158,12 @@ def _cuts_records_off(seed: int, rng: Random) -> Planted | None:
 
 
 TAMPERINGS: Final = (
-    Kind(name="alters_a_digest", plant=_alters_a_digest),
-    Kind(name="alters_an_accepted_record", plant=_alters_an_accepted_record),
-    Kind(name="takes_a_record_away", plant=_takes_a_record_away),
-    Kind(name="swaps_two_records", plant=_swaps_two_records),
-    Kind(name="lets_time_fall", plant=_lets_time_fall),
-    Kind(name="lets_time_leap", plant=_lets_time_leap),
-    Kind(name="puts_nothing_between", plant=_puts_nothing_between),
-    Kind(name="cuts_records_off", plant=_cuts_records_off),
+    Kind(name="alters_a_digest", inject=_alters_a_digest),
+    Kind(name="alters_an_accepted_record", inject=_alters_an_accepted_record),
+    Kind(name="takes_a_record_away", inject=_takes_a_record_away),
+    Kind(name="swaps_two_records", inject=_swaps_two_records),
+    Kind(name="lets_time_fall", inject=_lets_time_fall),
+    Kind(name="lets_time_leap", inject=_lets_time_leap),
+    Kind(name="puts_nothing_between", inject=_puts_nothing_between),
+    Kind(name="cuts_records_off", inject=_cuts_records_off),
 )

@@ -1,0 +1,85 @@
+"""Every kind of injected violation, and how one of them is put to the audit.
+
+May live here: the catalogue of kinds, the search for seeds in which one can be injected, and the question to the audit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, islice
+from random import Random
+from typing import Final
+
+from equipoise.spark_jobs.rules.rule import Finding
+from tests.injected.evidence import LIES
+from tests.injected.forgeries import FORGED_KINDS
+from tests.injected.injection import Injected, Kind
+from tests.injected.mutants import BrokenFold, broken_folds, channel_for, folding_with, injected_in
+from tests.injected.obedience import DISOBEDIENCES
+from tests.injected.stories import STORIES
+from tests.injected.tampering import TAMPERINGS
+from tests.spark_pipeline import findings_of
+
+# A kind that finds no place under so many seeds is not injected at all: the rarest needs some twenty for five places.
+SEEDS_MAX: Final = 60
+
+FOLDS: Final = {f"fold_{broken.name}": broken for broken in broken_folds()}
+
+
+def _inject_in_fold(broken: BrokenFold, seed: int, _rng: Random) -> Injected | None:
+    return injected_in(channel_for(broken, seed), broken)
+
+
+KINDS: Final = (
+    *FORGED_KINDS,
+    *TAMPERINGS,
+    *STORIES,
+    *LIES,
+    *DISOBEDIENCES,
+    *(Kind(name=name, inject=partial(_inject_in_fold, broken)) for name, broken in FOLDS.items()),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One violation that was put to the audit: under which seed, what it was, and all that was found."""
+
+    seed: int
+    injected: Injected
+    findings: list[Finding]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a finding names what was injected: by a right rule, of the right subject, at the right offset."""
+        return bool(self.injected.named_by(self.findings))
+
+    def __str__(self) -> str:
+        """What was expected, and what was found at these offsets."""
+        injected = self.injected
+        wanted = f"{sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}"
+        near = [finding for finding in self.findings if not injected.offsets.isdisjoint(finding.offsets)]
+        return (
+            f"seed {self.seed}: {sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}, found {near[:3]}"
+        )
+
+
+def trials(kind: Kind, *, places: int) -> Iterator[Trial]:
+    """The kind at so many places, each in another channel; fewer if `SEEDS_MAX` seeds have no more."""
+    return islice(_trials(kind), places)
+
+
+def _trials(kind: Kind) -> Iterator[Trial]:
+    for seed in islice(count(1), SEEDS_MAX):
+        injected = kind.inject(seed, Random(seed))
+        if injected is not None:
+            with _fold_of(kind):
+                findings = findings_of(injected.arrivals, lost=injected.lost)
+            yield Trial(seed=seed, injected=injected, findings=findings)
+
+
+def _fold_of(kind: Kind) -> AbstractContextManager[None]:
+    broken = FOLDS.get(kind.name)
+    return nullcontext() if broken is None else folding_with(broken)
