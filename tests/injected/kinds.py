@@ -61,9 +61,7 @@ class Trial:
         injected = self.injected
         wanted = f"{sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}"
         near = [finding for finding in self.findings if not injected.offsets.isdisjoint(finding.offsets)]
-        return (
-            f"seed {self.seed}: {sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}, found {near[:3]}"
-        )
+        return f"seed {self.seed}: {wanted}, found {near[:3]}"
 
 
 def trials(kind: Kind, *, places: int) -> Iterator[Trial]:
