@@ -137,15 +137,10 @@ def check_broker(known: BrokerMemory, fact: Fact) -> Iterator[Finding]:
 # --- attempts ---------------------------------------------------------------------------------------------------------------
 
 
-@rule(
-    "broker",
-    severity="alarm",
-    says="An incarnation gives each of its attempts its own number.",
-    means="Two processes write as one incarnation, or one record is forged.",
-    remedy=RESTRICT_WRITERS,
-)
+@rule("broker", "alarm", means="Two processes write as one incarnation, or one record is forged.", remedy=RESTRICT_WRITERS)
 def sequence_reused(case: BrokerCase) -> Violations:
-    """Check that no other record has this number. Late, repeated or reordered records are normal, and the fold rejects them."""
+    """An incarnation gives each of its attempts its own number."""
+    # Late, repeated or reordered records are normal, and the fold rejects them. Two different records with one number are not.
     known = case.known.attempts if case.is_attempt and case.known.attempts_of == case.incarnation else ()
     for sequence, digest, offset in known:
         if sequence == case.sequence and digest != case.digest:
@@ -184,30 +179,30 @@ def expected_offset_existed(case: BrokerCase) -> Violations:
 
 @rule(
     "broker",
-    severity="alarm",
-    says="A broker is declared dead only after its lease and grace period have passed without a renewal.",
+    "alarm",
     means="A broker that still held its lease lost its bundles: two brokers may have served them at once.",
     remedy="Look at the log lines and the clock of the broker that wrote the record.",
 )
 def premature_down(case: BrokerCase) -> Violations:
-    """Check a death that a broker declared. An admin's record needs an instance id instead of silence."""
+    """A broker is declared dead only after its lease and grace period have passed without a renewal."""
+    # An admin's record needs an instance id instead of silence.
     if case.is_of_key and case.is_accepted and case.record["status"] == "down" and type(case.incarnation) is int:
         yield from _too_early(case, f"{case.record['publisher']} declared it dead")
 
 
 @rule(
     "broker",
-    severity="alarm",
-    says="A broker replaces its own live incarnation only with that one's instance id, or after its lease and grace period.",
+    "alarm",
+    instead_of=("broker joined: still_alive",),
     means="Two processes of one broker id may serve at once.",
     remedy="Find out whether two processes run with this broker's id, and stop one.",
-    instead_of=("broker joined: still_alive",),
 )
 def premature_join(case: BrokerCase) -> Violations:
-    """Check a joining after silence. A process that found the instance id in its data directory need not wait."""
+    """A broker replaces its own live incarnation only with that one's instance id, or after its lease and grace period."""
     member, record = case.fact.context.get("member"), case.record
     if member is None or not (case.is_of_key and case.is_accepted and record["status"] == "joined"):
         return
+    # A process that found the instance id in its data directory need not wait.
     if record.get("after_silence") is True and record.get("replaces") != member["nonce"]:
         yield from _too_early(case, "it joined anew after silence")
 
@@ -236,27 +231,26 @@ def _too_early(case: BrokerCase, what: str) -> Violations:
 
 @rule(
     "broker",
-    severity="alarm",
-    says="An admin declares a broker dead only with the instance id of its live incarnation.",
+    "alarm",
+    instead_of=("broker down: still_alive",),
     means="Somebody without access to the broker's data directory declared it dead: it may still serve.",
     remedy=RESTRICT_WRITERS,
-    instead_of=("broker down: still_alive",),
 )
 def false_proof(case: BrokerCase) -> Violations:
-    """Check for a rejected record that declares the broker dead with a wrong instance id."""
+    """An admin declares a broker dead only with the instance id of its live incarnation."""
     if case.is_of_key and case.record.get("status") == "down" and case.fact.verdict == "still_alive":
         yield Violation(f"{case.record.get('publisher')} tried to declare it dead with an instance id that is not the live incarnation's")
 
 
 @rule(
     "broker",
-    severity="warning",
-    says="A broker that has fallen silent is declared dead by another one, as long as any broker writes. Time is the log's time.",
+    "warning",
     means="Nobody serves its bundles, and the other brokers do not notice.",
     remedy="Check whether any broker is alive, and look at its log lines.",
 )
 def silent_too_long(case: BrokerCase) -> Violations:
-    """Report other brokers that the membership finds silent, at a record of a live publisher."""
+    """A broker that has fallen silent is declared dead by another one, as long as any broker writes. Time is the log's time."""
+    # The membership finds these: a silent broker gets no facts of its own, so the facts of live publishers carry them.
     for name, last, last_at_ms in case.fact.context.get("silent", ()) if case.is_publisher else ():
         when = "" if last_at_ms is None else f", {(case.fact.at_ms - last_at_ms) // 1_000} s ago in the log's time"
         text = f"its last renewal is at offset {last}{when}, and nobody declared it dead: its bundles may be unserved"
@@ -268,13 +262,12 @@ def silent_too_long(case: BrokerCase) -> Violations:
 
 @rule(
     "broker",
-    severity="alarm",
-    says="The digest that a broker writes with its renewal is that of the view which the log gives.",
+    "alarm",
     means="The broker sees another state than the others: its view is damaged, or its version has other rules.",
     remedy="Restart the broker, so that it reads the log again. If it differs again, compare versions.",
 )
 def digest_differs(case: BrokerCase) -> Violations:
-    """Check the digest of an accepted renewal."""
+    """The digest that a broker writes with its renewal is that of the view which the log gives."""
     if case.is_of_key and case.is_accepted and (case.fact.after or {}).get("diverged"):
         yield Violation("the digest of this renewal is not that of the view: this broker has another state than the log gives")
 

@@ -265,13 +265,12 @@ def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
 
 @rule(
     "bundle",
-    severity="alarm",
-    says="Each record changes bundles, brokers and namespaces as the audit's tables say.",
+    "alarm",
     means="The fold changed something that the record does not change, or changed it in another way.",
     remedy=REPORT_A_BUG,
 )
 def state_differs(case: BundleCase) -> Violations:
-    """Compare the fold's states before and after the record with the audit's."""
+    """Each record changes bundles, brokers and namespaces as the audit's tables say."""
     if not case.is_accepted:
         if case.is_changed:
             yield Violation(f"{case.what} was rejected ({case.fact.verdict}), but changed it")
@@ -291,14 +290,13 @@ def state_differs(case: BundleCase) -> Violations:
 
 @rule(
     "bundle",
-    severity="alarm",
-    says="A bundle goes from one phase to the next by a row of the transition table.",
+    "alarm",
+    instead_of=("illegal_transition",),
     means="A step was accepted that the table does not have: a bundle may have two owners, or none for ever.",
     remedy=REPORT_A_BUG,
-    instead_of=("illegal_transition",),
 )
 def illegal_step(case: BundleCase) -> Violations:
-    """Check that an accepted record names an existing bundle, and that only a creation, a split or a merge makes one."""
+    """A bundle goes from one phase to the next by a row of the transition table."""
     if case.is_accepted and case.is_named and case.before is None:
         yield Violation(f"{case.what} was accepted although the bundle does not exist")
     elif case.is_made and case.made is None:
@@ -308,14 +306,10 @@ def illegal_step(case: BundleCase) -> Violations:
 
 
 @rule(
-    "bundle",
-    severity="alarm",
-    says="The fencing tokens of a point of the hash space only rise.",
-    means="A store that checks tokens may refuse the owner, or accept what a former owner writes.",
-    remedy=REPORT_A_BUG,
+    "bundle", "alarm", means="A store that checks tokens may refuse the owner, or accept what a former owner writes.", remedy=REPORT_A_BUG
 )
 def token_fell(case: BundleCase) -> Violations:
-    """Check the token after the record. A bundle from a split or merge has the token of a record before it."""
+    """The fencing tokens of a point of the hash space only rise."""
     after, offset = case.after, case.fact.offset
     if after is not None and case.made == after:
         if after.token > offset or (case.kind != "namespace" and after.token == offset):
@@ -325,27 +319,22 @@ def token_fell(case: BundleCase) -> Violations:
 
 
 @rule(
-    "bundle",
-    severity="alarm",
-    says="Each new ownership has its own token: the offset of the record that began it.",
-    means="The former owner and the new one have the same token, so no store can tell them apart.",
-    remedy=REPORT_A_BUG,
+    "bundle", "alarm", means="The former owner and the new one have the same token, so no store can tell them apart.", remedy=REPORT_A_BUG
 )
 def token_not_renewed(case: BundleCase) -> Violations:
-    """Check the token after a record that begins an ownership."""
+    """Each new ownership has its own token: the offset of the record that began it."""
     if case.fencing_fault == "not_renewed":
         yield case.difference
 
 
 @rule(
     "bundle",
-    severity="alarm",
-    says="A bundle gets a new server only after the former one has released it, or is dead.",
+    "alarm",
     means="According to the log, two brokers served the bundle at once.",
     remedy="Look at what both brokers wrote to their stores from that record on.",
 )
 def intervals_overlap(case: BundleCase) -> Violations:
-    """Check that the former server wrote the record or is dead, if the server changed."""
+    """A bundle gets a new server only after the former one has released it, or is dead."""
     before, after = case.before, case.after
     if not case.is_accepted or case.fact.before is None or before is None or after is None:
         return
@@ -356,15 +345,10 @@ def intervals_overlap(case: BundleCase) -> Violations:
     yield Violation(text, offsets=(before.last,))
 
 
-@rule(
-    "bundle",
-    severity="alarm",
-    says="The record of a death changes all bundles that name the dead incarnation.",
-    means="A bundle belongs to a dead broker, and nobody will place it.",
-    remedy=REPORT_A_BUG,
-)
+@rule("bundle", "alarm", means="A bundle belongs to a dead broker, and nobody will place it.", remedy=REPORT_A_BUG)
 def death_left_bundle(case: BundleCase) -> Violations:
-    """Check that an unchanged bundle names no dead incarnation."""
+    """The record of a death changes all bundles that name the dead incarnation."""
+    # A bundle that the record changes is checked by `state_differs`.
     if not case.is_accepted or case.is_named or case.is_changed or case.dead is None:
         return
     if case.names_dead or (case.before is None and case.name not in case.fact.context.get("overdue", ())):
@@ -373,15 +357,14 @@ def death_left_bundle(case: BundleCase) -> Violations:
 
 @rule(
     "namespace",
+    "alarm",
     on=("bundle",),
-    severity="alarm",
-    says="A namespace is deleted only after it was set to deleting, and all its bundles are free.",
+    instead_of=("bundles_in_use",),
     means="A broker serves bundles that no longer exist.",
     remedy=REPORT_A_BUG,
-    instead_of=("bundles_in_use",),
 )
 def namespace_deleted_in_use(case: BundleCase) -> Violations:
-    """Check that a bundle is free when its namespace is deleted."""
+    """A namespace is deleted only after it was set to deleting, and all its bundles are free."""
     if not case.is_accepted or case.kind != "namespace" or case.fact.before is None:
         return
     is_deleted = case.record.get("status") == "deleted" and case.after is None
@@ -391,15 +374,14 @@ def namespace_deleted_in_use(case: BundleCase) -> Violations:
 
 @rule(
     "bundle",
-    severity="warning",
-    says="A pending bundle arrives, or is cancelled, within the bound. A free bundle has an owner within five times the bound, while a "
-    "broker is up that can take it.",
+    "warning",
     means="Clients of the bundle may wait, and no broker acts.",
     remedy="Check whether its brokers answer. `equipoise bundles cancel` cancels a transfer. If a bundle stays free, every broker that is "
     "asked refuses it, or the policies allow none.",
 )
 def stuck_in_flight(case: BundleCase) -> Violations:
-    """Report a bundle that the membership finds overdue."""
+    """A pending bundle arrives, or is cancelled, within the bound. A free one has an owner within five times that, while a broker is up."""
+    # The membership finds these: an overdue bundle gets no facts of its own.
     since = case.fact.context.get("overdue", {}).get(case.name)
     if since is not None:
         phase, last = ("pending", since) if case.known is None else (case.known.phase, case.known.last)

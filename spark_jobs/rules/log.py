@@ -25,6 +25,7 @@ TIME_FELL_MS_MIN: Final = 1_000
 """Smaller steps back are normal between two writers or two synchronised clocks."""
 
 _CHECK_THE_CLOCK: Final = "Check the clock of the machine that stores the log."
+_TIME_STANDS_STILL: Final = "Until the clock has caught up, the log's time stands still, and rules about durations find nothing."
 _NO_RECORD: Final = {
     "garbage": "these bytes are no record",
     "malformed": "it does not have the form of a record",
@@ -79,55 +80,49 @@ def check_log(known: LogMemory, fact: Fact) -> Iterator[Finding]:
 
 @rule(
     "log",
-    severity="warning",
-    says="Each entry of the log is a record.",
+    "warning",
+    instead_of=("malformed",),
     means="Somebody who does not know the format writes to the log, or stored entries were damaged.",
     remedy=RESTRICT_WRITERS,
-    instead_of=("malformed",),
 )
 def malformed(case: LogCase) -> Violations:
-    """Report an entry that is no record."""
+    """Each entry of the log is a record."""
     if case.event in _NO_RECORD:
         yield Violation(f"{_NO_RECORD[case.event]}: {case.details.get('problem')}")
 
 
 @rule(
     "log",
-    severity="warning",
-    says="Each document about decisions, loads and serving can be read.",
+    "warning",
     means="Somebody who does not know the format writes there, or stored documents were damaged. The audit ignores them.",
     remedy="Look at that offset of the topic or table that is named, and find out who wrote it.",
 )
 def unreadable_note(case: LogCase) -> Violations:
-    """Report a malformed document."""
+    """Each document about decisions, loads and serving can be read."""
     if case.note is not None:
         yield Violation(f"the entry at offset {case.note.offset} of {case.note.source} is not a document of that kind")
 
 
 @rule(
     "log",
-    severity="notice",
-    says="The time of the log does not fall.",
-    means="The clock of the log's machine was set back, or had been ahead. Leases are not harmed. Until the clock has caught up, the log's "
-    "time stands still, and rules about durations find nothing.",
+    "notice",
+    means="The clock of the log's machine was set back, or had been ahead. Leases are not harmed. " + _TIME_STANDS_STILL,
     remedy=_CHECK_THE_CLOCK,
 )
 def time_fell(case: LogCase) -> Violations:
-    """Report a step back of the log's time."""
+    """The time of the log does not fall."""
     if case.event == "time_fell" and case.details["by_ms"] >= TIME_FELL_MS_MIN:
         yield Violation(f"the log's time is {case.details['by_ms']} ms less than it was before")
 
 
 @rule(
     "log",
-    severity="notice",
-    says="The time of the log does not leap ahead of all clocks.",
-    means="One entry had a time in the future. Until the clock has caught up, the log's time stands still, and rules about durations find "
-    "nothing.",
+    "notice",
+    means="One entry had a time in the future. " + _TIME_STANDS_STILL,
     remedy=f"{_CHECK_THE_CLOCK} If the time lies too far ahead to wait for it, copy the channel to another log, and audit that one.",
 )
 def time_leapt(case: LogCase) -> Violations:
-    """Report a leap of the log's time."""
+    """The time of the log does not leap ahead of all clocks."""
     if case.event == "time_leapt":
         yield Violation(
             f"the log's time leapt ahead by {case.details['by_ms']} ms, and is {case.details['stands_ms']} ms ahead of the newest record: "
@@ -137,13 +132,13 @@ def time_leapt(case: LogCase) -> Violations:
 
 @rule(
     "log",
-    severity="warning",
-    says="The audit reads each record.",
+    "warning",
     means="The log was truncated, or lost records, before the audit had read them. What these records were is unknown.",
     remedy="Keep the audit running, or let the channel keep more records.",
 )
 def records_lost(case: LogCase) -> Violations:
-    """Report a gap. A log may skip offsets, and below its beginning it is unknown which of them had a record."""
+    """The audit reads each record."""
+    # A log may skip offsets, and below its beginning it is unknown which of them had a record.
     if case.event == "records_lost":
         yield Violation(
             f"the log was truncated below {case.details['to']} before the audit read the offsets from {case.details['from']} on"
@@ -152,13 +147,12 @@ def records_lost(case: LogCase) -> Violations:
 
 @rule(
     "log",
-    severity="notice",
-    says="The channel continues in the log that is audited.",
+    "notice",
     means="The log was closed for good when its channel was copied to another one. It gets no more records to check.",
     remedy="Audit the log that the finding names, with an archive of its own.",
 )
 def log_closed(case: LogCase) -> Violations:
-    """Report the end of the log."""
+    """The channel continues in the log that is audited."""
     if case.event == "log_closed":
         where = case.details.get("copied_to") or "a log that its last record does not name"
         yield Violation(f"it was closed when its channel was copied: the channel continues at {where}")
@@ -166,13 +160,12 @@ def log_closed(case: LogCase) -> Violations:
 
 @rule(
     "log",
-    severity="alarm",
-    says="The audit can fold the log to its end.",
+    "alarm",
     means="No later record is audited: the log was put back or replaced, its format version is too new, or its head is gone.",
     remedy="Read the finding's text. Then audit the right log with an archive of its own, or with a newer version.",
 )
 def folding_stopped(case: LogCase) -> Violations:
-    """Report that the fold has stopped for good."""
+    """The audit can fold the log to its end."""
     if case.event in _STOPS:
         problem = case.details.get("problem", "the log was put back, or is another one")
         yield Violation(f"no further record can be folded ({case.event}): {problem}")
@@ -183,29 +176,28 @@ def folding_stopped(case: LogCase) -> Violations:
 
 @rule(
     "log",
-    severity="warning",
-    says="No record needs a higher format version than the one in force.",
+    "warning",
+    instead_of=("level",),
     means="It was written by a version of Equipoise to which the cluster was not raised.",
     remedy="Raise the format version when all brokers support it, or bring back the version that wrote the record.",
-    instead_of=("level",),
 )
 def above_level(case: LogCase) -> Violations:
-    """Report a rejected record with too high a format version. Another record is rejected because its broker supports too few."""
+    """No record needs a higher format version than the one in force."""
     level = case.record.get("level")
+    # Without such a level of its own, a broker's record is rejected because the broker supports too few.
     if case.fact.verdict == "level" and type(level) is int and level > 1:
         yield Violation(f"it needs format version {level}, but this channel was not raised to it")
 
 
 @rule(
     "log",
-    severity="alarm",
-    says="The format version is raised only when every live broker supports it.",
+    "alarm",
+    instead_of=("level: level",),
     means="A live broker does not know the rules that are now in force.",
     remedy="Upgrade that broker to a version that supports the format version.",
-    instead_of=("level: level",),
 )
 def level_raised_early(case: LogCase) -> Violations:
-    """Report a rejected attempt to raise the format version."""
+    """The format version is raised only when every live broker supports it."""
     level = case.record.get("level")
     if case.fact.verdict == "level" and case.form == "level" and not (type(level) is int and level > 1):
         text = f"{case.publisher} tried to raise the format version to {case.record.get('raises_to')}, which not every live broker supports"
@@ -214,28 +206,26 @@ def level_raised_early(case: LogCase) -> Violations:
 
 @rule(
     "log",
-    severity="alarm",
-    says="A log belongs to one cluster.",
+    "alarm",
+    instead_of=("foreign_genesis",),
     means="A broker of another cluster was started with this log.",
     remedy="Give the other cluster its own log.",
-    instead_of=("foreign_genesis",),
 )
 def foreign_genesis(case: LogCase) -> Violations:
-    """Report the rejected genesis of another cluster."""
+    """A log belongs to one cluster."""
     if case.form == "genesis" and case.fact.verdict == "foreign_genesis":
         yield Violation(f"{case.publisher} of cluster {case.record.get('cluster')} started with this log", offsets=case.earlier_genesis)
 
 
 @rule(
     "log",
-    severity="warning",
-    says="A log begins once.",
+    "warning",
+    instead_of=("genesis: stale",),
     means="Somebody wrote a second genesis to a log that existed already.",
     remedy=RESTRICT_WRITERS,
-    instead_of=("genesis: stale",),
 )
 def genesis_twice(case: LogCase) -> Violations:
-    """Report a rejected genesis that no race between starting brokers explains."""
+    """A log begins once."""
     if case.form != "genesis" or case.is_accepted or case.fact.verdict == "foreign_genesis":
         return
     race_ms = ADMINS_GENESIS_RACE_MS if case.is_by_admin else GENESIS_RACE_MS

@@ -109,14 +109,13 @@ def _listed(values: Iterable[object]) -> str:
 
 @rule(
     "namespace",
-    severity="alarm",
-    says="The bundles of a namespace cover every point of the hash space.",
+    "alarm",
+    instead_of=("bad_boundary", "not_adjacent"),
     means="Keys of that range have no bundle, and their lookups never end.",
     remedy=REPORT_A_BUG,
-    instead_of=("bad_boundary", "not_adjacent"),
 )
 def hole(case: NamespaceCase) -> Violations:
-    """Check that the added ranges cover what the record removes, and that a deletion removes all."""
+    """The bundles of a namespace cover every point of the hash space."""
     if not case.is_changed:
         return
     if case.is_deletion:
@@ -131,15 +130,9 @@ def hole(case: NamespaceCase) -> Violations:
             yield Violation(f"{case.what} made {_text(case.added)}; the audit expects {_text(came)}")
 
 
-@rule(
-    "namespace",
-    severity="alarm",
-    says="No point of the hash space lies in two bundles of a namespace.",
-    means="Keys of that range may have two owners at once.",
-    remedy=REPORT_A_BUG,
-)
+@rule("namespace", "alarm", means="Keys of that range may have two owners at once.", remedy=REPORT_A_BUG)
 def overlap(case: NamespaceCase) -> Violations:
-    """Check that no point is covered twice: by two added ranges, or by an added one and one that was not removed."""
+    """No point of the hash space lies in two bundles of a namespace."""
     if case.is_deletion or case.expected_ranges is None or not case.is_changed:
         return
     went = case.expected_ranges[0]
@@ -208,14 +201,14 @@ def deletion_verdict(case: NamespaceCase) -> Violations:
 
 @rule(
     "namespace",
+    "warning",
     on=("broker",),
-    severity="warning",
-    says="A namespace that is being deleted is gone within five times the bound for a pending bundle.",
     means="The process that deleted it was interrupted. Its bundles are given to no broker any more, and its name is taken.",
     remedy="Run `equipoise namespaces delete` for it again, which continues the deletion.",
 )
 def deleting_too_long(case: BrokerCase) -> Violations:
-    """Report namespaces whose deletion has stopped, at a record of a live publisher: they get no facts of their own."""
+    """A namespace that is being deleted is gone within five times the bound for a pending bundle."""
+    # The membership finds these: such a namespace gets no facts of its own, so the facts of live publishers carry them.
     for name, since in case.fact.context.get("deleting_since", ()) if case.is_publisher else ():
         text = f"it has been in deletion since offset {since}, and nobody continues that"
         yield Violation(text, offsets=(since,), subject=subject("namespace", name))

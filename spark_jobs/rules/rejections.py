@@ -88,16 +88,9 @@ class RejectionCase(Case):
             self.rejected = rejections.count(self.fact, publisher)
 
 
-@rule(
-    "broker",
-    on=("broker", "log"),
-    severity="warning",
-    says="A broker does not propose what the transition table reserves for others.",
-    means="The broker has a defect, or somebody writes in its name.",
-    remedy=CHECK_THE_BROKER,
-)
+@rule("broker", "warning", on=("broker", "log"), means="The broker has a defect, or somebody writes in its name.", remedy=CHECK_THE_BROKER)
 def writes_what_it_may_not(case: RejectionCase) -> Violations:
-    """Check for a rejected record that no race explains."""
+    """A broker does not propose what the transition table reserves for others."""
     if case.rejected is None:
         return
     reason, why = str(case.fact.verdict), NEVER_WRITTEN.get(str(case.fact.verdict))
@@ -109,14 +102,13 @@ def writes_what_it_may_not(case: RejectionCase) -> Violations:
 
 @rule(
     "broker",
+    "warning",
     on=("broker", "log"),
-    severity="warning",
-    says="Few records are rejected, for each reason and publisher.",
     means="A publisher repeats what cannot succeed, and fills the log with it.",
     remedy=CHECK_THE_BROKER,
 )
 def too_many_rejections(case: RejectionCase) -> Violations:
-    """Check the count once per window, when it passes the limit."""
+    """Few records are rejected, for each reason and publisher."""
     rejected, reason = case.rejected, str(case.fact.verdict)
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
     if rejected is not None and rejected.count == limit + 1:

@@ -155,19 +155,15 @@ _BROKEN_BY_ACCEPTING: Final[dict[str, str]] = {}
 
 
 def rule(
-    subject: SubjectKind,
-    *,
-    on: Sequence[CaseKind] = (),
-    severity: Severity,
-    says: str,
-    means: str,
-    remedy: str,
-    instead_of: Sequence[str] = (),
+    subject: SubjectKind, severity: Severity, *, means: str, remedy: str, on: Sequence[CaseKind] = (), instead_of: Sequence[str] = ()
 ) -> Callable[[Check], Rule]:
-    """Return a decorator that makes a `Rule` with the function's name, and checks it on these kinds of case: by default, on its subject."""
+    """Return a decorator that makes a `Rule` of a function, and checks it on these kinds of case: by default, on its subject.
+
+    The function's name is the name of the rule, its docstring the statement. `instead_of` is `Rule.accepted_instead_of`.
+    """
 
     def made(check: Check) -> Rule:
-        name, verdicts = check.__name__, tuple(instead_of)
+        name, verdicts, says = check.__name__, tuple(instead_of), " ".join((check.__doc__ or "").split())
         new = Rule(name=name, subject=subject, severity=severity, says=says, means=means, remedy=remedy, accepted_instead_of=verdicts)
         new.also(*(on or (subject,)))(check)
         return new
@@ -301,13 +297,12 @@ audit_broken: Final = Rule(
 
 @rule(
     "log",
+    "warning",
     on=("log", "broker", "bundle", "namespace"),
-    severity="warning",
-    says="A record refers only to what was on the log before it.",
     means="The record refers to something that never existed: it is forged, or meant for another log.",
     remedy=RESTRICT_WRITERS,
 )
 def baseless(case: Case) -> Violations:
-    """Check that the incarnation that signed the record existed."""
+    """A record refers only to what was on the log before it."""
     if case.fact.context.get("publisher") == "never" and case.fact.subject == case.fact.context.get("checked_by"):
         yield Violation(f"{case.what} is signed as incarnation {case.record.get('incarnation')}, which no broker ever had")

@@ -297,16 +297,9 @@ def _check_rules(kind: CaseKind, case: Case, subject: str, at_ms: int) -> Iterat
                 yield broken.finding(subject, fault.text, offsets=fault.offsets, at_ms=at_ms, publisher=fault.stretch.broker)
 
 
-@rule(
-    "bundle",
-    on=("ownership",),
-    severity="alarm",
-    says="A broker serves a bundle only in an ownership that the log gave it.",
-    means="A broker served a bundle that it did not own.",
-    remedy=CHECK_THE_BROKER,
-)
+@rule("bundle", "alarm", on=("ownership",), means="A broker served a bundle that it did not own.", remedy=CHECK_THE_BROKER)
 def served_without_ownership(case: Case) -> Iterator[Fault]:
-    """Check that the log gave the bundle to this incarnation under this token."""
+    """A broker serves a bundle only in an ownership that the log gave it."""
     if case.is_unowned:
         text = f"{case.stretch} served the bundle, but the log never gave it to that incarnation under that token"
         yield Fault(case.stretch, text, offsets=(case.stretch.token,))
@@ -314,14 +307,13 @@ def served_without_ownership(case: Case) -> Iterator[Fault]:
 
 @rule(
     "bundle",
+    "alarm",
     on=("evidence",),
-    severity="alarm",
-    says="No two brokers serve a bundle at one time.",
     means="One broker may have overwritten what the other wrote, if the store does not check tokens.",
     remedy="Compare what both brokers wrote to their stores at that time.",
 )
 def served_two_at_once(case: Case) -> Iterator[Fault]:
-    """Compare the stretch with those of other incarnations."""
+    """No two brokers serve a bundle at one time."""
     for other in case.serving.stretches:
         if other.incarnation == case.stretch.incarnation or other.by_token or case.stretch.by_token:
             continue
@@ -346,16 +338,9 @@ def _together_ms(one: Stretch, other: Stretch) -> float:
     return min(one.end_ms, other.end_ms) - max(one.started_ms, other.started_ms) - CLOCKS_APART_MS
 
 
-@rule(
-    "bundle",
-    on=("evidence",),
-    severity="alarm",
-    says="A broker serves nothing after its lease has ended.",
-    means="Another broker may have owned the bundle by then.",
-    remedy=CHECK_THE_BROKER,
-)
+@rule("bundle", "alarm", on=("evidence",), means="Another broker may have owned the bundle by then.", remedy=CHECK_THE_BROKER)
 def served_past_lease(case: Case) -> Iterator[Fault]:
-    """Compare the last answer with the end of the lease."""
+    """A broker serves nothing after its lease has ended."""
     stretch, answered_ns = case.stretch, case.stretch.answered_ns
     if answered_ns is not None and answered_ns > max(stretch.lease_deadline_ns, stretch.started_ns) and not stretch.by_token:
         late_ms = (answered_ns - stretch.lease_deadline_ns) / _NS_PER_MS
@@ -364,30 +349,22 @@ def served_past_lease(case: Case) -> Iterator[Fault]:
 
 @rule(
     "bundle",
+    "alarm",
     on=("ownership",),
-    severity="alarm",
-    says="A broker serves with the token of the present ownership.",
     means="A store that checks tokens refuses the broker. In other stores, two brokers write.",
     remedy=CHECK_THE_BROKER,
 )
 def served_old_token(case: Case) -> Iterator[Fault]:
-    """Compare the end of the stretch with the next ownership."""
+    """A broker serves with the token of the present ownership."""
     stretch, newer = case.stretch, case.newer
     if newer is not None and not stretch.by_token and stretch.end_ms > newer.read_ms + CLOCKS_APART_MS:
         text = f"{stretch} still served {stretch.end_ms - newer.read_ms} ms after the bundle got the token {newer.token}"
         yield Fault(stretch, text, offsets=(stretch.token, newer.token))
 
 
-@rule(
-    "bundle",
-    on=("ownership",),
-    severity="alarm",
-    says="A broker serves a bundle only after the record that gives it the bundle is on the log.",
-    means="The former owner may have served the bundle too.",
-    remedy=CHECK_THE_BROKER,
-)
+@rule("bundle", "alarm", on=("ownership",), means="The former owner may have served the bundle too.", remedy=CHECK_THE_BROKER)
 def served_before_owned(case: Case) -> Iterator[Fault]:
-    """Compare the beginning of the stretch with that of its ownership."""
+    """A broker serves a bundle only after the record that gives it the bundle is on the log."""
     stretch, identity = case.stretch, (case.stretch.token, case.stretch.incarnation)
     own = next((each for each in case.serving.ownerships if (each.token, each.incarnation) == identity), None)
     if own is not None and stretch.started_ms < own.since_ms - CLOCKS_APART_MS:
