@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from equipoise.spark_jobs.archive.tables.manifest import Store
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
-from equipoise.spark_jobs.archive.tables.sink import Keeper, open_sink
+from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
@@ -53,12 +52,10 @@ def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = 
     return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, None, data) for number, (offset, data) in enumerate(entries)]
 
 
-def archived(
-    path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100, keeper: Keeper | None = None, store: Store = "parquet"
-) -> Archive:
+def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
     """The archive of these batches of arrivals."""
     fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), load_rows=load_rows, snapshot_records=snapshot_records))
-    with open_sink(path, writer="archive", log=LOG, url=URL, store=store, keeper=keeper) as sink:
+    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         for number, batch in enumerate(batches):
             sink.write(number, as_rows(fold.feed(batch)))
     return Archive(path)

@@ -1,4 +1,4 @@
-"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive|delta] [--kills 10]`.
+"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive] [--kills 10]`.
 
 May live here: the log that is read, the driver that is killed, and the comparison with a job that nobody disturbed. A test does
 the same with fewer kills.
@@ -63,7 +63,7 @@ def silent() -> Screen:
 def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
     """All that a job wrote, in order of offsets. Read as it lies in its files: nothing is made single here."""
     found = {}
-    for table in WRITTEN_BY[_writer(job)]:
+    for table in WRITTEN_BY[job]:
         rows = [row for batch in Archive(archive).batches(table) for row in batch.to_pylist()]
         found[table.value] = sorted(rows, key=lambda row: (row["offset"], row.get("ordinal", 0)))
     return found
@@ -84,16 +84,7 @@ def keep(url: str, archive: Path) -> int:
     return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
 
 
-def keep_as_delta(url: str, archive: Path) -> int:
-    """As `keep`, in Delta tables."""
-    return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER, delta=True), silent())
-
-
-JOBS: Final = {"audit": audit, "archive": keep, "delta": keep_as_delta}
-
-
-def _writer(job: str) -> str:
-    return "archive" if job == "delta" else job
+JOBS: Final = {"audit": audit, "archive": keep}
 
 
 def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
@@ -103,7 +94,7 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
         with driver(job, url, archive) as running:
             killed_at = killed(
                 running,
-                archive / CHECKPOINTS / _writer(job),
+                archive / CHECKPOINTS / job,
                 after=batch + BATCHES_MIN,
                 delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX),
             )

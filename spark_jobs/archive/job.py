@@ -16,16 +16,15 @@ import pyarrow as pa
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.holding import Hold, release_hold
-from equipoise.spark_jobs.archive.tables.manifest import Store
-from equipoise.spark_jobs.archive.tables.parquet import ParquetStore
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.resuming import resumed
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED, SCHEMAS
-from equipoise.spark_jobs.archive.tables.sink import Keeper, Sink, open_sink
+from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
+from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
@@ -34,8 +33,6 @@ from equipoise.spark_jobs.streams.silence import look
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "archive"
@@ -66,23 +63,23 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
     spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
-    store: Store = "delta" if options.delta else "parquet"
-    keeper = _delta(options.archive) if options.delta else ParquetStore(options.archive)
     with (
-        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url, store=store, keeper=keeper) as sink,
+        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
         watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port) as watch,
     ):
-        check_version(JOB, sink.checkpoint, STATE_VERSION)
-        watch.note(_told_start(name, sink))
-        beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
-        hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.remark)
-        stream = Stream(
-            job=JOB,
-            checkpoint=sink.checkpoint,
-            to_end=options.to_end,
-            frame=lambda: _frame(spark, options, beginning),
-            take=taker(sink, hold),
-        )
+        # py4j frees Java objects at any time, and loses a Ctrl-C during that.
+        with delayed_interrupts():
+            check_version(JOB, sink.checkpoint, STATE_VERSION)
+            watch.note(_told_start(name, sink))
+            beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
+            hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.remark)
+            stream = Stream(
+                job=JOB,
+                checkpoint=sink.checkpoint,
+                to_end=options.to_end,
+                frame=lambda: _frame(spark, options, beginning),
+                take=taker(sink, hold),
+            )
         try:
             run_stream(spark, stream, watch)
             if hold is not None:
@@ -116,12 +113,6 @@ def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -
 
 def _beginning(sink: Sink, log_url: str) -> Beginning:
     return resumed(Archive(sink.archive), sink.manifest) or beginning_at(log_url)
-
-
-def _delta(archive: Path) -> Keeper:
-    from equipoise.spark_jobs.archive.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an optional extra
-
-    return DeltaStore(archive)
 
 
 def _told_release(key: str, offset: int, *, as_json: bool) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 from equipoise.channel.core.errors import OperatorError
-from equipoise.spark_jobs.archive.tables.manifest import read_manifest
 from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
 from equipoise.spark_jobs.report.failures import failures_named
 from equipoise.spark_jobs.report.figures import Report, period_told
@@ -110,10 +109,8 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
-    kept = read_manifest(archive, "archive")  # The job that began the archive chose its format.
-    is_delta = kept is not None and kept.store == "delta"
     try:
-        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master, delta=is_delta), aside)
+        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
     except ArchiveInUse:
         screen.note("an archive job of this log is running: the page goes as far as that has come")
     try:

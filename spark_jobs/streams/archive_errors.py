@@ -58,16 +58,6 @@ class ArchiveFileGone(ArchiveDamaged):
         super().__init__(archive=archive, problem=f"its file {file} is not there any more")
 
 
-class ArchiveOutOfOrder(OperatorError):
-    """The archive's records are not in the order of folding."""
-
-    def __init__(self, *, archive: str, problem: str) -> None:
-        """`problem` names the records and the remedy."""
-        self.archive = archive
-        self.problem = problem
-        super().__init__(f"the archive {archive} cannot be gone on from: {problem}; then start again")
-
-
 class ArchiveInUse(OperatorError):
     """Another process writes the same tables of the archive, or compacts its small files."""
 
@@ -120,18 +110,6 @@ class CheckpointBehind(OperatorError):
             "checkpoint lost its newest batches, as in a power cut, or is an older copy; the archive is whole, and nothing was written; "
             f"remove that folder and start the job again: {WITHOUT_CHECKPOINT[writer]}"
         )
-
-
-class OtherStore(OperatorError):
-    """The archive is in the other store format."""
-
-    def __init__(self, *, archive: str, found: str, asked: str) -> None:
-        """`found` and `asked` are `parquet` or `delta`."""
-        self.archive = archive
-        self.found = found
-        self.asked = asked
-        way = "add --delta" if found == "delta" else "leave out --delta"
-        super().__init__(f"the archive {archive} is kept as {found}, not as {asked}; {way}, or name another folder with --archive")
 
 
 class NoHold(CallerError):

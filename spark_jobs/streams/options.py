@@ -62,7 +62,6 @@ class ArchiveOptions:
 
     * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no hold.
     * `release`: only release the retention hold of this name.
-    * `delta`: write Delta tables instead of Parquet files.
     """
 
     log_url: str
@@ -73,7 +72,6 @@ class ArchiveOptions:
     per_trigger: int = ARCHIVE_PER_TRIGGER
     hold: str | None = None
     release: str | None = None
-    delta: bool = False
     as_json: bool = False
 
 

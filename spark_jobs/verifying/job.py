@@ -19,15 +19,8 @@ import pyarrow as pa
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.archive.tables.reading import (
-    LOOKS_MAX,
-    NOT_IN_ORDER,
-    Archive,
-    check_order,
-    file_batches,
-    file_offsets,
-    telling_damage,
-)
+from equipoise.spark_jobs.archive.tables.parquet import damage_translated, file_batches, file_offsets
+from equipoise.spark_jobs.archive.tables.reading import LOOKS_MAX, Archive
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
@@ -56,7 +49,7 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
     """Verify an archive. Return the number of differences. Raises `NoArchive`, and what `spark_session` raises."""
     archive = Archive(options.archive)
     marks, files, unreadable = look(archive)
-    segments = judged(plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms), unreadable)
+    segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
     spark = spark_session("equipoise-verify", master=options.master, telling=screen.note)
     began = time.monotonic()
     checked = check_all(spark.sparkContext, segments, screen)
@@ -91,12 +84,6 @@ def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Differenc
     return _look(archive, also_gone=True)
 
 
-def judged(segments: Sequence[Segment], unreadable: Sequence[Difference]) -> tuple[Segment, ...]:
-    """Drop the segments of files with rows out of order. Replaying them would blame the log for the file's defect."""
-    disordered = {each.file for each in unreadable if NOT_IN_ORDER in each.text}
-    return tuple(each for each in segments if disordered.isdisjoint(each.files))
-
-
 def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
     """Return the segments whose files vanished before reading, with the files that hold their records now."""
     gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
@@ -112,11 +99,8 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
     unreadable: list[Difference] = []
     manifest = archive.manifest()  # Read before the files, so that the files include everything it promises.
     for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
-        last = -1
         for path in archive.files(table):
             try:
-                if manifest is not None and manifest.store == "delta":
-                    last = check_order(path, table, after=last)
                 found = read(path)
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, FileNotFoundError) and not also_gone:
@@ -151,7 +135,7 @@ def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Differenc
 
 
 def _marks(path: Path) -> Sequence[Mark | RecordFile]:
-    with telling_damage():
+    with damage_translated():
         return [
             Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
             for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)

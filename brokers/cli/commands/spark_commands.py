@@ -118,7 +118,6 @@ def keep(
     release: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only lift the hold of the archive NAME, and end.", show_default=False)
     ] = None,
-    delta: Annotated[bool, typer.Option("--delta", help="Write Delta tables; needs the extra `delta`.")] = False,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
@@ -142,7 +141,6 @@ def keep(
         metrics_port=metrics_port,
         hold=hold,
         release=release,
-        delta=delta,
         as_json=as_json,
     )
     _end(run_archive(options, _screen()))

@@ -3,8 +3,8 @@
 * `schema`: the columns
 * `layout`: file names
 * `manifest`: a writer's progress
+* `parquet`: one file
 * `sink`: writing
 * `reading`: reading
 * `tidying`: compacting small files
-* `delta`: Delta tables as an alternative to Parquet files
 """

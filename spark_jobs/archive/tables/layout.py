@@ -14,11 +14,9 @@ files. Readers skip a file in three cases:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
-
-Item = TypeVar("Item")
+from typing import Final
 
 SUFFIX: Final = ".parquet"
 PART_SUFFIX: Final = ".part"
@@ -108,18 +106,16 @@ def covered(names: Iterable[str]) -> tuple[FileName, ...]:
     return tuple(name for name in files if any(other.covers(name) for other in files))
 
 
-def joins(
-    files: Sequence[tuple[Item, int]], *, size_max: int, files_min: int, kind: Callable[[Item], object]
-) -> tuple[tuple[Item, ...], ...]:
+def joins(files: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
     """Return groups of files to join, given the files that count with their sizes in bytes.
 
-    A group is a run of neighbours of one `kind`: at least `files_min` files, at most `size_max` bytes in total.
+    A group is a run of neighbours of one generation: at least `files_min` files, at most `size_max` bytes in total.
     """
-    groups: list[tuple[Item, ...]] = []
-    run: list[Item] = []
+    groups: list[tuple[FileName, ...]] = []
+    run: list[FileName] = []
     run_bytes = 0
     for name, size in files:
-        if run and (kind(name) != kind(run[-1]) or run_bytes + size > size_max):
+        if run and (name.generation != run[-1].generation or run_bytes + size > size_max):
             groups.append(tuple(run))
             run, run_bytes = [], 0
         if size <= size_max:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import orjson
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVE_FORMAT, SCHEMAS, WRITTEN_BY
 from equipoise.spark_jobs.sources.whole_files import replacing
 from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFull, ArchiveTooNew, ArchiveUnwritable
 
-Store = Literal["parquet", "delta"]
+_STORE: Final = "parquet"
 
 MANIFEST_BYTES_MAX: Final = 1 << 20
 """A hundred times the size of a thousand generations of ten bytes each."""
@@ -36,7 +37,6 @@ class Manifest:
     writer: str
     log: str
     url: str
-    store: Store = "parquet"
     generation: int = 1
     batch: int = -1
     positions: Mapping[str, int] = field(default_factory=dict)
@@ -69,6 +69,7 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
         raw = orjson.loads(data)
         versions, form = dict(raw.pop("tables")), int(raw.pop("format"))
         _check_versions(archive, form, versions)
+        _check_store(archive, raw.pop("store", _STORE))
         raw["finished"] = {int(generation): batch for generation, batch in raw["finished"].items()}
         return Manifest(**raw)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -94,6 +95,15 @@ def told(archive: Path, file: Path) -> Iterator[None]:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise ArchiveFull(archive=str(archive), file=str(file)) from error
         raise ArchiveUnwritable(archive=str(archive), problem=f"{file}: {error.strerror or error}") from error
+
+
+def _check_store(archive: Path, store: str) -> None:
+    """Raise `OperatorError` for an archive of Delta tables, which older versions could write."""
+    if store != _STORE:
+        raise OperatorError(
+            f"the archive {archive} consists of {store} tables, which this version neither reads nor writes; convert it into Parquet files "
+            "as docs/how-to/audit-and-archive.md shows, which loses nothing, or name another folder with --archive"
+        )
 
 
 def _check_versions(archive: Path, form: int, versions: Mapping[str, int]) -> None:

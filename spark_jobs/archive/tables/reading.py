@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from equipoise.spark_jobs.archive.tables.arrow import DAY, arrow_schema, ddl
+from equipoise.spark_jobs.archive.tables.arrow import ddl
 from equipoise.spark_jobs.archive.tables.layout import day_folder, parse_day, resolved
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, read_manifest
+from equipoise.spark_jobs.archive.tables.parquet import file_batches, schema_of
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone, NoArchive
@@ -25,19 +24,8 @@ from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveF
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BATCH_ROWS: Final = 16 * 1024
-"""Rows per Arrow batch: 4 MB of records."""
-
 LOOKS_MAX: Final = 3
 """Attempts to read after files have vanished. While an archive grows, its files are compacted, which takes seconds each time."""
-
-_OFFSETS_SAID: Final = ("INT64", 1, 0)
-"""Parquet's description of the column `offset`: its physical type, that cells may be null, and that it is not a list."""
-
-NOT_IN_ORDER: Final = (
-    "its rows are not in order of their offsets, as after Delta's OPTIMIZE; deltalake.DeltaTable(FOLDER).optimize.z_order(['offset']) of "
-    "the table's folder mends it"
-)
 
 _replace_glob_characters: Final = re.compile(r"[\\*?\[\]{}]").sub
 
@@ -74,10 +62,6 @@ class Archive:
         manifest = self.manifest(WRITER_OF[table])
         if manifest is None:
             return ()
-        if manifest.store == "delta":
-            from equipoise.spark_jobs.archive.tables.delta import delta_files  # noqa: PLC0415 - needs an optional extra
-
-            return delta_files(self.path, table, first_day=first_day, last_day=last_day)
         found = []
         for day in self.days(table):
             if first_day <= day <= last_day:
@@ -125,7 +109,7 @@ class Archive:
 
         With `columns`, duplicates are removed only if all columns of `FINDING` are included. Raises what `batches` raises.
         """
-        schema = _schema(table, columns)
+        schema = schema_of(table, columns)
         rows = read_again(
             lambda: pa.Table.from_batches(self.batches(table, columns=columns, first_day=first_day, last_day=last_day), schema=schema)
         )
@@ -162,127 +146,6 @@ def read_again(read: Callable[[], Result]) -> Result:
         with suppress(ArchiveFileGone):
             return read()
     return read()
-
-
-@contextmanager
-def telling_damage() -> Iterator[None]:
-    """Translate pyarrow's various exceptions for damaged files into those that `file_batches` documents.
-
-    Put only reading inside: elsewhere these exceptions are programming errors.
-    """
-    try:
-        yield
-    except (OSError, pa.ArrowException):
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise pa.ArrowInvalid(f"{type(error).__name__}: {error}") from error
-
-
-def file_offsets(path: Path) -> tuple[int, int, int]:
-    """Return the first and last offset of a file and its row count, from the file's own statistics.
-
-    Raises `OSError` and `pyarrow.ArrowException`.
-    """
-    with telling_damage(), pq.ParquetFile(path) as file:
-        bounds = [_bounds(file, group) for group in range(file.num_row_groups)]
-        found = [each for each in bounds if each is not None]
-        if not found or len(found) < len(bounds):
-            raise pa.ArrowInvalid("it does not say which offsets are in it")
-        return min(first for first, _ in found), max(last for _, last in found), file.metadata.num_rows
-
-
-def check_order(path: Path, table: Table, *, after: int) -> int:
-    """Return the last offset of a file. `after` is the last offset of the file before it.
-
-    Raises `pyarrow.ArrowInvalid` if offsets fall, as in files joined by other programs, and what `file_batches` raises.
-    """
-    last = after
-    for batch in file_batches(path, table, columns=("offset",)):
-        offsets = batch["offset"]
-        if offsets[0].as_py() < last or pc.any(pc.less(offsets[1:], offsets[:-1])).as_py():
-            raise pa.ArrowInvalid(NOT_IN_ORDER)
-        last = offsets[-1].as_py()
-    return last
-
-
-def file_batches(
-    path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file in bounded batches; see `Archive.batches`. Row groups outside the offsets are not read.
-
-    Raises `OSError` and `pyarrow.ArrowException`.
-    """
-    schema = _schema(table, columns)
-    # The `yield` is inside this block, but the reader's own errors are not raised here.
-    with telling_damage(), pq.ParquetFile(path) as file:
-        there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
-            _check_cells(batch)
-            rows = _within(batch, first, last)
-            if rows.num_rows:
-                yield _widened(rows, schema, path)
-
-
-def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | None) -> bool:
-    bounds = _bounds(file, group)
-    return bounds is None or ((first is None or bounds[1] >= first) and (last is None or bounds[0] <= last))
-
-
-def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
-    """Return the first and last offset of a row group; None if the file has no statistics. Raises `pyarrow.ArrowInvalid` if invalid."""
-    about = file.metadata
-    column = file.schema_arrow.get_field_index("offset")
-    if column < 0:
-        raise pa.ArrowInvalid("it has no column offset")
-    # Reading statistics of a column with inconsistent metadata makes pyarrow abort the process. Reading a row raises instead, but does
-    # not check the statistics, so their type is compared here.
-    next(file.iter_batches(1, row_groups=[group], columns=["offset"], use_threads=False), None)
-    said = about.schema.column(column)
-    if (said.physical_type, said.max_definition_level, said.max_repetition_level) != _OFFSETS_SAID:
-        raise pa.ArrowInvalid(f"its column offset is of type {said.physical_type}")
-    chunk = about.row_group(group).column(column)
-    if chunk.physical_type != said.physical_type:
-        raise pa.ArrowInvalid(f"its column offset is of type {said.physical_type}, and of {chunk.physical_type} in its group {group}")
-    bounds = chunk.statistics
-    if bounds is None or not bounds.has_min_max:
-        return None
-    first, last = bounds.min, bounds.max
-    if not (isinstance(first, int) and isinstance(last, int) and first <= last):
-        raise pa.ArrowInvalid(f"its offsets go from {first} to {last}")
-    return first, last
-
-
-def _check_cells(batch: pa.RecordBatch) -> None:
-    """Raise `pyarrow.ArrowInvalid` for cells that were never written so: invalid text, or rows without an offset."""
-    batch.validate(full=True)
-    if batch["offset"].null_count:
-        raise pa.ArrowInvalid("rows of it have no offset")
-
-
-def _within(batch: pa.RecordBatch, first: int | None, last: int | None) -> pa.RecordBatch:
-    if first is not None:
-        batch = batch.filter(pc.greater_equal(batch["offset"], first))
-    return batch if last is None else batch.filter(pc.less_equal(batch["offset"], last))
-
-
-def _widened(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """Add the columns of the current version, and the day of the file's folder if requested."""
-    columns = []
-    for field in schema:
-        if field.name in batch.schema.names:
-            columns.append(batch[field.name].cast(field.type))
-        elif field.name == DAY.name:
-            day = pa.scalar(parse_day(path.parent.name), pa.string()).cast(DAY.type)
-            columns.append(pa.repeat(day, batch.num_rows))
-        else:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
-    whole = pa.schema([*arrow_schema(SCHEMAS[table]), DAY])
-    return whole if columns is None else pa.schema([whole.field(name) for name in columns])
 
 
 def _once(findings: pa.Table) -> pa.Table:

@@ -10,26 +10,26 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.archive.tables.reading import NOT_IN_ORDER, Archive, read_again
+from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.sources.beginnings import Beginning
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveOutOfOrder
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged
 
 
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """Return where the archive continues; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveOutOfOrder`. Raises `ArchiveDamaged` if a file cannot be read, or if the snapshot and the records do not fit together.
+    Raises `ArchiveDamaged` if a file cannot be read, or if the snapshot and the records do not fit together.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
     try:
         view, last = read_again(lambda: _read(archive))
     except LogWentBack as error:
-        raise ArchiveOutOfOrder(archive=str(archive.path), problem=f"in the folder {Table.RECORDS}, {NOT_IN_ORDER}") from error
+        raise ArchiveDamaged(archive=str(archive.path), problem=f"its records are not in order of their offsets: {error}") from error
     if last + 1 != manifest.positions[Source.CHANNEL]:
         problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)

@@ -20,18 +20,19 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equipoise.spark_jobs.archive.tables.arrow import base_in, by_table
-from equipoise.spark_jobs.archive.tables.manifest import Manifest, Store, manifest_path, read_manifest, told, write_manifest
-from equipoise.spark_jobs.archive.tables.parquet import ParquetStore
+from equipoise.spark_jobs.archive.tables.arrow import base_in, by_day, by_table
+from equipoise.spark_jobs.archive.tables.layout import FileName, day_folder, parse_name, parse_part
+from equipoise.spark_jobs.archive.tables.manifest import Manifest, manifest_path, read_manifest, told, write_manifest
+from equipoise.spark_jobs.archive.tables.parquet import write_file
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITTEN_BY, TableSchema
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources.beginnings import FILE as BEGINNING
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse, ArchiveOfAnotherLog, CheckpointBehind, OtherStore
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse, ArchiveOfAnotherLog, CheckpointBehind
 
 CHECKPOINTS: Final = ".checkpoints"
 
@@ -39,29 +40,16 @@ _SIGNS: Final = ("metadata", BEGINNING)
 """Files, by Spark and by Equipoise. One of them exists before the first batch of a checkpoint begins."""
 
 
-class Keeper(Protocol):
-    """A store for rows: `spark_jobs.archive.tables.parquet.ParquetStore` or `spark_jobs.archive.tables.delta.DeltaStore`."""
-
-    def put(self, schema: TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
-        """Store the rows of one table of one batch. Repeated calls store them once. Raises `ArchiveFull` and `ArchiveUnwritable`."""
-        ...
-
-    def clear(self, writer: str, *, generation: int, after: int) -> None:
-        """Remove what batches of this generation above `after` have stored."""
-        ...
-
-
 class Sink:
     """Write the tables of one writer, with exclusive access. As a context manager it releases that access."""
 
-    def __init__(self, archive: Path, *, manifest: Manifest, keeper: Keeper, held: ExitStack, is_new: bool) -> None:
+    def __init__(self, archive: Path, *, manifest: Manifest, held: ExitStack, is_new: bool) -> None:
         """Build a sink; see `open_sink`."""
         self.archive = archive
         self.manifest = manifest
         self.is_new = is_new
         """Whether this process begins the generation: its query has no checkpoint yet."""
         self.rows_written = 0
-        self._keeper = keeper
         self._held = held
 
     @property
@@ -72,24 +60,22 @@ class Sink:
     def write(self, batch: int, rows: pa.Table) -> None:
         """Write the rows (`spark_jobs.sequence.emitted.EMITTED_DDL`) of a batch, unless it is finished.
 
-        Raises `ArchiveFull` and `ArchiveUnwritable`. Raises `CheckpointBehind` for a batch before the last one; with Delta tables also for
-        the last one if it has more rows now.
+        Raises `ArchiveFull` and `ArchiveUnwritable`. Raises `CheckpointBehind` for a batch before the last one.
         """
         before = self.manifest
         base = base_in(rows, before.base)
         positions = _reached(rows, before, base)
         counts = _counted(rows, before.writer)
-        is_finished = batch == before.batch
-        if is_finished and positions == before.positions and not _has_more(counts, before):
+        if batch == before.batch and positions == before.positions and not _has_more(counts, before):
             # The batch is complete. Repeated it may be smaller, because the channel may have forgotten archived entries.
             return
-        # After a power cut Spark may plan the batch anew with more entries. Parquet files are replaced. Rows added to Delta tables stay.
-        if batch < before.batch or (is_finished and before.store == "delta"):
+        # After a power cut Spark may plan the last batch anew with more entries. Its files are then replaced.
+        if batch < before.batch:
             where, last = str(self.checkpoint), before.batch
             raise CheckpointBehind(archive=str(self.archive), writer=before.writer, checkpoint=where, batch=batch, finished=last)
         for schema, table in by_table(rows, base=base):
             if schema.table in WRITTEN_BY[before.writer]:
-                self._keeper.put(schema, table, generation=before.generation, batch=batch)
+                _write_batch(self.archive, schema, table, generation=before.generation, batch=batch)
                 self.rows_written += table.num_rows
         after = replace(before, batch=batch, base=base, positions=positions, batch_rows=counts)
         if after != before:
@@ -103,11 +89,11 @@ class Sink:
         self._held.close()
 
 
-def open_sink(archive: Path, *, writer: str, log: str, url: str, store: Store = "parquet", keeper: Keeper | None = None) -> Sink:
+def open_sink(archive: Path, *, writer: str, log: str, url: str) -> Sink:
     """Open the sink of `writer` (`archive` or `audit`) in the folder `archive`, and create the folder. `log` is the log's identity.
 
     A new generation begins unless a checkpoint continues what is written. Raises `ArchiveInUse`, `ArchiveOfAnotherLog`, `ArchiveTooNew`,
-    `ArchiveDamaged`, `OtherStore`, `ArchiveFull` and `ArchiveUnwritable`.
+    `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
     """
     with ExitStack() as stack:
         with told(archive, archive):
@@ -116,21 +102,18 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str, store: Store = 
         found = read_manifest(archive, writer)
         if found is None:
             _check_empty(archive, writer)
-        before = found or Manifest(writer=writer, log=log, url=url, store=store)
+        before = found or Manifest(writer=writer, log=log, url=url)
         if before.log != log:
             raise ArchiveOfAnotherLog(archive=str(archive), expected=log, found=before.log)
-        if before.store != store:
-            raise OtherStore(archive=str(archive), found=before.store, asked=store)
         is_new = not any((_checkpoint(archive, before) / name).exists() for name in _SIGNS)
-        keeper = keeper or ParquetStore(archive)
         manifest = replace(before, url=url)
         if is_new:
-            keeper.clear(writer, generation=before.generation, after=before.batch)
+            _remove_unfinished(archive, before)
             if found is not None:
-                # Generation numbers are never reused, even without a finished batch: a Delta transaction outlives the rows it added.
+                # A new number even without a finished batch: remains of the lost checkpoint then have a folder of their own.
                 manifest = replace(manifest, generation=before.generation + 1, batch=-1, batch_rows=None, finished=before.last_batches)
         write_manifest(archive, manifest)
-        return Sink(archive, manifest=manifest, keeper=keeper, held=stack.pop_all(), is_new=is_new)
+        return Sink(archive, manifest=manifest, held=stack.pop_all(), is_new=is_new)
 
 
 def locked(archive: Path, who: str) -> int:
@@ -144,6 +127,24 @@ def locked(archive: Path, who: str) -> int:
         os.close(descriptor)
         raise ArchiveInUse(archive=str(archive), who=who) from error
     return descriptor
+
+
+def _write_batch(archive: Path, schema: TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
+    """Write the rows of one table of one batch. A repeated batch replaces its files. Raises as `write_file`."""
+    name = FileName(generation=generation, first=batch, last=batch)
+    for day, rows in by_day(table):
+        write_file(archive, archive / schema.table / day_folder(day) / name.text, (rows,), table.schema)
+
+
+def _remove_unfinished(archive: Path, manifest: Manifest) -> None:
+    """Remove the unfinished batches of the current generation, and the partial files of single batches."""
+    for path in [path for table in WRITTEN_BY[manifest.writer] for path in (archive / table).glob("day=*/*")]:
+        name, part = parse_name(path.name), parse_part(path.name)
+        is_unfinished = name is not None and name.generation == manifest.generation and name.last > manifest.batch
+        # A partial file of several batches may belong to a running compaction.
+        if is_unfinished or (part is not None and part.first == part.last):
+            with told(archive, path):
+                path.unlink(missing_ok=True)
 
 
 def _reached(rows: pa.Table, before: Manifest, base: int) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Compact small files: join those that a stream leaves behind.
 
-`spark_jobs.archive.tables.layout` chooses the files. `spark_jobs.archive.tables.delta_tidying` does this for Delta tables.
+`spark_jobs.archive.tables.layout` chooses the files.
 
-How the Parquet files of one folder are joined:
+How the files of one folder are joined:
 
 1. Remove leftovers: files that were joined before, and partial files.
 2. Write the rows of a group of neighbours to one file with a hidden name, and sync it to disk.
@@ -16,16 +16,16 @@ between steps 3 and 4, a program that reads all files and ignores the names sees
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
 import pyarrow as pa
 
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
-from equipoise.spark_jobs.archive.tables.layout import covered, day_folder, joined, joins, parse_name, parse_part, resolved
+from equipoise.spark_jobs.archive.tables.layout import FileName, covered, day_folder, joined, joins, parse_part, resolved
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, told
 from equipoise.spark_jobs.archive.tables.parquet import ROW_GROUP_ROWS, write_file
 from equipoise.spark_jobs.archive.tables.reading import Archive
@@ -106,22 +106,19 @@ def tidy_table(
     """Compact each day of a table with at least `files_min` joinable neighbours; `last_day_files_min` for the last day, which still grows.
 
     `step` is called with the name of each step. An unreadable file or folder does not keep other days and groups from being joined. Raises
-    `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` raises.
+    `OperatorError` if the archive cannot be written, and what `Archive.manifest` raises.
     """
     manifest = archive.manifest(WRITER_OF[table])
     if manifest is None:
         return Tidied()
     try:
-        folders = _folders(archive, table, manifest, step)
+        days = archive.days(table)
     except ArchiveDamaged as error:
         return Tidied(damaged=error)
     done = Tidied()
-    for folder in folders:
-        done += _tidied(folder, archive, table, files_min=last_day_files_min if folder is folders[-1] else files_min, step=step)
-    if manifest.store == "delta" and done.damaged is None:
-        from equipoise.spark_jobs.archive.tables.delta_tidying import forget  # noqa: PLC0415 - needs an optional extra
-
-        forget(archive, table)
+    for day in days:
+        folder = _Folder(archive=archive, table=table, day=day, manifest=manifest, step=step)
+        done += folder.tidied(files_min=last_day_files_min if day == days[-1] else files_min)
     return done
 
 
@@ -146,47 +143,9 @@ def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
     return done
 
 
-class Folder(Protocol):
-    """The files of one day of one table: Parquet files, or those of Delta (`spark_jobs.archive.tables.delta_tidying`)."""
-
-    def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
-        """Return the groups to join. First remove what an earlier compaction left behind. Raises `ArchiveDamaged`."""
-        ...
-
-    def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
-        """Replace a group by one file with these `rows`. Return its size in bytes; None if others changed the group."""
-        ...
-
-
-def _folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> Sequence[Folder]:
-    """Return the days of a table in order. Raises `ArchiveDamaged`."""
-    if manifest.store == "delta":
-        from equipoise.spark_jobs.archive.tables.delta_tidying import delta_folders  # noqa: PLC0415 - needs an optional extra
-
-        return delta_folders(archive, table, manifest, step)
-    return [_ParquetFolder(archive=archive, table=table, day=day, manifest=manifest, step=step) for day in archive.days(table)]
-
-
-def _tidied(folder: Folder, archive: Archive, table: Table, *, files_min: int, step: Step) -> Tidied:
-    try:
-        groups = folder.groups(size_max=FILE_BYTES_MAX, files_min=files_min)
-    except ArchiveDamaged as error:
-        return Tidied(damaged=error)
-    done = Tidied()
-    for group in groups:
-        try:
-            size_bytes = folder.join(group, _rows(archive, table, group, step))
-        except ArchiveDamaged as error:
-            done += Tidied(damaged=error)
-            continue
-        if size_bytes is not None:
-            done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
-    return done
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ParquetFolder:
-    """Parquet files, which replace others by their names."""
+class _Folder:
+    """The files of one day of one table."""
 
     archive: Archive
     table: Table
@@ -194,23 +153,53 @@ class _ParquetFolder:
     manifest: Manifest
     step: Step
 
-    def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
+    def tidied(self, *, files_min: int) -> Tidied:
+        """Join the groups of this folder. First remove what an earlier compaction left behind."""
+        try:
+            groups = self._groups(files_min=files_min)
+        except ArchiveDamaged as error:
+            return Tidied(damaged=error)
+        done = Tidied()
+        for group in groups:
+            try:
+                size_bytes = self._join(group)
+            except ArchiveDamaged as error:
+                done += Tidied(damaged=error)
+            else:
+                done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
+        return done
+
+    def _groups(self, *, files_min: int) -> Sequence[Sequence[FileName]]:
         names = self.archive.names(self._path)
         parts = [name for name in names if (part := parse_part(name)) is not None and part.first != part.last]
         self._remove([*parts, *(name.text for name in covered(names))])
         # The last batch may be repeated. That would replace its file next to the one it was joined into.
         safe = {**self.manifest.last_batches, self.manifest.generation: self.manifest.batch - 1}
         files = [(name, (self._path / name.text).stat().st_size) for name in resolved(names, safe)]
-        groups = joins(files, size_max=size_max, files_min=files_min, kind=lambda name: name.generation)
-        return [[self._path / name.text for name in group] for group in groups]
+        return joins(files, size_max=FILE_BYTES_MAX, files_min=files_min)
 
-    def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
-        names = [name for path in group if (name := parse_name(path.name)) is not None]
-        into = self._path / joined(names).text
-        write_file(self.archive.path, into, rows, arrow_schema(SCHEMAS[self.table]))
+    def _join(self, group: Sequence[FileName]) -> int:
+        """Replace a group by one file. Return its size in bytes."""
+        into = self._path / joined(group).text
+        write_file(self.archive.path, into, self._rows(group), arrow_schema(SCHEMAS[self.table]))
         self.step("joined")
-        self._remove([name.text for name in names])
+        self._remove([name.text for name in group])
         return into.stat().st_size
+
+    def _rows(self, group: Sequence[FileName]) -> Iterator[pa.Table]:
+        """Yield the rows of some files, in tables of about one row group."""
+        columns = SCHEMAS[self.table].names
+        batches: list[pa.RecordBatch] = []
+        for name in group:
+            for batch in self.archive.file_batches(self._path / name.text, self.table, columns=columns):
+                batches.append(batch)
+                if sum(each.num_rows for each in batches) >= ROW_GROUP_ROWS:
+                    yield pa.Table.from_batches(batches)
+                    batches = []
+            self.step("read")
+        if batches:
+            yield pa.Table.from_batches(batches)
+        self.step("written")
 
     @property
     def _path(self) -> Path:
@@ -221,19 +210,3 @@ class _ParquetFolder:
             with told(self.archive.path, self._path / name):
                 (self._path / name).unlink(missing_ok=True)
             self.step("removed")
-
-
-def _rows(archive: Archive, table: Table, files: Sequence[Path], step: Step) -> Iterator[pa.Table]:
-    """Yield the rows of some files, in tables of about one row group."""
-    columns = list(SCHEMAS[table].names)
-    held: list[pa.RecordBatch] = []
-    for path in files:
-        for batch in archive.file_batches(path, table, columns=columns):
-            held.append(batch)
-            if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
-                yield pa.Table.from_batches(held)
-                held = []
-        step("read")
-    if held:
-        yield pa.Table.from_batches(held)
-    step("written")

@@ -125,7 +125,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
         *("--metrics-port", "0", "--stop-on-eof", "--json"),
     ),
     "spark archive": (
-        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--hold", "main", "--delta", "--master", "local[1]"),
+        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--hold", "main", "--master", "local[1]"),
         *("--metrics-port", "0", "--stop-on-eof", "--json"),
     ),
     "spark verify": ("--archive", "{folder}/archive", "--from", "-2h", "--to", "2030-01-31T12:34", "--master", "local[1]", "--json"),

@@ -67,8 +67,8 @@ def test_jobs_get_what_the_command_line_says(asked: Asked, log: str, tmp_path: P
         ("audit", "--log", log, "--archive", str(archive), "--to-end", "--in-flight-max", "9", "--master", "local[1]"): AuditOptions(
             log_url=log, archive=archive, to_end=True, in_flight_max_s=9, master="local[1]"
         ),
-        ("archive", "--log", log, "--archive", str(archive), "--hold", "main", "--delta", "--metrics-port", "9"): ArchiveOptions(
-            log_url=log, archive=archive, hold="main", delta=True, metrics_port=9
+        ("archive", "--log", log, "--archive", str(archive), "--hold", "main", "--metrics-port", "9"): ArchiveOptions(
+            log_url=log, archive=archive, hold="main", metrics_port=9
         ),
         ("verify", "--archive", str(archive), "--from", "1970-01-01T00:00:01Z", "--json"): VerifyOptions(
             archive=archive, from_ms=1_000, as_json=True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -18,17 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
 from equipoise.compaction.compressed import shortened
 from equipoise.spark_jobs.archive.tables import arrow, manifest, parquet, reading, schema
+from equipoise.spark_jobs.archive.tables import sink as sink_module
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
-from equipoise.spark_jobs.archive.tables.delta import DeltaStore
-from equipoise.spark_jobs.archive.tables.manifest import Store, manifest_path, read_manifest, write_manifest
-from equipoise.spark_jobs.archive.tables.parquet import ParquetStore
-from equipoise.spark_jobs.archive.tables.reading import Archive, file_offsets
+from equipoise.spark_jobs.archive.tables.manifest import manifest_path, read_manifest, write_manifest
+from equipoise.spark_jobs.archive.tables.parquet import file_offsets, write_file
+from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
-from equipoise.spark_jobs.archive.tables.sink import Keeper, Sink, open_sink
+from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sources import whole_files
 from equipoise.spark_jobs.streams.archive_errors import (
@@ -39,22 +40,15 @@ from equipoise.spark_jobs.streams.archive_errors import (
     ArchiveTooNew,
     CheckpointBehind,
     NoArchive,
-    OtherStore,
 )
 from tests.archived import LOG, NOON_MS, URL, as_rows
 
 DAY_MS = 86_400_000
-STORES: tuple[Store, ...] = ("parquet", "delta")
 
 
-def keeper_of(path: Path, store: Store) -> Keeper:
-    """Who keeps the rows."""
-    return DeltaStore(path) if store == "delta" else ParquetStore(path)
-
-
-def sink_of(path: Path, store: Store = "parquet", *, writer: str = "archive", log: str = LOG) -> Sink:
+def sink_of(path: Path, *, writer: str = "archive", log: str = LOG) -> Sink:
     """A sink into this folder."""
-    return open_sink(path, writer=writer, log=log, url=URL, store=store, keeper=keeper_of(path, store))
+    return open_sink(path, writer=writer, log=log, url=URL)
 
 
 def checkpointed(sink: Sink) -> None:
@@ -90,15 +84,14 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_batch_that_is_done_again_is_there_once(tmp_path: Path, store: Store) -> None:
+def test_a_batch_that_is_done_again_is_there_once(tmp_path: Path) -> None:
     """The last batch, written again by the same process or by the next one, leaves each row once, and positions as they were."""
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1), record(2)]))
         sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
         sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         assert not sink.is_new
         sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
         sink.write(2, as_rows([record(4)]))
@@ -107,13 +100,12 @@ def test_a_batch_that_is_done_again_is_there_once(tmp_path: Path, store: Store) 
     assert [9] == offsets(Archive(tmp_path), Table.DECISIONS)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_what_the_channel_forgot_meanwhile_stays_archived(tmp_path: Path, store: Store) -> None:
+def test_what_the_channel_forgot_meanwhile_stays_archived(tmp_path: Path) -> None:
     """A finished batch that is done again after the log was cut brings fewer rows, or none, and the archive keeps all that it had."""
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1), record(2), record(3), row(Table.TRANSFERS, 2, 0, {})]))
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(3)]))
         sink.write(0, as_rows([]))
         sink.write(1, as_rows([record(4)]))
@@ -121,19 +113,17 @@ def test_what_the_channel_forgot_meanwhile_stays_archived(tmp_path: Path, store:
     assert [2] == offsets(Archive(tmp_path), Table.TRANSFERS)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path, store: Store) -> None:
+def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) -> None:
     """After a crash in the midst of a batch, and the loss of the checkpoint, the next generation goes on where all tables were whole."""
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
         finished = sink.manifest
         sink.write(1, as_rows([record(2), row(Table.TRANSFERS, 2, 0, {})]))
         write_manifest(tmp_path, finished)
     (sink.checkpoint / "metadata").unlink()
-    if store == "parquet":
-        (tmp_path / Table.RECORDS / "day=2025-11-22" / ".g0001-b0000000001.parquet.part").touch()
-    with sink_of(tmp_path, store) as sink:
+    (tmp_path / Table.RECORDS / "day=2025-11-22" / ".g0001-b0000000001.parquet.part").touch()
+    with sink_of(tmp_path) as sink:
         assert sink.is_new
         assert (2, -1, {"channel": 2}) == (sink.manifest.generation, sink.manifest.batch, sink.manifest.positions)
         assert not list(tmp_path.rglob("*.part"))
@@ -142,28 +132,27 @@ def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path, st
     assert [2] == offsets(Archive(tmp_path), Table.TRANSFERS)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_the_first_batch_is_forgotten_too(tmp_path: Path, store: Store) -> None:
+def test_the_first_batch_is_forgotten_too(tmp_path: Path) -> None:
     """A crash in the very first batch, before anything was finished, leaves nothing that the next generation would double."""
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         fresh = sink.manifest
         sink.write(0, as_rows([record(1)]))
         write_manifest(tmp_path, fresh)
-    with sink_of(tmp_path, store) as sink:
+    with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1), record(2)]))
     assert [1, 2] == offsets(Archive(tmp_path))
 
 
-def test_readers_do_not_see_half_a_batch(tmp_path: Path) -> None:
+def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a batch is written to one table after the other, none of its rows is read, and when it is finished all are."""
     seen: list[list[int]] = []
 
-    class Watched(ParquetStore):
-        def put(self, schema: schema.TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
-            super().put(schema, table, generation=generation, batch=batch)
-            seen.append(offsets(Archive(tmp_path)))
+    def watched(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> None:
+        write_file(archive, path, parts, schema)
+        seen.append(offsets(Archive(tmp_path)))
 
-    with open_sink(tmp_path, writer="archive", log=LOG, url=URL, keeper=Watched(tmp_path)) as sink:
+    monkeypatch.setattr(sink_module, "write_file", watched)
+    with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
     assert [[], []] == seen
     assert [1] == offsets(Archive(tmp_path))
@@ -182,38 +171,26 @@ def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, aft
         assert (True, 2) == (sink.is_new, sink.manifest.generation)
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_finished_batch_that_was_planned_anew(tmp_path: Path, store: Store) -> None:
-    """A batch that has more in it than when it was finished replaces its files, and is refused where nothing can be replaced."""
-    with sink_of(tmp_path, store) as sink:
+def test_a_finished_batch_that_was_planned_anew(tmp_path: Path) -> None:
+    """A batch that has more in it than when it was finished replaces its files."""
+    with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
-        more = as_rows([record(1), record(2)])
-        if store == "parquet":
-            sink.write(0, more)
-            assert [1, 2] == offsets(Archive(tmp_path))
-        else:
-            with pytest.raises(CheckpointBehind, match="batch 0"):
-                sink.write(0, more)
-            assert {"channel": 2} == sink.manifest.positions
+        sink.write(0, as_rows([record(1), record(2)]))
+        assert [1, 2] == offsets(Archive(tmp_path))
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_findings_that_a_batch_planned_anew_adds_are_kept(tmp_path: Path, store: Store) -> None:
-    """More findings at offsets that were reached already, such as evidence shows, are in the archive too, or refused like more records."""
+def test_findings_that_a_batch_planned_anew_adds_are_kept(tmp_path: Path) -> None:
+    """More findings at offsets that were reached already, such as evidence shows, are in the archive too."""
     before, late = row(Table.FINDINGS, 9, 0, {"rule": "a"}), row(Table.FINDINGS, 9, 1, {"rule": "b"})
-    with sink_of(tmp_path, store, writer="audit") as sink:
+    with sink_of(tmp_path, writer="audit") as sink:
         checkpointed(sink)
         sink.write(0, as_rows([before]))
         sink.write(1, as_rows([]))
-    with sink_of(tmp_path, store, writer="audit") as sink:
-        if store == "parquet":
-            for again in ([late], [late], [], [late]):
-                sink.write(1, as_rows(again))
-            assert ["a", "b"] == Archive(tmp_path).table(Table.FINDINGS)["rule"].to_pylist()
-        else:
-            with pytest.raises(CheckpointBehind, match="batch 1"):
-                sink.write(1, as_rows([late]))
+    with sink_of(tmp_path, writer="audit") as sink:
+        for again in ([late], [late], [], [late]):
+            sink.write(1, as_rows(again))
+        assert ["a", "b"] == Archive(tmp_path).table(Table.FINDINGS)["rule"].to_pylist()
 
 
 def test_what_the_channel_forgot_is_not_replaced_by_what_that_makes(tmp_path: Path) -> None:
@@ -251,9 +228,11 @@ def test_archives_are_not_mixed(tmp_path: Path) -> None:
             pass
     with pytest.raises(ArchiveOfAnotherLog, match="another"):
         sink_of(tmp_path, log="another")
-    with pytest.raises(OtherStore, match="leave out --delta"):
-        sink_of(tmp_path, "delta")
-    manifest_path(tmp_path, "archive").write_bytes(b"{")
+    description = manifest_path(tmp_path, "archive")
+    description.write_bytes(orjson.dumps({**orjson.loads(description.read_bytes()), "store": "delta"}))
+    with pytest.raises(OperatorError, match=r"delta tables, .*; convert it .*audit-and-archive\.md"):
+        sink_of(tmp_path)
+    description.write_bytes(b"{")
     with pytest.raises(ArchiveDamaged, match="no description"):
         sink_of(tmp_path)
     manifest_path(tmp_path, "archive").unlink()
@@ -369,7 +348,7 @@ def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     before = SCHEMAS[Table.RECORDS]
     more = Column(name="size", type="long", meaning="the size of the entry", since=2)
     after = replace(before, version=2, columns=(*before.columns, more))
-    for module in (schema, arrow, reading, manifest):
+    for module in (schema, arrow, parquet, reading, manifest):
         monkeypatch.setattr(module, "SCHEMAS", {**SCHEMAS, Table.RECORDS: after})
 
 

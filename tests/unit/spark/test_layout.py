@@ -105,7 +105,7 @@ def test_neighbours_are_joined_up_to_a_size() -> None:
     files = [(name(batch), 10) for batch in range(5)] + [(name(5), 1_000), (name(6), 10), (name(0, generation=2), 10)]
 
     def joined_of(some: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
-        return joins(some, size_max=size_max, files_min=files_min, kind=lambda each: each.generation)
+        return joins(some, size_max=size_max, files_min=files_min)
 
     assert ((name(0), name(1), name(2)), (name(3), name(4))) == joined_of(files, size_max=35, files_min=2)
     assert ((name(0), name(1), name(2)),) == joined_of(files, size_max=35, files_min=3)
