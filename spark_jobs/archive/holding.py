@@ -13,7 +13,7 @@ from typing import Final
 
 from equipoise.brokers.operations.access import Access, opened, submit
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, NotFound
 from equipoise.channel.core.records import Unreadable
 from equipoise.channel.log.blocking_view import entries_to_end
 from equipoise.channel.log.open_log import open_log
@@ -23,7 +23,6 @@ from equipoise.compaction.holds import DAYS_MAX, hold_document, hold_key, is_hol
 from equipoise.compaction.retention import newest_ms
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
 from equipoise.spark_jobs.sequence.arrivals import Source
-from equipoise.spark_jobs.streams.archive_errors import NoHold
 
 PUBLISHER: Final = "admin:archive"
 
@@ -166,10 +165,10 @@ class Hold:
 def release_hold(log_url: str, name: str) -> tuple[str, int]:
     """Release the hold `name`. Return its key and the offset of the record that released it.
 
-    Raises `InvalidName`, `NoHold`, `Rejected`, and what `opened` raises.
+    Raises `InvalidName`, `NotFound`, `Rejected`, and what `opened` raises.
     """
     key = hold_key(name)
     with opened(log_url, timeout_ms=ALONE_MS, publisher=PUBLISHER) as access:
         if key not in access.view.policies:
-            raise NoHold(key=key)
+            raise NotFound(f"there is no hold {key} on the channel; `equipoise channel compact` lists the holds that compaction counts")
         return key, submit(access, lambda view, author: propose.remove_policy(author, view, name=key)).offset

@@ -51,9 +51,9 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
 
     * for an unreadable log: what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise
     * for an unwritable archive: what `open_sink` raises
-    * for an archive that cannot be continued: what `resumed` raises, and `CheckpointOfAnotherVersion`
+    * for an archive that cannot be continued: what `resumed` and `check_version` raise
     * for a hold that cannot be released: what `release_hold` raises
-    * `MetricsPortTaken`, `SourceLost`, `WorkersLost`, `StreamFailed`
+    * what `watching` and `run_stream` raise
 
     A hold that cannot be updated is reported and does not end the job, except for `InvalidName`.
     """

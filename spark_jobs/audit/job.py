@@ -27,7 +27,7 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
-from equipoise.spark_jobs.streams.archive_errors import WITHOUT_CHECKPOINT, ArchiveDamaged
+from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT, ArchiveDamaged
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
@@ -55,8 +55,8 @@ _WANTS: Final = frozenset({Table.FACTS})
 def run_audit(options: AuditOptions, screen: Screen) -> int:
     """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made.
 
-    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest` and `open_sink`, and `CheckpointOfAnotherVersion`,
-    `MetricsPortTaken`, `SourceLost`, `PlaceLost`, `WorkersLost` and `StreamFailed`.
+    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest` and `open_sink`, and
+    those of `check_version`, `watching` and `run_stream`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity

@@ -12,9 +12,8 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone
-from equipoise.spark_jobs.streams.errors import SparkFailed
-from equipoise.spark_jobs.streams.stream_errors import cause_of
+from equipoise.spark_jobs.streams.causes import spark_failed
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 
 if TYPE_CHECKING:
     from equipoise.channel.core.errors import EquipoiseError
@@ -30,7 +29,7 @@ _without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: 
 
 @contextmanager
 def failures_named(archive: Path) -> Iterator[None]:
-    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and `SparkFailed` for all other Spark errors."""
+    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and `PeerError` for all other Spark errors."""
     try:
         yield
     except (PySparkException, Py4JError) as error:  # PySpark raises the first if it knows the error's Java class, else the second.
@@ -42,7 +41,7 @@ def _named(archive: Path, said: str) -> EquipoiseError:
     if not_found is not None:
         return ArchiveFileGone(archive=str(archive), file=f"/{not_found['path']}")
     if unread is None:
-        return SparkFailed(job=JOB, problem=cause_of(_without_call.sub("", said)).text)
+        return spark_failed(JOB, _without_call.sub("", said))
     file = f"/{unquote(unread['address'])}"
     if unread["how"] == "FILE_NOT_EXIST":
         return ArchiveFileGone(archive=str(archive), file=file)

@@ -19,7 +19,7 @@ from equipoise.spark_jobs.report.plots import Plot, plots
 from equipoise.spark_jobs.report.queries import Queries, extent
 from equipoise.spark_jobs.report.words import local_zone
 from equipoise.spark_jobs.sources.whole_files import replacing
-from equipoise.spark_jobs.streams.archive_errors import ArchiveInUse
+from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
 from equipoise.spark_jobs.streams.session import spark_session
@@ -28,20 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class PageUnwritable(OperatorError):
-    """The page or one of its pictures cannot be written."""
-
-    def __init__(self, *, path: str, problem: str) -> None:
-        """Describe why `path` cannot be written. `problem` is the operating system's message."""
-        self.path = path
-        self.problem = problem
-        super().__init__(f"{path} cannot be written: {problem}; name another file with --out")
-
-
 def run_report(options: ReportOptions, screen: Screen) -> int:
     """Write the page and its pictures. Return 0: a report shows the audit's findings but does not fail because of them.
 
-    With `log_url`, archive and audit the log to its end first. Raises `NoArchive`, `PageUnwritable`, and what `run_archive`, `run_audit`,
+    With `log_url`, archive and audit the log to its end first. Raises `NotFound`, `OperatorError`, and what `run_archive`, `run_audit`,
     `made_report` and `spark_session` raise.
     """
     _check_out(options.out)
@@ -67,7 +57,7 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
 def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
     """Return the figures of the requested period. Start again if a file was compacted meanwhile.
 
-    Raises `ArchiveDamaged`, which names the file, and `SparkFailed`.
+    Raises `ArchiveDamaged`, which names the file, and `PeerError`.
     """
 
     def read() -> Report:
@@ -129,9 +119,13 @@ def _zone(report: Report) -> tzinfo:
 def _check_out(out: Path) -> None:
     """Check that the page can be written, before Spark works for minutes."""
     if not out.parent.is_dir():
-        raise PageUnwritable(path=str(out), problem=f"there is no folder {out.parent}")
+        raise _unwritable(out, f"there is no folder {out.parent}")
     if out.exists() and not out.is_file():  # The page replaces an existing file, which must not be a device.
-        raise PageUnwritable(path=str(out), problem="it is no ordinary file")
+        raise _unwritable(out, "it is not an ordinary file")
+
+
+def _unwritable(path: Path, problem: str) -> OperatorError:
+    return OperatorError(f"{path} cannot be written: {problem}; name another file with --out")
 
 
 def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
@@ -151,5 +145,5 @@ def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
         with replacing(out, part=writing) as file:
             file.write(text.encode())
     except OSError as error:
-        raise PageUnwritable(path=str(writing), problem=error.strerror or str(error)) from error
+        raise _unwritable(writing, error.strerror or str(error)) from error
     return pictures

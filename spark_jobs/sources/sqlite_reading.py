@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from equipoise.brokers.runtime.observations.stores import FILE_SUFFIX
-from equipoise.channel.core.errors import LogDamaged, LogWentBack
+from equipoise.channel.core.errors import LogDamaged, LogWentBack, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.sqlite.file import BOOT_ID, FileId, connect, this_boot, usable_path, with_id
 from equipoise.channel.sqlite.format import has_decisions
 from equipoise.channel.sqlite.log import checksum_of
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Positions, Source
-from equipoise.spark_jobs.streams.errors import OtherLog
 
 COMPANIONS: Final = (Source.DECISIONS, Source.SERVING, Source.LOADS)
 """The sources other than the channel. Each has a table of its name with `id` (rising), `at_ms`, `broker` and `document`."""
@@ -54,7 +53,7 @@ class ChannelFiles:
     def __init__(self, path: str, *, name: str, identity: str | None = None, sources: Collection[Source] = tuple(Source)) -> None:
         """Open the log at `path`, whose URL is `name`, for these `sources`. With `identity` it must be that log.
 
-        Raises `OtherLog`, and what `channel.log.open_log.open_log` raises without `create`.
+        Raises `OperatorError` for another log, and what `channel.log.open_log.open_log` raises without `create`.
         """
         self.name = name
         self._companions = tuple(source for source in COMPANIONS if source in sources)
@@ -65,9 +64,19 @@ class ChannelFiles:
         self._observations_id: FileId = None
         self._storage = SqliteStorage(real_path, name=name, synchronous=Synchronous.FULL, boot=boot, create=False)
         self.identity = self._storage.identity
-        if identity not in {None, self.identity}:
+        try:
+            self.check_identity(identity)
+        except OperatorError:
             self.close()
-            raise OtherLog(log=name, expected=str(identity), found=self.identity)
+            raise
+
+    def check_identity(self, expected: str | None) -> None:
+        """Raise `OperatorError` if this is another log than the one with the identity `expected`."""
+        if expected not in {None, self.identity}:
+            raise OperatorError(
+                f"the log {self.name} is not the one that this job began to read ({self.identity}, expected {expected}): put the right one "
+                "back, or give the job another archive"
+            )
 
     def close(self) -> None:
         """Close both files."""

@@ -23,12 +23,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, LogReplaced, LogStorageFull, LogUnavailable
+from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, LogReplaced, LogStorageFull, LogUnavailable, PeerError
 from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ROWS_AT_ONCE, ChannelFiles
-from equipoise.spark_jobs.streams.errors import OtherLog, SourceAway
 from equipoise.spark_jobs.streams.options import PER_TRIGGER
 
 NAME: Final = "equipoise_sqlite"
@@ -169,7 +168,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._wait(start[Source.CHANNEL])
                 found = files.batch_end(start, limit=min(entries, _ALL))
         except _AWAY:
-            self._let_go()
+            self._close()
             time.sleep(IDLE_MS / 1_000)
             return start
         if found == {source: start[source] for source in found}:
@@ -191,18 +190,17 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             files = self._opened(None)
             return {**files.ends(), _LOG: files.identity}
         except _AWAY:
-            self._let_go()
+            self._close()
             return None
 
     def stop(self) -> None:
         """See `DataSourceStreamReader.stop`."""
-        self._let_go()
+        self._close()
 
     def _opened(self, identity: str | None) -> ChannelFiles:
         if self._files is None:
             self._files = ChannelFiles(_path(self._url), name=self._url, identity=identity, sources=self._sources)
-        if identity not in {None, self._files.identity}:
-            raise OtherLog(log=self._url, expected=str(identity), found=self._files.identity)
+        self._files.check_identity(identity)
         return self._files
 
     def _wait(self, position: int) -> None:
@@ -211,7 +209,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = open_log(self._url, create=False)
         self._log.wait(max(position, self._log.start()), timeout_ms=IDLE_MS)
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
         for opened in (self._files, self._log):
             if opened is not None:
                 with contextlib.suppress(sqlite3.Error, OSError):
@@ -232,7 +230,7 @@ def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPar
 
 
 def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of a piece as Arrow batches, in order. Raises `SourceAway`, `OtherLog`, `LogDamaged`."""
+    """Yield the entries of a piece as Arrow batches, in order. Raises what `insisted` raises, and `LogDamaged`."""
     begin = piece.begin
     while begin < piece.end:
         at = begin
@@ -269,7 +267,10 @@ def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
 def insisted(
     url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
 ) -> _Answer:
-    """Open the files and return the result of `ask`. Wait while they are unavailable. Raises `SourceAway`, and what `ask` raises."""
+    """Open the files and return the result of `ask`. Wait while they are unavailable.
+
+    Raises `PeerError` after `AWAY_S_MAX`, and what `ask` raises.
+    """
     began_s = time.monotonic()
     told_s = began_s
     while True:
@@ -279,11 +280,12 @@ def insisted(
         except _AWAY as error:
             now_s = time.monotonic()
             if now_s - began_s >= AWAY_S_MAX:
-                raise SourceAway(source=url, problem=str(error), waited_s=AWAY_S_MAX) from error
+                what = f"{url} was unavailable for {AWAY_S_MAX} s: {error}"
+                raise PeerError(f"{what}; start the job again once it is back: it continues where it stopped") from error
             if now_s - told_s >= _TOLD_EVERY_S:
                 told_s = now_s
                 problem = getattr(error, "problem", error)
-                sys.stderr.write(f"{url} is away: {problem}; a task waits for it, for {AWAY_S_MAX} s at most\n")
+                sys.stderr.write(f"{url} is unavailable: {problem}; a task waits for it, for at most {AWAY_S_MAX} s\n")
                 sys.stderr.flush()
         time.sleep(_RETRY_S)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from equipoise.spark_jobs.streams.errors import JarsMissing, WrongJar
+from equipoise.channel.core.errors import OperatorError
 
 CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
@@ -28,7 +28,7 @@ CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 _FETCH_S: Final = 600.0
 _READ_BYTES: Final = 1 << 20
 # The rest of Maven's output is a stack trace of its plugins.
-_TOLD_CHARACTERS: Final = 600
+_OUTPUT_CHARACTERS_MAX: Final = 600
 
 # Transitive dependencies are excluded: Spark brings the needed ones, and the published set does not resolve.
 _DEPENDENCY: Final = (
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
 
 
 def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
-    """Return the verified jars, after fetching missing ones (reported to `telling`). Raise `JarsMissing`, `WrongJar`."""
+    """Return the verified jars, after fetching missing ones (reported to `telling`). Raise `OperatorError`."""
     folder = cache_folder() if folder is None else folder
     jars = jars_of_connector()
     with _locked(folder):
@@ -84,13 +84,16 @@ def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None]
 
 
 def check_jar(path: Path, jar: Jar) -> None:
-    """Raise `WrongJar` unless the file has the expected checksum. All jars take 10 ms."""
+    """Raise `OperatorError` unless the file has the expected checksum. All jars take 10 ms."""
     digest = hashlib.sha256()
     with path.open("rb") as opened:
         while piece := opened.read(_READ_BYTES):
             digest.update(piece)
     if digest.hexdigest() != jar.sha256:
-        raise WrongJar(path=str(path), expected=jar.sha256, found=digest.hexdigest())
+        raise OperatorError(
+            f"{path} is not the expected jar: its SHA-256 is {digest.hexdigest()}, expected {jar.sha256}; remove it and run "
+            "`equipoise spark jars`, and find out who put it there"
+        )
 
 
 @contextmanager
@@ -104,10 +107,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) -> None:
     """Fetch the jars with Maven, and verify each before it gets its name, so that no partial jar is ever found."""
-    names = tuple(jar.file_name for jar in jars)
     program = shutil.which("mvn")
     if program is None:
-        raise JarsMissing(folder=str(folder), problem="it was never fetched, and there is no program `mvn` on the path", names=names)
+        raise _missing(jars, folder, "it was never fetched, and there is no program `mvn` on the path")
     telling(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
         pom = Path(place) / "pom.xml"
@@ -117,13 +119,20 @@ def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) ->
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FETCH_S)
         except subprocess.TimeoutExpired as error:
-            raise JarsMissing(folder=str(folder), problem=f"Maven was not done within {_FETCH_S:.0f} s", names=names) from error
+            raise _missing(jars, folder, f"Maven did not finish within {_FETCH_S:.0f} s") from error
         if done.returncode:
-            said = " ".join(f"{done.stdout}{done.stderr}".split())[:_TOLD_CHARACTERS]
-            raise JarsMissing(folder=str(folder), problem=f"Maven could not fetch it and said: {said}", names=names)
+            output = " ".join(f"{done.stdout}{done.stderr}".split())[:_OUTPUT_CHARACTERS_MAX]
+            raise _missing(jars, folder, f"Maven could not fetch it: {output}")
         for jar in jars:
             check_jar(Path(place) / jar.file_name, jar)
             (Path(place) / jar.file_name).rename(folder / jar.file_name)
+
+
+def _missing(jars: Sequence[Jar], folder: Path, problem: str) -> OperatorError:
+    return OperatorError(
+        f"Spark's Kafka connector is missing: {problem}; run `equipoise spark jars` where Maven reaches its repository "
+        f"(on Debian: apt-get install maven), or put {', '.join(jar.file_name for jar in jars)} into {folder} by hand"
+    )
 
 
 def pom_of(jars: Sequence[Jar]) -> str:

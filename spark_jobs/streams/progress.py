@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from equipoise.channel.core.errors import CallerError
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.silence import Seen, Silence
-from equipoise.spark_jobs.streams.stream_errors import MetricsPortTaken
 from equipoise.spark_jobs.streams.stream_progress import BatchDone, Rate, batch_done, told
 
 NOTE_MS: Final = 10_000
@@ -273,7 +273,7 @@ def watching(
 ) -> Iterator[Watch]:
     """Yield a `Watch` of the stream `job`, which reads `log`. With `metrics_port`, serve `/metrics` on that port during the block.
 
-    Raise `MetricsPortTaken`.
+    Raise `CallerError` if that port cannot be opened.
     """
     metrics = StreamMetrics(job)
     watch = Watch(job, screen, metrics=metrics, log=log, finds=finds)
@@ -286,7 +286,8 @@ def watching(
     try:
         server, thread = start_http_server(metrics_port, registry=metrics.registry)
     except OSError as error:
-        raise MetricsPortTaken(port=metrics_port, problem=error.strerror or str(error)) from error
+        problem = error.strerror or str(error)
+        raise CallerError(f"cannot serve metrics at port {metrics_port}: {problem}; name another port with --metrics-port") from error
     try:
         yield watch
     finally:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from equipoise.channel.core.errors import MissingExtra
+from equipoise.channel.core.errors import MissingExtra, OperatorError
 from equipoise.spark_jobs.streams.connector import connector_jars
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
-from equipoise.spark_jobs.streams.java import check_java
-from equipoise.spark_jobs.streams.quiet import quietly
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +69,37 @@ _SETTINGS: Final[Mapping[str, str]] = {
 _IN_PROCESS: Final = "local["
 """Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are not."""
 
+JAVA_MIN: Final = 17
+"""The Java that the extra's Spark needs; see docs/adr/0012-spark.md."""
+
+_JAVA_ADVICE: Final = (
+    f"on Debian: apt-get install openjdk-{JAVA_MIN}-jre-headless; elsewhere any JRE from https://adoptium.net; "
+    "if there are several, JAVA_HOME selects the one to use"
+)
+
+# Java prints its version in a quarter of a second; a busy machine may need longer.
+_ANSWER_S: Final = 60.0
+
+_find_version: Final = re.compile(r'version "(?:1\.)?(\d+)').search
+"""Java 8 reports 1.8, all later ones their number."""
+
+_STANDARD_ERROR: Final = 2
+
+# No setting turns off these lines of Java, its start script and Spark's workers.
+_NOISE: Final = (
+    b"WARNING: Using incubator modules",
+    b"WARNING: package sun.security.action not in",
+    b"WARNING: A terminally deprecated method",
+    b"WARNING: sun.misc.Unsafe::",
+    b"WARNING: Please consider reporting this to the maintainers",
+    b"Using Spark's default log4j profile",
+    b"Picked up JAVA_TOOL_OPTIONS",
+    # Messages of a stateful operator's Python worker in each batch, with an empty line after each.
+    b"Starting Streaming TransformWithState",
+    b"Streaming TransformWithState",
+    b"\n",
+)
+
 OUR_PACKAGE: Final = "equipoise"
 """The package to send to workers on machines where it is not installed."""
 
@@ -78,7 +112,7 @@ def spark_session(
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch Spark's connector if it is missing.
     `telling` gets a message about the fetch and the start; the start blocks.
 
-    Raise `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
+    Raise `MissingExtra`, and `OperatorError` if Java or the connector is missing or unfit.
     """
     check_extra()
     check_java()
@@ -125,6 +159,71 @@ def check_extra() -> None:
         root = module.partition(".")[0]
         if find_spec(root) is None or find_spec(module) is None:
             raise MissingExtra(what="a Spark job", extra="spark")
+
+
+def java_program(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the `java` that Spark will start: from JAVA_HOME, else the first on the path. Raise `OperatorError` if there is none."""
+    home = environment.get("JAVA_HOME")
+    if home:
+        program = Path(home) / "bin" / "java"
+        if not os.access(program, os.X_OK):
+            raise _no_java(f"JAVA_HOME is {home}, and {program} does not exist")
+        return str(program)
+    found = shutil.which("java", path=environment.get("PATH"))
+    if found is None:
+        raise _no_java("there is no program `java` on the path, and JAVA_HOME is not set")
+    return found
+
+
+def check_java(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the version of the Java that Spark will use. Raise `OperatorError` if it is too old or unknown."""
+    program = java_program(environment)
+    try:
+        answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _no_java(f"{program} cannot be asked for its version: {error}") from error
+    found = _find_version(answer.stderr + answer.stdout)
+    if answer.returncode or found is None:
+        raise _no_java(f"{program} does not report its version: {(answer.stderr + answer.stdout).strip()[:200]!r}")
+    version = int(found[1])
+    if version < JAVA_MIN:
+        raise _no_java(f"{program} is Java {version}")
+    return version
+
+
+def _no_java(problem: str) -> OperatorError:
+    return OperatorError(f"Spark needs Java {JAVA_MIN} or newer: {problem}; {_JAVA_ADVICE}")
+
+
+@contextmanager
+def quietly(*, on: bool = True) -> Iterator[None]:
+    """Send the standard error of programs started in the block through a thread that drops noise, also after the block.
+
+    The thread ends with the last of these programs. If `on` is false, change nothing.
+    """
+    if not on:
+        yield
+        return
+    kept = os.dup(_STANDARD_ERROR)
+    reading, writing = os.pipe()
+    threading.Thread(target=_forward, args=(reading, os.dup(kept)), name="spark-stderr", daemon=True).start()
+    os.dup2(writing, _STANDARD_ERROR)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STANDARD_ERROR)
+        os.close(kept)
+
+
+def _forward(reading: int, target: int) -> None:
+    with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
+        for line in lines:
+            if not line.startswith(_NOISE):
+                try:
+                    out.write(line)
+                except OSError:  # Nobody reads the output any more, but a full pipe would block the JVM.
+                    continue
 
 
 def _java_options() -> list[str]:

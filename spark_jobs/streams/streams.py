@@ -18,20 +18,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from equipoise.channel.core.errors import EquipoiseError, PeerError
+from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
+from equipoise.spark_jobs.streams.causes import Cause, cause_of, cause_of_error
+from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.progress import Follower, Watch
 from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE, driver_memory
-from equipoise.spark_jobs.streams.stream_errors import (
-    Cause,
-    CheckpointOfAnotherVersion,
-    PlaceLost,
-    SparkDied,
-    StreamFailed,
-    WorkersLost,
-    cause_of,
-    cause_of_error,
-)
 
 ATTEMPTS_MAX: Final = 3
 """Starts of a stream without a finished batch in between, for a failure that is not expected to pass."""
@@ -79,7 +71,7 @@ class Stream:
 
 
 def check_version(job: str, checkpoint: Path, version: int) -> None:
-    """Write the state version of `job` into a new checkpoint. Raise `CheckpointOfAnotherVersion` if an old one differs."""
+    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one differs."""
     file = checkpoint / _VERSION
     if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -87,7 +79,10 @@ def check_version(job: str, checkpoint: Path, version: int) -> None:
         return
     found = file.read_text(encoding="ascii", errors="replace") if file.exists() else "unknown"
     if found != str(version):
-        raise CheckpointOfAnotherVersion(folder=str(checkpoint), job=job, found=found, expected=str(version))
+        raise OperatorError(
+            f"the {job} cannot continue from the checkpoint {checkpoint}: its state is of version {found}, this Equipoise has {version}; "
+            f"continue with that other version, or remove the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
+        )
 
 
 def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
@@ -95,10 +90,9 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
 
     After a failure, report it and restart the stream from its checkpoint. Raise:
 
-    * `SourceLost` if nothing came for `AWAY_MAX_S`;
-    * `PlaceLost` if `Stream.take` raised a `PeerError` for that long, and any other `EquipoiseError` of it at once;
-    * `WorkersLost` if Spark's workers did not start for `WORKERS_MAX_S`;
-    * `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
+    * `PeerError` if the source or the output was unavailable for `AWAY_MAX_S`, or Spark's workers did not start for `WORKERS_MAX_S`;
+    * `OperatorError` if the stream fails `ATTEMPTS_MAX` times at one batch, or Spark's Java process ended;
+    * any other `EquipoiseError` of `Stream.take` at once.
     """
     with delayed_interrupts() as check:
         spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
@@ -120,14 +114,25 @@ def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> N
             since_s = time.monotonic()
         failures += 1
         waited_s = int(time.monotonic() - since_s)
-        if cause.passes and waited_s > (WORKERS_MAX_S if cause.lost is WorkersLost else AWAY_MAX_S):
-            raise cause.lost(job=stream.job, problem=cause.text, waited_s=waited_s)
+        if cause.passes and waited_s > (WORKERS_MAX_S if cause.missing == "workers" else AWAY_MAX_S):
+            raise _gave_up(stream.job, cause, waited_s)
         if not cause.passes and failures >= ATTEMPTS_MAX:
-            raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))
+            raise OperatorError(
+                f"the {stream.job} cannot continue: {cause.text}; see {_details(stream)}, fix the cause, and start it again: it continues "
+                "where it stopped"
+            )
         pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
-        watch.note(f"the stream failed, and is started again in {pause_s} s: {cause.text}")
+        watch.note(f"the stream failed; restarting it in {pause_s} s: {cause.text}")
         watch.restarted()
         _sleep(pause_s, check)
+
+
+def _gave_up(job: str, cause: Cause, waited_s: int) -> PeerError:
+    if cause.missing == "source":
+        what = f"the {job} has waited {waited_s} s for its log: {cause.text}; start it again when the log is back"
+    else:
+        what = f"the {job} gives up after {waited_s} s: {cause.text}; start it again once that is fixed"
+    return PeerError(f"{what}: it continues where it stopped")
 
 
 def _sleep(seconds: float, check: Callable[[], None]) -> None:
@@ -181,7 +186,11 @@ class _Run:
             return self._cause(error)
         except _GONE as error:
             problem = cause_of_error(error).text
-            raise SparkDied(job=self._stream.job, problem=problem, memory=driver_memory(), variable=MEMORY_VARIABLE) from error
+            raise OperatorError(
+                f"the {self._stream.job} stopped because Spark's Java process is gone: {problem}; if it was short of memory, give it more "
+                f"than its {driver_memory()}, for example by {MEMORY_VARIABLE}=4g in the environment, and start the job again: it "
+                "continues where it stopped"
+            ) from error
         finally:
             # Before anything else: a batch that is running when the interpreter ends makes it abort.
             if query is not None:
@@ -212,4 +221,4 @@ class _Run:
             return cause_of(str(error))
         if not isinstance(raised, PeerError):
             raise raised
-        return cause_of_error(raised, lost=PlaceLost)
+        return cause_of_error(raised, missing="output")

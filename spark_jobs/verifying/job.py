@@ -24,11 +24,10 @@ from equipoise.spark_jobs.archive.tables.reading import LOOKS_MAX, Archive
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
-from equipoise.spark_jobs.streams.errors import SparkFailed
+from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
 from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.streams.stream_errors import cause_of
 from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
 from equipoise.spark_jobs.verifying.result import Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
@@ -46,7 +45,7 @@ _MARK_COLUMNS: Final = ("offset", "at", "digest")
 
 
 def run_verify(options: VerifyOptions, screen: Screen) -> int:
-    """Verify an archive. Return the number of differences. Raises `NoArchive`, and what `spark_session` raises."""
+    """Verify an archive. Return the number of differences. Raises `NotFound`, and what `spark_session` raises."""
     archive = Archive(options.archive)
     marks, files, unreadable = look(archive)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
@@ -221,7 +220,7 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
         job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: told(done.value))
     failure = job.exception()
     if isinstance(failure, Exception):
-        raise SparkFailed(job="verify", problem=cause_of(str(failure)).text) from failure
+        raise spark_failed("verify", str(failure)) from failure
     return job.result()
 
 

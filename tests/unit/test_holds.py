@@ -18,7 +18,7 @@ import pytest
 from equipoise.brokers.operations.access import opened, submit
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import PolicyEntry
-from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.errors import InvalidName, NotFound
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
@@ -28,7 +28,6 @@ from equipoise.compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document
 from equipoise.spark_jobs.archive.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
 from equipoise.spark_jobs.archive.job import run_archive
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.streams.archive_errors import NoHold
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
 from tests.folding import Channel, channel_with
@@ -171,7 +170,7 @@ def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
     assert [] == told
     said = say(url)
     assert ("archives/main", said + 1) == release_hold(url, "main")
-    with pytest.raises(NoHold, match="archives/main"):
+    with pytest.raises(NotFound, match="archives/main"):
         release_hold(url, "main")
 
 

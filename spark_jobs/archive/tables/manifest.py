@@ -14,7 +14,7 @@ import orjson
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVE_FORMAT, SCHEMAS, WRITTEN_BY
 from equipoise.spark_jobs.sources.whole_files import replacing
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFull, ArchiveTooNew, ArchiveUnwritable
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 
 _STORE: Final = "parquet"
 
@@ -56,7 +56,7 @@ def manifest_path(archive: Path, writer: str) -> Path:
 
 
 def read_manifest(archive: Path, writer: str) -> Manifest | None:
-    """Read a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
+    """Read a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged`, and `OperatorError` for other formats."""
     path = manifest_path(archive, writer)
     try:
         with path.open("rb") as file:
@@ -73,11 +73,11 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
         raw["finished"] = {int(generation): batch for generation, batch in raw["finished"].items()}
         return Manifest(**raw)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArchiveDamaged(archive=str(archive), problem=f"{path.name} is no description of an archive: {error}") from error
+        raise ArchiveDamaged(archive=str(archive), problem=f"{path.name} does not describe an archive: {error}") from error
 
 
 def write_manifest(archive: Path, manifest: Manifest) -> None:
-    """Replace a writer's manifest durably. Raises `ArchiveFull` and `ArchiveUnwritable`."""
+    """Replace a writer's manifest durably. Raises `OperatorError`."""
     versions = {str(table): SCHEMAS[table].version for table in WRITTEN_BY[manifest.writer]}
     raw = {"format": ARCHIVE_FORMAT, **asdict(manifest), "tables": versions}
     data = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
@@ -88,13 +88,17 @@ def write_manifest(archive: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def told(archive: Path, file: Path) -> Iterator[None]:
-    """Translate the operating system's errors while writing `file` into `ArchiveFull` and `ArchiveUnwritable`."""
+    """Translate the operating system's errors while writing `file` into an `OperatorError`."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise ArchiveFull(archive=str(archive), file=str(file)) from error
-        raise ArchiveUnwritable(archive=str(archive), problem=f"{file}: {error.strerror or error}") from error
+            raise OperatorError(
+                f"the disk of the archive {archive} is full: {file} could not be written; free space on it, and start again"
+            ) from error
+        raise OperatorError(
+            f"the archive {archive} cannot be written: {file}: {error.strerror or error}; fix that, and start again"
+        ) from error
 
 
 def _check_store(archive: Path, store: str) -> None:
@@ -108,8 +112,14 @@ def _check_store(archive: Path, store: str) -> None:
 
 def _check_versions(archive: Path, form: int, versions: Mapping[str, int]) -> None:
     if form > ARCHIVE_FORMAT:
-        raise ArchiveTooNew(archive=str(archive), what="the format", found=form, supported=ARCHIVE_FORMAT)
+        raise _too_new(archive, "the format", found=form, supported=ARCHIVE_FORMAT)
     known = {str(table): schema.version for table, schema in SCHEMAS.items()}
     for table, version in sorted(versions.items()):
         if version > known.get(table, 0):
-            raise ArchiveTooNew(archive=str(archive), what=f"the table {table}", found=version, supported=known.get(table, 0))
+            raise _too_new(archive, f"the table {table}", found=version, supported=known.get(table, 0))
+
+
+def _too_new(archive: Path, what: str, *, found: int, supported: int) -> OperatorError:
+    return OperatorError(
+        f"{what} of the archive {archive} has version {found}, this version reads up to {supported}; install a newer Equipoise"
+    )

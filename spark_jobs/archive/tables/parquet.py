@@ -33,7 +33,7 @@ _UNLIKE: Final = frozenset({"bytes", "document", "text"})
 
 
 def write_file(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> None:
-    """Write rows durably to a file, replacing an older one. Raises `ArchiveFull` and `ArchiveUnwritable`.
+    """Write rows durably to a file, replacing an older one. Raises `OperatorError`.
 
     The contents are on disk before the file has its name. The name is on disk when this returns.
     """

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
+from equipoise.channel.core.errors import NotFound
 from equipoise.spark_jobs.archive.tables.arrow import ddl
 from equipoise.spark_jobs.archive.tables.layout import day_folder, parse_day, resolved
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, read_manifest
 from equipoise.spark_jobs.archive.tables.parquet import file_batches, schema_of
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone, NoArchive
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,13 +40,13 @@ class Archive:
     """An archive. Every call looks at the files again, so readers see what was finished meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        """Open the archive in the folder `path`. Raises `NoArchive`, and what `manifest` raises."""
+        """Open the archive in the folder `path`. Raises `NotFound`, and what `manifest` raises."""
         self.path = path
         if all(self.manifest(writer) is None for writer in WRITTEN_BY):
-            raise NoArchive(archive=str(path))
+            raise NotFound(f"there is no archive at {path}; write one with `equipoise spark archive`, or name another with --archive")
 
     def manifest(self, writer: str = "archive") -> Manifest | None:
-        """Return a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
+        """Return a writer's manifest; None if it has written nothing. Raises what `read_manifest` raises."""
         return read_manifest(self.path, writer)
 
     def days(self, table: Table) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ class Archive:
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
         """Return the files with a table's rows of these days, in order of writing. Each row is in exactly one of them.
 
-        Raises `ArchiveDamaged` and `ArchiveTooNew`.
+        Raises `ArchiveDamaged`, and what `manifest` raises.
         """
         manifest = self.manifest(WRITER_OF[table])
         if manifest is None:

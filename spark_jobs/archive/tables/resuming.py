@@ -16,7 +16,7 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.sources.beginnings import Beginning
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 
 
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:

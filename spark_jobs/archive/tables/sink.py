@@ -25,6 +25,7 @@ from typing import Final, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.arrow import base_in, by_day, by_table
 from equipoise.spark_jobs.archive.tables.layout import FileName, day_folder, parse_name, parse_part
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, manifest_path, read_manifest, told, write_manifest
@@ -32,7 +33,7 @@ from equipoise.spark_jobs.archive.tables.parquet import write_file
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITTEN_BY, TableSchema
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources.beginnings import FILE as BEGINNING
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse, ArchiveOfAnotherLog, CheckpointBehind
+from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT, ArchiveDamaged, ArchiveInUse
 
 CHECKPOINTS: Final = ".checkpoints"
 
@@ -60,7 +61,7 @@ class Sink:
     def write(self, batch: int, rows: pa.Table) -> None:
         """Write the rows (`spark_jobs.sequence.emitted.EMITTED_DDL`) of a batch, unless it is finished.
 
-        Raises `ArchiveFull` and `ArchiveUnwritable`. Raises `CheckpointBehind` for a batch before the last one.
+        Raises `OperatorError` if the archive cannot be written, and for a batch before the last one.
         """
         before = self.manifest
         base = base_in(rows, before.base)
@@ -71,8 +72,11 @@ class Sink:
             return
         # After a power cut Spark may plan the last batch anew with more entries. Its files are then replaced.
         if batch < before.batch:
-            where, last = str(self.checkpoint), before.batch
-            raise CheckpointBehind(archive=str(self.archive), writer=before.writer, checkpoint=where, batch=batch, finished=last)
+            raise OperatorError(
+                f"Spark's checkpoint {self.checkpoint} continues with batch {batch}, but the archive {self.archive} has all up to "
+                f"batch {before.batch}: the checkpoint lost its newest batches, as in a power cut, or is an older copy; the archive is "
+                f"whole, and nothing was written; remove that folder and start the job again: {WITHOUT_CHECKPOINT[before.writer]}"
+            )
         for schema, table in by_table(rows, base=base):
             if schema.table in WRITTEN_BY[before.writer]:
                 _write_batch(self.archive, schema, table, generation=before.generation, batch=batch)
@@ -92,8 +96,8 @@ class Sink:
 def open_sink(archive: Path, *, writer: str, log: str, url: str) -> Sink:
     """Open the sink of `writer` (`archive` or `audit`) in the folder `archive`, and create the folder. `log` is the log's identity.
 
-    A new generation begins unless a checkpoint continues what is written. Raises `ArchiveInUse`, `ArchiveOfAnotherLog`, `ArchiveTooNew`,
-    `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
+    A new generation begins unless a checkpoint continues what is written. Raises `ArchiveInUse` and `ArchiveDamaged`, and `OperatorError`
+    for an archive of another log, of a newer version or without write access.
     """
     with ExitStack() as stack:
         with told(archive, archive):
@@ -104,7 +108,7 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str) -> Sink:
             _check_empty(archive, writer)
         before = found or Manifest(writer=writer, log=log, url=url)
         if before.log != log:
-            raise ArchiveOfAnotherLog(archive=str(archive), expected=log, found=before.log)
+            raise OperatorError(f"the archive {archive} belongs to the log {before.log}, not to {log}; name another folder with --archive")
         is_new = not any((_checkpoint(archive, before) / name).exists() for name in _SIGNS)
         manifest = replace(before, url=url)
         if is_new:
@@ -184,5 +188,5 @@ def _check_empty(archive: Path, writer: str) -> None:
     """Raise `ArchiveDamaged` if tables exist without a manifest: their log is unknown."""
     found = next((table for table in WRITTEN_BY[writer] if (archive / table).exists()), None)
     if found is not None:
-        problem = f"it has a table {found}, and no {manifest_path(archive, writer).name} that says of which log"
+        problem = f"it has a table {found}, but no {manifest_path(archive, writer).name}, which names its log"
         raise ArchiveDamaged(archive=str(archive), problem=problem)

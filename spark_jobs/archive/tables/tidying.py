@@ -32,7 +32,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import locked
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import Screen, TidyOptions
 
 FILE_BYTES_MAX: Final = 64 << 20
@@ -78,7 +78,7 @@ class Tidied:
 def run_tidy(options: TidyOptions, screen: Screen) -> int:
     """Compact the small files of all tables of an archive. Return 0.
 
-    Raises `NoArchive`, `ArchiveInUse` if another process compacts the archive, and what `tidy_table` raises. Raises `ArchiveDamaged` for an
+    Raises `NotFound`, `ArchiveInUse` if another process compacts the archive, and what `tidy_table` raises. Raises `ArchiveDamaged` for an
     unreadable file, after all else is joined.
     """
     archive = Archive(options.archive)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from equipoise.spark_jobs.streams.errors import JarsMissing, MissingJava
-from equipoise.spark_jobs.streams.java import check_java
-from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.channel.core.errors import OperatorError
+from equipoise.spark_jobs.streams.session import check_java, spark_session
 from tests.pulsar.programs import is_required
 
 if TYPE_CHECKING:
@@ -36,11 +35,11 @@ def spark() -> Iterator[SparkSession]:
     """A session for all tests of this process, with the connector on its path if that can be had."""
     try:
         check_java()
-    except MissingJava as error:
+    except OperatorError as error:
         _lacking(error)
     try:
         session = spark_session("tests", master=_MASTER, kafka=True)
-    except JarsMissing:
+    except OperatorError:
         session = spark_session("tests", master=_MASTER)
     yield session
     session.stop()

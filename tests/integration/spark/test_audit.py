@@ -13,12 +13,12 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.job import run_audit
-from equipoise.spark_jobs.streams.archive_errors import ArchiveInUse, ArchiveOfAnotherLog
+from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
-from equipoise.spark_jobs.streams.stream_errors import CheckpointOfAnotherVersion
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.ports import free_row_of_ports
@@ -121,7 +121,7 @@ def test_an_archive_that_is_not_this_audits_is_refused(spark: SparkSession, tmp_
         run_audit(options, Said().screen())
     with open_sink(tmp_path / "other", writer="audit", log="another", url=url):
         pass
-    with pytest.raises(ArchiveOfAnotherLog):
+    with pytest.raises(OperatorError, match="belongs to the log another"):
         run_audit(AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen())
 
 
@@ -133,5 +133,5 @@ def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_pat
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "metadata").touch()
     (checkpoint / "state-version").write_text("0", encoding="ascii")
-    with pytest.raises(CheckpointOfAnotherVersion, match="of version 0"):
+    with pytest.raises(OperatorError, match="of version 0"):
         run_audit(AuditOptions(log_url=url, archive=archive, to_end=True), Said().screen())

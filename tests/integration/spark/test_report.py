@@ -12,6 +12,7 @@ import pytest
 
 from equipoise.brokers.load.bus.spelling import spell_summary
 from equipoise.channel.core import propose
+from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import Resources, Traffic, Use
 from equipoise.spark_jobs.archive.tables.reading import Archive
@@ -19,7 +20,7 @@ from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.tidying import run_tidy
 from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
-from equipoise.spark_jobs.report.job import PageUnwritable, made_report, run_report
+from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
@@ -28,7 +29,7 @@ from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone, NoArchive
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from equipoise.spark_jobs.streams.options import ReportOptions, Screen, TidyOptions
 from tests.archived import LOG, URL, as_rows
 from tests.folding import NAMESPACE, Channel, channel_with
@@ -230,7 +231,7 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_pa
     """A damaged file ends a report with an error that names it and says what to do, and so does one that stays away."""
     path = copytree(archive, tmp_path / "an archive")
     options = ReportOptions(out=Path("unused.html"), archive=path)
-    with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet is not there any more"):
+    with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"):
         made_report(Lost(path), spark, options)
     file = Archive(path).files(Table.TRANSFERS)[0]
     file.write_bytes(file.read_bytes()[:-4])
@@ -277,11 +278,11 @@ def test_where_nothing_can_be_told(spark: SparkSession, archive: Path, tmp_path:
     """No archive, an empty one, a period of which it has nothing, a folder that is not there: each says so."""
     assert spark.sparkContext.defaultParallelism > 0
     screen, out = Screen(result=list[str]().append, note=list[str]().append), tmp_path / "page.html"
-    with pytest.raises(NoArchive, match="there is no archive"):
+    with pytest.raises(NotFound, match="there is no archive"):
         run_report(ReportOptions(out=out, archive=tmp_path), screen)
-    with pytest.raises(PageUnwritable, match="there is no folder"):
+    with pytest.raises(OperatorError, match="there is no folder"):
         run_report(ReportOptions(out=tmp_path / "nowhere" / "page.html", archive=archive), screen)
-    with pytest.raises(PageUnwritable, match="it is no ordinary file"):
+    with pytest.raises(OperatorError, match="it is not an ordinary file"):
         run_report(ReportOptions(out=Path("/dev/null"), archive=archive), screen)
     with open_sink(tmp_path / "empty", writer="archive", log=LOG, url=URL):
         pass

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.spark_jobs.streams.archive_errors import NoArchive
+from equipoise.channel.core.errors import NotFound
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
 from equipoise.spark_jobs.verifying.job import run_verify
 from tests.archived import archive_entries
@@ -59,7 +59,7 @@ def test_an_archive_in_order_and_one_that_is_not(spark: SparkSession, archive: P
 
 def test_a_folder_without_an_archive(tmp_path: Path) -> None:
     """Where there is no archive, that is said before Spark starts."""
-    with pytest.raises(NoArchive, match="there is no archive"):
+    with pytest.raises(NotFound, match="there is no archive"):
         told(VerifyOptions(archive=tmp_path))
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.spark_jobs.streams.errors import MissingJava
+from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
 from tests.unit.cli.fabricated import owned_channel, run, write
 
@@ -101,7 +101,7 @@ def test_what_was_found_is_the_exit_code(asked: Asked, log: str) -> None:
 
 def test_a_machine_without_java_ends_with_its_own_exit_code(asked: Asked, log: str) -> None:
     """Somebody must act first: a line that says what to do, and 4."""
-    asked.failure = MissingJava(problem="there is none")
+    asked.failure = OperatorError("Spark needs Java 17 or newer: there is none; apt-get install it")
     result = run("spark", "audit", "--log", log)
     assert (ExitCode.OPERATOR, True) == (result.exit_code, "apt-get install" in result.stderr)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
 from equipoise.compaction.compressed import shortened
@@ -32,15 +32,7 @@ from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sources import whole_files
-from equipoise.spark_jobs.streams.archive_errors import (
-    ArchiveDamaged,
-    ArchiveFull,
-    ArchiveInUse,
-    ArchiveOfAnotherLog,
-    ArchiveTooNew,
-    CheckpointBehind,
-    NoArchive,
-)
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from tests.archived import LOG, NOON_MS, URL, as_rows
 
 DAY_MS = 86_400_000
@@ -158,15 +150,15 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.Mon
     assert [1] == offsets(Archive(tmp_path))
 
 
-@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from where the log begins")])
+@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from its beginning")])
 def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, after: str) -> None:
     """A batch before the last one is no repetition that Spark would ever make; what to do is said, and works."""
     with sink_of(tmp_path, writer=writer) as sink:
         checkpointed(sink)
         sink.write(7, as_rows([record(1)]))
-        with pytest.raises(CheckpointBehind, match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}") as caught:
+        with pytest.raises(OperatorError, match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}"):
             sink.write(6, as_rows([record(2)]))
-    shutil.rmtree(caught.value.checkpoint)
+    shutil.rmtree(sink.checkpoint)
     with sink_of(tmp_path, writer=writer) as sink:
         assert (True, 2) == (sink.is_new, sink.manifest.generation)
 
@@ -226,19 +218,19 @@ def test_archives_are_not_mixed(tmp_path: Path) -> None:
             sink_of(tmp_path)
         with sink_of(tmp_path, writer="audit"):
             pass
-    with pytest.raises(ArchiveOfAnotherLog, match="another"):
+    with pytest.raises(OperatorError, match="another"):
         sink_of(tmp_path, log="another")
     description = manifest_path(tmp_path, "archive")
     description.write_bytes(orjson.dumps({**orjson.loads(description.read_bytes()), "store": "delta"}))
     with pytest.raises(OperatorError, match=r"delta tables, .*; convert it .*audit-and-archive\.md"):
         sink_of(tmp_path)
     description.write_bytes(b"{")
-    with pytest.raises(ArchiveDamaged, match="no description"):
+    with pytest.raises(ArchiveDamaged, match="does not describe"):
         sink_of(tmp_path)
     manifest_path(tmp_path, "archive").unlink()
-    with pytest.raises(ArchiveDamaged, match=r"no archive\.json"):
+    with pytest.raises(ArchiveDamaged, match=r"but no archive\.json"):
         sink_of(tmp_path)
-    with pytest.raises(NoArchive, match="no archive"):
+    with pytest.raises(NotFound, match="no archive"):
         Archive(tmp_path / "nowhere")
 
 
@@ -248,7 +240,7 @@ def test_a_full_disk_is_named_and_gone_on_from(tmp_path: Path) -> None:
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(0)]))
-        with file_size_limit(4_096), pytest.raises(ArchiveFull, match="g0001-b0000000001"):
+        with file_size_limit(4_096), pytest.raises(OperatorError, match="g0001-b0000000001"):
             sink.write(1, rows)
         assert [0] == offsets(Archive(tmp_path))
         sink.write(1, rows)
@@ -366,11 +358,11 @@ def test_a_newer_archive_is_refused(tmp_path: Path, request: pytest.FixtureReque
     found = manifest.Manifest(writer="archive", log=LOG, url=URL)
     write_manifest(tmp_path, found)
     request.getfixturevalue("monkeypatch").undo()
-    with pytest.raises(ArchiveTooNew, match=r"the table records .* version 2"):
+    with pytest.raises(OperatorError, match=r"the table records .* version 2"):
         Archive(tmp_path)
     path = manifest_path(tmp_path, "archive")
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "format": 2}))
-    with pytest.raises(ArchiveTooNew, match="the format"):
+    with pytest.raises(OperatorError, match="the format"):
         read_manifest(tmp_path, "archive")
 
 

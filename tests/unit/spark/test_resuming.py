@@ -23,7 +23,7 @@ from equipoise.spark_jobs.archive.tables.tidying import tidy_table
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from tests.archived import archived, arrivals_of
 from tests.compacting import all_of, compacted
 from tests.folding import Channel
@@ -162,7 +162,7 @@ def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50))])
     gone = tmp_path / "gone.parquet"
     monkeypatch.setattr(Archive, "files", lambda *_, **__: (gone,))
-    with pytest.raises(ArchiveFileGone, match=r"gone\.parquet is not there any more; restore it") as told:
+    with pytest.raises(ArchiveFileGone, match=r"gone\.parquet no longer exists; restore it") as told:
         begun_of(archive)
     assert str(gone) == told.value.file
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode, exit_code_of
-from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra, OperatorError
 from equipoise.spark_jobs.streams import connector, session
 from equipoise.spark_jobs.streams.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
-from equipoise.spark_jobs.streams.errors import JarsMissing, MissingJava, WrongJar
-from equipoise.spark_jobs.streams.java import check_java
 from equipoise.spark_jobs.streams.options import default_archive
+from equipoise.spark_jobs.streams.session import check_java
 from tests.house_rules import ROOT
 
 HELLO = Jar(group="g", artifact="hello", version="1", sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
@@ -48,11 +47,11 @@ def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, said: str, found: in
 
 @pytest.mark.parametrize(
     ("answer", "named"),
-    [("echo 'java version \"1.8.0_392\"'", "is Java 8"), ("exit 3", "does not say its version"), ("echo hello", "hello")],
+    [("echo 'java version \"1.8.0_392\"'", "is Java 8"), ("exit 3", "does not report its version"), ("echo hello", "hello")],
 )
 def test_a_java_that_will_not_do_is_refused(tmp_path: Path, answer: str, named: str) -> None:
     """One that is too old, or that says nothing of itself, is named, with the way to get another."""
-    with pytest.raises(MissingJava, match=named) as caught:
+    with pytest.raises(OperatorError, match=named) as caught:
         check_java(java_home(tmp_path, answer))
     assert ExitCode.OPERATOR is exit_code_of(caught.value)
 
@@ -60,7 +59,7 @@ def test_a_java_that_will_not_do_is_refused(tmp_path: Path, answer: str, named: 
 @pytest.mark.parametrize("environment", [{"PATH": ""}, {"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": ""}])
 def test_a_machine_without_java_is_told_how_to_get_it(environment: dict[str, str]) -> None:
     """The first run on a bare machine says what it lacks, and what to type."""
-    with pytest.raises(MissingJava, match="apt-get install openjdk-17-jre-headless"):
+    with pytest.raises(OperatorError, match="apt-get install openjdk-17-jre-headless"):
         check_java(environment)
 
 
@@ -108,11 +107,11 @@ def test_jars_are_fetched_once_and_told(cache: Path, tmp_path: Path, monkeypatch
 def test_a_jar_with_other_bytes_is_not_taken(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Maven brings, and what somebody put there since, is refused unless it has the bytes that were tried out."""
     maven(tmp_path, "evil", monkeypatch)
-    with pytest.raises(WrongJar, match="SHA-256"):
+    with pytest.raises(OperatorError, match="SHA-256"):
         connector_jars()
     assert not (cache / "hello-1.jar").exists()
     (cache / "hello-1.jar").write_text("changed", encoding="utf-8")
-    with pytest.raises(WrongJar, match="ask who put it there"):
+    with pytest.raises(OperatorError, match="find out who put it there"):
         connector_jars()
 
 
@@ -124,9 +123,8 @@ def test_jars_that_cannot_be_fetched_can_be_put_there(
     if script:
         program(tmp_path / "programs" / "mvn", script)
         monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/bin:/usr/bin")
-    with pytest.raises(JarsMissing, match=named) as caught:
+    with pytest.raises(OperatorError, match=f"{named}.*hello-1.jar into {cache} by hand"):
         connector_jars()
-    assert (str(cache), ("hello-1.jar",)) == (caught.value.folder, caught.value.names)
     (cache / "hello-1.jar").write_text("hello", encoding="utf-8")
     assert (cache / "hello-1.jar",) == connector_jars()
 
@@ -143,7 +141,7 @@ def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
     child += "time.sleep(0.3); print('later', file=sys.stderr)"
     lines = [
         "import subprocess, sys, threading",
-        "from equipoise.spark_jobs.streams.quiet import quietly",
+        "from equipoise.spark_jobs.streams.session import quietly",
         "with quietly():",
         f"    child = subprocess.Popen([sys.executable, '-c', {child!r}])",
         "print('mine', file=sys.stderr, flush=True)",

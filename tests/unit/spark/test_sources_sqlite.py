@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogWentBack
+from equipoise.channel.core.errors import InvalidLogUrl, LogWentBack, OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ChannelFiles
 from equipoise.spark_jobs.sources.sqlite_source import SCHEMA, Piece, SqliteStreamReader, insisted, pieces, read_piece, record_batch
-from equipoise.spark_jobs.streams.errors import OtherLog, SourceAway
 
 RECORDS = tuple(b"%d" % number for number in range(1, 11))
 
@@ -174,7 +173,7 @@ def test_times_that_no_calendar_has_are_cut(url: str, files: ChannelFiles) -> No
 
 def test_another_log_in_its_place_is_refused(url: str) -> None:
     """Positions in one log mean nothing in another."""
-    with pytest.raises(OtherLog, match="another one"):
+    with pytest.raises(OperatorError, match="is not the one"):
         opened(url, identity="0" * 32)
 
 
@@ -248,7 +247,7 @@ def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path) -> None:
 def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task whose file does not come back ends with an error that says so."""
     monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
-    with pytest.raises(SourceAway, match="start the job again"):
+    with pytest.raises(PeerError, match="start the job again"):
         insisted(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
 
 

@@ -21,14 +21,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from equipoise.channel.core.errors import LogUnavailable
+from equipoise.channel.core.errors import LogUnavailable, OperatorError, PeerError
 from equipoise.spark_jobs.audit.findings_out import FindingsNotKept
 from equipoise.spark_jobs.streams import streams
+from equipoise.spark_jobs.streams.causes import Cause, cause_of_error
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts, interruptible
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
 from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE
-from equipoise.spark_jobs.streams.stream_errors import Cause, PlaceLost, SourceLost, SparkDied, StreamFailed, WorkersLost, cause_of_error
 from equipoise.spark_jobs.streams.streams import Stream, run_stream
 
 
@@ -112,7 +112,7 @@ def test_a_place_that_stays_away_is_named(run: Callable[..., list[str]]) -> None
     def put(_number: int, _rows: pa.Table) -> None:
         raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
 
-    with pytest.raises(PlaceLost, match=r"findings cannot be put to the topic channel-findings: no answer; .*; start it again") as caught:
+    with pytest.raises(PeerError, match=r"findings cannot be put to the topic channel-findings: no answer; .*; start it again") as caught:
         run(frame=OneBatch, take=put)
     assert "log" not in str(caught.value)
 
@@ -124,7 +124,7 @@ def test_what_failed_is_named_although_its_story_cannot_be_written(run: Callable
     def put(_number: int, _rows: pa.Table) -> None:
         raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
 
-    with pytest.raises(PlaceLost, match="findings cannot be put to the topic channel-findings: no answer"):
+    with pytest.raises(PeerError, match="findings cannot be put to the topic channel-findings: no answer"):
         run(frame=OneBatch, take=put)
 
 
@@ -134,7 +134,7 @@ def test_a_log_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
     def away() -> object:
         raise LogUnavailable(log="sqlite:x", problem="busy")
 
-    with pytest.raises(SourceLost, match=r"the audit has waited 0 s for its log: .*sqlite:x"):
+    with pytest.raises(PeerError, match=r"the audit has waited 0 s for its log: .*sqlite:x"):
         run(frame=away, take=lambda _number, _rows: None)
 
 
@@ -144,7 +144,7 @@ def test_workers_that_do_not_start_are_named(run: Callable[..., list[str]]) -> N
     def busy() -> object:
         raise PySparkException("terminated with exception: Python worker failed to connect back.")
 
-    with pytest.raises(WorkersLost, match=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again") as caught:
+    with pytest.raises(PeerError, match=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again") as caught:
         run(frame=busy, take=lambda _number, _rows: None)
     assert "log" not in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_an_error_of_java_is_no_death_of_java(run: Callable[..., list[str]]) -> 
     def refused() -> object:
         raise Refused
 
-    with pytest.raises(StreamFailed, match="the audit cannot go on: PYSPARK_PYTHON names an interpreter that is not there"):
+    with pytest.raises(OperatorError, match="the audit cannot continue: PYSPARK_PYTHON names an interpreter that does not exist"):
         run(frame=refused, take=lambda _number, _rows: None)
 
 
@@ -173,7 +173,7 @@ def test_a_java_that_is_gone_is_named_with_its_memory(
     def gone() -> object:
         raise ConnectionRefusedError("[Errno 111] Connection refused")
 
-    with pytest.raises(SparkDied, match=rf"Java process is gone: .*Connection refused.* its {memory}, .* SPARK_DRIVER_MEMORY=4g in"):
+    with pytest.raises(OperatorError, match=rf"Java process is gone: .*Connection refused.* its {memory}, .* SPARK_DRIVER_MEMORY=4g in"):
         run(frame=gone, take=lambda _number, _rows: None)
 
 
@@ -212,7 +212,7 @@ def test_a_log_on_which_nothing_happens_is_not_away(
     monkeypatch.setattr(streams, "AWAY_MAX_S", 500)
     monkeypatch.setattr(streams, "_Run", Start)
     monkeypatch.setattr("equipoise.spark_jobs.streams.streams.time.monotonic", lambda: 600.0 * len(begun))
-    with nullcontext() if waited else pytest.raises(SourceLost):
+    with nullcontext() if waited else pytest.raises(PeerError):
         run(frame=OneBatch, take=lambda _number, _rows: None)
     assert starts == len(begun)
 

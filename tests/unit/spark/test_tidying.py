@@ -18,7 +18,7 @@ from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
 from equipoise.spark_jobs.archive.tables.sink import locked, open_sink
 from equipoise.spark_jobs.archive.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import Screen, TidyOptions
 from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row

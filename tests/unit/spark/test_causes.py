@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
-from equipoise.spark_jobs.streams.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, WorkersLost, cause_of, cause_of_error
+from equipoise.spark_jobs.streams.causes import PROBLEM_CHARACTERS_MAX, Cause, cause_of, cause_of_error
 
 OF_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: Task 0 in stage 4.0 failed 1 times:
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -30,7 +30,7 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o123.collectAsArrow
 """
 
 NOT_STARTED = (
-    "a Python worker of Spark's did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
+    "a Python worker of Spark did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
     "interpreter that cannot run these jobs"
 )
 
@@ -47,8 +47,8 @@ CASES = {
         expected=Cause(kind="LogUnavailable", text="the log x is unavailable: busy; try again later", passes=True),
     ),
     "an error of a job that passes": Case(
-        message=OF_A_WORKER.format(last="equipoise.spark_jobs.streams.errors.SourceAway: x was away for 600 s: gone"),
-        expected=Cause(kind="SourceAway", text="x was away for 600 s: gone", passes=True),
+        message=OF_A_WORKER.format(last="equipoise.spark_jobs.streams.errors.PeerError: x was away for 600 s: gone"),
+        expected=Cause(kind="PeerError", text="x was away for 600 s: gone", passes=True),
     ),
     "an error of ours that stays": Case(
         message=OF_A_WORKER.format(last="equipoise.channel.core.errors.LogDamaged: the log x cannot be used: not ours"),
@@ -70,15 +70,15 @@ CASES = {
         message="Job aborted: Lost task 0.3: org.apache.spark.SparkException: Python worker failed to connect back.\n"
         "\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:276)\n"
         "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
-        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, missing="workers"),
     ),
     "a planner that does not start": Case(
         message="[STREAM_FAILED] terminated with exception: Python worker failed to connect back.",
-        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, missing="workers"),
     ),
     "a worker that does not start while rows are taken": Case(
         message=OF_A_DRIVER.format(first="org.apache.spark.SparkException: Python worker failed to connect back."),
-        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, missing="workers"),
     ),
     "a Kafka that goes away while rows are taken": Case(
         message=OF_A_DRIVER.format(first="org.apache.kafka.common.errors.TimeoutException: Failed to get offsets"),
@@ -88,7 +88,7 @@ CASES = {
         message=": org.apache.spark.SparkException: \nEOFException occurred while reading the port number from pyspark.daemon's stdout.\n",
         expected=Cause(
             kind="InterpreterUnfit",
-            text="PYSPARK_PYTHON names an interpreter that is not there, or cannot run these jobs",
+            text="PYSPARK_PYTHON names an interpreter that does not exist or cannot run these jobs",
             passes=False,
         ),
     ),
@@ -97,7 +97,7 @@ CASES = {
         expected=Cause(kind="OutOfMemoryError", text="OutOfMemoryError: Java heap space", passes=False),
     ),
     "no error that is known": Case(message="\n  [WEIRD] it ended \nmore", expected=Cause(kind="", text="[WEIRD] it ended", passes=False)),
-    "nothing at all": Case(message="", expected=Cause(kind="", text="no reason is told", passes=False)),
+    "nothing at all": Case(message="", expected=Cause(kind="", text="no reason given", passes=False)),
 }
 
 
