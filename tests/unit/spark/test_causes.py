@@ -47,7 +47,7 @@ CASES = {
         expected=Cause(kind="LogUnavailable", text="the log x is unavailable: busy; try again later", passes=True),
     ),
     "an error of a job that passes": Case(
-        message=OF_A_WORKER.format(last="equipoise.spark_jobs.streams.errors.PeerError: x was away for 600 s: gone"),
+        message=OF_A_WORKER.format(last="equipoise.channel.core.errors.PeerError: x was away for 600 s: gone"),
         expected=Cause(kind="PeerError", text="x was away for 600 s: gone", passes=True),
     ),
     "an error of ours that stays": Case(
@@ -56,7 +56,7 @@ CASES = {
     ),
     "an error of an archive": Case(
         message=OF_A_WORKER.format(
-            last="equipoise.spark_jobs.streams.archive_errors.ArchiveDamaged: the archive x cannot be used: no file"
+            last="equipoise.spark_jobs.streams.errors.ArchiveDamaged: the archive x cannot be used: no file"
         ),
         expected=Cause(kind="ArchiveDamaged", text="the archive x cannot be used: no file", passes=False),
     ),
