@@ -1,7 +1,7 @@
 """Compact a log: shorten it without changing the view that it folds to.
 
 `channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds` what may be cut,
-`history_snapshot` how retained records keep their verdicts, and `agreement` whether to trust the fold.
+and `history_snapshot` how retained records keep their verdicts.
 
 How a log is compacted
 1. Claim the compacted snapshot: no older compactor can write from here on.
@@ -27,20 +27,26 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from equipoise.channel.core.errors import CompactionRefused
 from equipoise.channel.core.log import Log
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration, restoration
-from equipoise.channel.snapshots.snapshot_rows import Marker, encode_marker, keys_of, marker_of, rows_of
-from equipoise.compaction.agreement import Agreement
-from equipoise.compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
+from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX, Marker, encode_marker, keys_of, marker_of, rows_of
 from equipoise.compaction.history_snapshot import HistorySnapshotMove
 from equipoise.compaction.holds import holds_in
 from equipoise.compaction.retention import Retention, check_cut, cut_position, newest_ms
 from equipoise.compaction.writing import SNAPSHOT, Scribe, Step
+
+RECORDS_BETWEEN: Final = 8_000
+"""Records between two checkpoints, at most. Up to this much more than requested is kept: 2 MB."""
+
+Checkpoint = tuple[int, int]
+"""A logical offset, and the size in bytes of all records up to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +176,7 @@ class _Compaction:
     def _fold(self, begun: Restoration, end: int) -> _Fold:
         """Run steps 3 and 4."""
         log, reader, marker = self.scribe.log, begun.reader, begun.marker
-        agreement = Agreement(reader.view)
+        agreement = _Agreement(reader.view)
         records, bytes_below = 0, 0 if marker is None else marker.bytes_below
         checkpoints: dict[int, int] = {} if marker is None else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
         total = max(0, end - reader.position + 1)
@@ -198,7 +204,7 @@ class _Compaction:
         view, before, log = folded.view, begun.marker, self.scribe.log
         if before is not None and before.horizon == view.offset:
             return before
-        checkpoints = kept(folded.checkpoints, first=log.start() + view.base - 1)
+        checkpoints = kept_checkpoints(folded.checkpoints, first=log.start() + view.base - 1)
         return marker_of(view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
 
     def _chosen_cut(self, marker: Marker, view: View) -> _Cut:
@@ -219,7 +225,7 @@ class _Compaction:
             return _Written(marker=marker, keys=len(begun.rows))
         gone = sorted(begun.rows.keys() - keys_of(view))
         rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
-        self.scribe.step(Step.SPELLED)
+        self.scribe.step(Step.ENCODED)
         meant = CompactedSnapshot(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
         if not self.dry_run:
             self.scribe.write(self.scribe.log.compacted_snapshot(), rows, meant, writing=SNAPSHOT)
@@ -257,6 +263,52 @@ class _Compaction:
             end=end,
             dry_run=self.dry_run,
         )
+
+
+class _Agreement:
+    """Compares the digests in renewals with the view that folds them.
+
+    A broker disagrees from its first differing renewal until one that agrees again. If it dies meanwhile, its view is gone.
+    Only another broker's agreement then shows that its view was the wrong one.
+    """
+
+    def __init__(self, view: View) -> None:
+        """`view` is the view that folds the records passed to `see`."""
+        self._view = view
+        self._disagreeing: dict[int, tuple[str, int]] = {}  # By incarnation: broker and offset.
+
+    def see(self, folded: Folded) -> None:
+        """Check one record that was just folded."""
+        record = folded.record
+        if type(record) is not Renewed or folded.verdict.reason is not None or record.incarnation is None:
+            return
+        if folded.verdict.diverged:
+            self._disagreeing[record.incarnation] = record.publisher, folded.offset
+        elif self._disagreeing:
+            live = self._view.live
+            known = self._disagreeing.items()
+            self._disagreeing = {
+                incarnation: who for incarnation, who in known if incarnation in live and incarnation != record.incarnation
+            }
+
+    @property
+    def problem(self) -> str | None:
+        """Which broker disagrees; None if none does."""
+        if not self._disagreeing:
+            return None
+        broker, offset = min(self._disagreeing.values(), key=lambda who: who[1])
+        return f"broker {broker} reported at offset {offset} a view that differs from the fold of the log"
+
+
+def kept_checkpoints(checkpoints: Iterable[Checkpoint], *, first: int) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that a marker keeps: those from logical offset `first`, the log's start, on.
+
+    If there are too many, keep every second and the newest.
+    """
+    left = [checkpoint for checkpoint in checkpoints if checkpoint[0] >= first]
+    while len(left) > CHECKPOINTS_MAX:
+        left = left[::-1][::2][::-1]
+    return tuple(left)
 
 
 def _replaced(before: Mapping[str, bytes], rows: Iterable[SnapshotRow]) -> dict[str, bytes]:

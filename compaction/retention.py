@@ -1,4 +1,4 @@
-"""Decide how much of a compacted log is kept: by time, size or number of offsets."""
+"""Decide how much of a compacted log is kept (by time, size or number of offsets), and how long a compaction may take."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ NEWEST_MS: Final = 600_000
 
 CLOCK_PRECISION_MS: Final = 1_000
 """The precision of the estimated time of the newest entry."""
+
+COMPACT_S_MAX: Final = 600
+"""The default time limit of one compaction. A million records take 15 s on a full core. The limit also covers a tenth of a core,
+or the ten million records of a log that was never compacted."""
+
+WAIT_MS_MAX: Final = 10_000
+"""How long each write waits for other writers: the brokers, whose batches take milliseconds."""
 
 _UNITS: Final[Mapping[str, tuple[Unit, int]]] = {
     "s": ("ms", 1_000),

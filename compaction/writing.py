@@ -31,7 +31,7 @@ class Step(StrEnum):
     HISTORY_LAST_ROW = "history_last_row"
     HISTORY_REPLACED = "history_replaced"
     HISTORY_READ_BACK = "history_read_back"
-    SPELLED = "spelled"
+    ENCODED = "encoded"
     FIRST_ROW = "first_row"
     LAST_ROW = "last_row"
     REPLACED = "replaced"

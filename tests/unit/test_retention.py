@@ -1,7 +1,4 @@
-"""How much of a log stays: how it is spelled, and where it lets the log be cut.
-
-May live here: examples of `compaction.retention` and `compaction.checkpoints`.
-"""
+"""How much of a log stays: how it is written, and where it lets the log be cut."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
 from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX, Marker
-from equipoise.compaction.checkpoints import Checkpoint, kept
+from equipoise.compaction.compactor import Checkpoint, kept_checkpoints
 from equipoise.compaction.retention import (
     CLOCK_PRECISION_MS,
     NEWEST_MS,
@@ -149,13 +146,13 @@ def test_a_cut_above_the_horizon_is_refused() -> None:
 
 def test_checkpoints_below_the_log_are_dropped() -> None:
     """What lies below the log's beginning can be no place to cut."""
-    assert ((20, 2), (30, 3)) == kept([(10, 1), (20, 2), (30, 3)], first=20)
+    assert ((20, 2), (30, 3)) == kept_checkpoints([(10, 1), (20, 2), (30, 3)], first=20)
 
 
 def test_checkpoints_are_bounded() -> None:
     """Of too many every second is kept, the newest among them, so that they still reach as far back."""
     many: list[Checkpoint] = [(offset, 10 * offset) for offset in range(1, 4 * CHECKPOINTS_MAX)]
-    left = kept(many, first=0)
+    left = kept_checkpoints(many, first=0)
     assert CHECKPOINTS_MAX // 2 < len(left) <= CHECKPOINTS_MAX
     assert many[-1] == left[-1]
     assert left[0][0] <= 4

@@ -15,8 +15,7 @@ from equipoise.brokers.cli.output import counted, print_fact
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from equipoise.channel.system.deadline import Deadline
-from equipoise.compaction.bounds import COMPACT_S_MAX, WAIT_MS_MAX
-from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
+from equipoise.compaction.retention import COMPACT_S_MAX, RETAIN_BY_DEFAULT, WAIT_MS_MAX, parse_retention
 
 if TYPE_CHECKING:
     from equipoise.compaction.compactor import Compacted

@@ -55,9 +55,7 @@ CASES = {
         expected=Cause(kind="LogDamaged", text="the log x cannot be used: not ours", passes=False),
     ),
     "an error of an archive": Case(
-        message=OF_A_WORKER.format(
-            last="equipoise.spark_jobs.streams.errors.ArchiveDamaged: the archive x cannot be used: no file"
-        ),
+        message=OF_A_WORKER.format(last="equipoise.spark_jobs.streams.errors.ArchiveDamaged: the archive x cannot be used: no file"),
         expected=Cause(kind="ArchiveDamaged", text="the archive x cannot be used: no file", passes=False),
     ),
     "an error of Python": Case(
