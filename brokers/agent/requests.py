@@ -42,7 +42,15 @@ BY_COUNT: Final = FewestBundles()
 STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
 """The phases in which a move can be cancelled. Later its source has been ordered to release."""
 
+RACES_MAX: Final = 5
+"""Tries of a proposal that loses races. Each lost race is another writer's progress."""
+
 Make = Callable[[Author], AnyRecord]
+
+
+def may_run_again(reason: Reason, race: int) -> bool:
+    """Return whether to retry a proposal that was rejected as `reason`. `race` counts the attempts, from 1."""
+    return reason is Reason.STALE and race < RACES_MAX
 
 
 def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:

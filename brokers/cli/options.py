@@ -12,8 +12,12 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.outcome import JSON_FLAG
+from equipoise.brokers.cli.output import print_fact
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.operations.access import Access, attached, opened
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.steps import Operation
+from equipoise.brokers.operations.verbs import Answer
 from equipoise.channel.core.errors import InvalidLogUrl, InvalidName, LogNotBegun
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
@@ -105,6 +109,14 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
         if access.view.genesis is None:
             raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
         yield access
+
+
+def carry_out(operation: Operation[Answer], log_url: str, name: str | None, timeout_s: int, *, as_json: bool) -> Answer:
+    """Run an operation on the channel as the admin `name`, print its answer, and return it. Raises as `writing` and the operation do."""
+    with writing(log_url, name, timeout_s) as access:
+        answer = run(access, operation)
+    print_fact(answer.sentence, answer.document, as_json=as_json)
+    return answer
 
 
 def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:

@@ -15,9 +15,12 @@ from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.verbs import drain
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad
 
 
@@ -26,6 +29,7 @@ class Brokers:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -81,13 +85,8 @@ class Brokers:
     async def drain(self, _request: web.Request) -> web.Response:
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
         ready_view(self._worker)
-        self._worker.drain()
-
-        def drains(_: View) -> bool | None:
-            entry = self._worker.agent.entry
-            return (entry is not None and entry.status == "draining") or None
-
-        await self._worker.until(drains, timeout_ms=self._worker.config.admin_ms, what=f"broker {self._worker.broker_id} draining")
+        deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
+        await self._operations.run(drain(self._worker.broker_id, wait=False), deadline)
         return done()
 
     async def entries(self, _request: web.Request) -> web.Response:

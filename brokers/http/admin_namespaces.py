@@ -1,6 +1,6 @@
 """Serve Pulsar's administration paths of tenants, namespaces and bundles.
 
-`docs/reference/http.md` compares each path with Pulsar's. The steps of moves are in `brokers.http.moving`.
+`docs/reference/http.md` compares each path with Pulsar's. `brokers.operations.verbs` defines the operations.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
-from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownTenant
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import Rejected, UnknownTenant
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
     GROUP_BODY,
@@ -31,13 +30,14 @@ from equipoise.brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
-from equipoise.brokers.http.moving import Moving
 from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.steps import Operation
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
-from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
-from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Reason
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import HASH_MAX, check_namespace
+from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
@@ -58,7 +58,7 @@ class Namespaces:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._moving = Moving(worker)
+        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -139,10 +139,8 @@ class Namespaces:
 
     async def set_on_channel_loss(self, request: web.Request) -> web.Response:
         """Set `fence` or `serve`. It applies to open bundles as soon as their owner has read it."""
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         choice = await required_body_of(request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}")
-        await self._moving.set_policy(namespace.name, ON_CHANNEL_LOSS, choice.value, self._deadline())
-        return done()
+        return await self._done(verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value))
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
         """Return the anti-affinity group of a namespace; 204 if it is in none."""
@@ -151,16 +149,12 @@ class Namespaces:
 
     async def set_anti_affinity(self, request: web.Request) -> web.Response:
         """Put a namespace into an anti-affinity group. It applies as bundles are placed."""
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         group = await required_body_of(request, GROUP_BODY, "the name of the group, as JSON")
-        await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, group, self._deadline())
-        return done()
+        return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
 
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
         """Remove a namespace from its anti-affinity group."""
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
-        await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, None, self._deadline())
-        return done()
+        return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None))
 
     async def bundles(self, request: web.Request) -> web.Response:
         """Return the boundaries of the bundles of a namespace."""
@@ -170,78 +164,66 @@ class Namespaces:
     async def create(self, request: web.Request) -> web.Response:
         """Create a namespace; the leader gives its bundles to brokers."""
         namespace = namespace_of(request)
-        body = await body_of(request, NAMESPACE_BODY)
-        body = body or NamespaceBody()
-        settings = settings_in(ready_view(self._worker), self._worker.config.base_settings)
-        cuts = (body.bundles or Bundles()).cuts(namespace, default=settings.balancing.namespace_bundles)
-        await self._moving.create_namespace(namespace, cuts, body.policies, self._deadline())
-        return done()
+        body = await body_of(request, NAMESPACE_BODY) or NamespaceBody()
+        boundaries = (body.bundles or Bundles()).cuts(namespace)
+        return await self._done(verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a namespace, once all its bundles have been let go of."""
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
-        await self._moving.delete_namespace(namespace.name, self._deadline())
-        return done()
+        """Delete a namespace, once all its bundles have been released."""
+        return await self._done(verbs.delete_namespace(namespace_of(request)))
 
     async def unload_all(self, request: web.Request) -> web.Response:
         """Move every bundle of a namespace away from its owner."""
-        view = ready_view(self._worker)
-        namespace = namespace_named(view, namespace_of(request))
-        outcomes = await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
-        stuck = [outcome.document() for outcome in outcomes if outcome.owner in (None, outcome.source)]
-        return _unloaded({"moved": len(outcomes) - len(stuck), "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]})
+        answer = await self._run(verbs.unload_all(namespace_of(request)))
+        stuck = [outcome.document() for outcome in answer.stuck]
+        moved = len(answer.outcomes) - len(stuck)
+        return _unloaded({"moved": moved, "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]})
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
-        """Cancel all moves of a namespace that have not happened."""
-        view = ready_view(self._worker)
-        await self._moving.cancel_all(view.bundles_of(namespace_named(view, namespace_of(request)).name), self._deadline())
-        return done()
+        """Cancel all moves of a namespace that are not complete."""
+        return await self._done(verbs.cancel_all(namespace_of(request)))
 
     # --- bundles ---
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a transfer or a split that has not happened."""
-        await self._moving.cancel(self._bundle(request).name, self._deadline())
-        return done()
+        """Cancel a transfer or a split that is not complete."""
+        return await self._done(verbs.cancel(bundle_of(request)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force` overrides policies.
 
         204, as Pulsar answers; a header says what became of the bundle.
         """
-        bundle = self._bundle(request)
+        name = bundle_of(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if destination is not None:
-            outcome = await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline(), force=force)
-            return _unloaded(outcome.document())
-        if bundle.phase == "free":
+            answer = await self._run(verbs.transfer(name, destination, force=force))
+        elif bundle_named(ready_view(self._worker), name).phase == "free":
             return done()
-        return _unloaded((await self._moving.unload(bundle.name, self._deadline())).document())
+        else:
+            answer = await self._run(verbs.unload(name))
+        return _unloaded(answer.outcomes[0].document())
 
     async def split(self, request: web.Request) -> web.Response:
         """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm."""
-        bundle = self._bundle(request)
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
-        if len(algorithm) > TEXT_CHARACTERS_MAX or not algorithm.isprintable():
-            raise InvalidRequest(what="the parameter splitAlgorithmName", problem="that is the name of no algorithm")
-        positions = sorted(await body_of(request, POSITIONS_BODY) or ())
-        if positions:
-            check_cuts(bundle.low, bundle.high, positions)
-        elif algorithm == SPECIFIED_POSITIONS_DIVIDE:
-            raise InvalidBoundaries(subject=bundle.name, problem="this algorithm cuts at the positions in the body, and there are none")
-        await self._moving.split(bundle.name, algorithm, positions or None, self._deadline())
-        return done()
+        positions = await body_of(request, POSITIONS_BODY) or None
+        if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
+            positions = None  # As in Pulsar, these algorithms ignore them.
+        return await self._done(verbs.split(bundle_of(request), algorithm, positions))
 
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""
-        await self._moving.merge(self._bundle(request).name, self._deadline())
+        return await self._done(verbs.merge(bundle_of(request)))
+
+    async def _run(self, operation: Operation[verbs.Answer]) -> verbs.Answer:
+        ready_view(self._worker)
+        return await self._operations.run(operation, Deadline.after(timeout_ms=self._worker.config.admin_ms))
+
+    async def _done(self, operation: Operation[verbs.Answer]) -> web.Response:
+        """Run an operation, and return 204."""
+        await self._run(operation)
         return done()
-
-    def _bundle(self, request: web.Request) -> BundleEntry:
-        return bundle_named(ready_view(self._worker), bundle_of(request))
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(timeout_ms=self._worker.config.admin_ms)
 
 
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:

@@ -17,9 +17,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changes,
     SettingsChange,
-    change_in,
     changed_by,
-    check_changes,
     document_of,
     problems_in,
     settings_in,
@@ -28,8 +26,9 @@ from equipoise.brokers.balancing.settings.settings_records import (
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import BALANCING_BODY, body_of
-from equipoise.brokers.http.moving import Moving
 from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.verbs import change_settings
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.system.deadline import Deadline
 
@@ -41,7 +40,7 @@ class Balancing:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._moving = Moving(worker)
+        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -91,12 +90,9 @@ class Balancing:
         return done()
 
     async def _change(self, changes: Changes, by: str | None) -> SettingsChange:
-        check_changes(ready_view(self._worker), changes)
+        ready_view(self._worker)
         deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
-        accepted = await self._moving.set_settings(changes, by or f"HTTP at {self._worker.broker_id}", deadline)
-        change = change_in(accepted)
-        assert change is not None, "what was accepted is this record"
-        return change
+        return await self._operations.run(change_settings(changes, changed_by=by or f"HTTP at {self._worker.broker_id}"), deadline)
 
 
 def _documents(settings: BalancingSettings, base: BalancingSettings, held: set[str]) -> dict[str, object]:

@@ -37,15 +37,15 @@ class Bundles(BaseModel):
     boundaries: list[str] | None = None
     num_bundles: Integer | None = Field(default=None, alias="numBundles")
 
-    def cuts(self, namespace: str, *, default: int) -> tuple[int, ...]:
-        """Return the boundaries as hash points from 0 to `HASH_MAX`. As in Pulsar they override a number. Without either, use `default`.
+    def cuts(self, namespace: str) -> tuple[int, ...] | None:
+        """Return the boundaries as hash points from 0 to `HASH_MAX`, or None without any. As in Pulsar they override a number.
 
         Raises `InvalidBoundaries`.
         """
         if not self.boundaries:
             # Pulsar's clients send 0 if no number was given, and Pulsar then uses its default. Pulsar does so for negative numbers, too. We
             # refuse those, because they must mean something else.
-            return even_boundaries(check_new_bundles(namespace, self.num_bundles or default))
+            return even_boundaries(check_new_bundles(namespace, self.num_bundles)) if self.num_bundles else None
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:

@@ -15,8 +15,10 @@ from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, P
 from equipoise.brokers.errors import UnknownCluster
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
-from equipoise.brokers.http.moving import Moving
 from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.steps import Operation
+from equipoise.brokers.operations.verbs import Answer, delete_cluster_policy, set_cluster_policy
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
@@ -31,7 +33,7 @@ class Policies:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._moving = Moving(worker)
+        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -59,11 +61,12 @@ class Policies:
         """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
         self._view_of_cluster(request)
         body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
-        return await self._set(_key(request, ISOLATION), body.document)
+        return await self._done(set_cluster_policy(_key(request, ISOLATION), body.document))
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
-        return await self._delete(self._view_of_cluster(request), _key(request, ISOLATION))
+        self._view_of_cluster(request)
+        return await self._done(delete_cluster_policy(_key(request, ISOLATION)))
 
     async def pins(self, _request: web.Request) -> web.Response:
         """Return all pins by name."""
@@ -77,19 +80,16 @@ class Policies:
         """Set one pin. The leader moves bundles that violate it, some at a time."""
         ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
-        return await self._set(_key(request, PIN), body.document)
+        return await self._done(set_cluster_policy(_key(request, PIN), body.document))
 
     async def delete_pin(self, request: web.Request) -> web.Response:
         """Delete one pin."""
-        return await self._delete(ready_view(self._worker), _key(request, PIN))
+        ready_view(self._worker)
+        return await self._done(delete_cluster_policy(_key(request, PIN)))
 
-    async def _set(self, key: str, document: Document) -> web.Response:
-        await self._moving.set_cluster_policy(key, document, self._deadline())
-        return done()
-
-    async def _delete(self, view: View, key: str) -> web.Response:
-        policy_named(view, key)
-        await self._moving.set_cluster_policy(key, None, self._deadline())
+    async def _done(self, operation: Operation[Answer]) -> web.Response:
+        """Run an operation, and return 204."""
+        await self._operations.run(operation, Deadline.after(timeout_ms=self._worker.config.admin_ms))
         return done()
 
     def _view_of_cluster(self, request: web.Request) -> View:
@@ -99,9 +99,6 @@ class Policies:
         if cluster != view.cluster:
             raise UnknownCluster(cluster=cluster, known=view.cluster)
         return view
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(timeout_ms=self._worker.config.admin_ms)
 
 
 def _key(request: web.Request, kind: str) -> str:

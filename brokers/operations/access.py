@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from equipoise.brokers.agent.requested_moves import may_run_again, rejection
+from equipoise.brokers.agent.requests import may_run_again
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import Rejected, UnknownBroker
-from equipoise.brokers.operations.outcomes import Outcomes
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.checks import rejection
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.difference import Resync, resync_between
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
+from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.ranges import ADMIN_PREFIX, check_broker_id
+from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, Reason
 from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, propose, read_on
+from equipoise.channel.log.blocking_view import RETRY_MS, Heard, entries_to_end, propose, read_on, unheard
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.system.deadline import Deadline
@@ -67,13 +67,6 @@ class Access:
     def bundle(self, name: str) -> BundleEntry:
         """Return the bundle of this name. Raises what `brokers.balancing.named.bundle_named` raises."""
         return bundle_named(self.view, name)
-
-    def broker(self, broker_id: str) -> BrokerEntry:
-        """Return the newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
-        broker = self.view.brokers.get(check_broker_id(broker_id))
-        if broker is None:
-            raise UnknownBroker(broker=broker_id)
-        return broker
 
 
 @contextmanager
@@ -133,20 +126,15 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
         yield folded
 
 
-def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, outcomes: Outcomes | None = None) -> Folded:
+def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, heard: Heard = unheard) -> Folded:
     """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
 
-    `outcomes` receives every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
+    `heard` gets every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
     `OutcomeUnknown`).
     """
     if access.view.genesis is None:
         problem = "no broker has ever started on this log; start one first"
         raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
-
-    def heard(folded: Folded) -> None:
-        if outcomes is not None:
-            outcomes.folded(folded)
-
     race = 1
     while True:
         folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, heard=heard)
@@ -204,16 +192,21 @@ def resync(access: Access) -> Resync:
     return what
 
 
-def until(access: Access, condition: Callable[[View, Folded | None], Seen | None], *, what: str) -> Seen:
-    """Return the first result of `condition` that is not None. Call it at once, and again after each record.
+def until(
+    access: Access,
+    condition: Callable[[View, Folded | None], Seen | None],
+    *,
+    what: str,
+    deadline: Deadline | None = None,
+    resynced: Callable[[Resync], None] | None = None,
+) -> Seen:
+    """Return the first result of `condition` that is not None. Call it at once, after each record, and when nothing has come for a while.
 
-    Raises `DeadlineExceeded` naming `what`, and what `follow` raises.
+    Raises `DeadlineExceeded` naming `what` at the deadline of `access`, or at an earlier `deadline`; and what `follow` raises.
     """
     seen = condition(access.view, None)
-    news = follow(access)
+    news = follow(access, resynced=resynced)
     while seen is None:
-        access.deadline.check(what)
-        folded = next(news)
-        if folded is not None:
-            seen = condition(access.view, folded)
+        (deadline or access.deadline).check(what)
+        seen = condition(access.view, next(news))
     return seen

@@ -1,18 +1,24 @@
-"""Report where unloaded bundles went, and why a bundle is not at its destination."""
+"""Follow moves to their end, and report where their bundles went and why a bundle is not at its destination."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.agent.requests import nobody_else
+from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
 from equipoise.brokers.errors import Cancelled
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.errors import OutcomeUnknown
+from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe, standing
 from equipoise.channel.system.deadline import Deadline
 
 PLACED_MS: Final = 5_000
@@ -26,6 +32,63 @@ SETTLED_MS: Final = 500
 
 # The channel keeps the full reason.
 _PROBLEM_CHARACTERS_MAX: Final = 256
+
+# On the way to the destination of a transfer, even if the source has died.
+_ON_ITS_WAY: Final = frozenset({"assigning", "transferring", "handing_over"})
+
+
+# --- one move ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedMove:
+    """A transfer, unload or split accepted at `offset`. `destination` is the future owner's incarnation."""
+
+    bundle: str
+    kind: MoveKind
+    offset: int
+    destination: int | None
+
+
+def begun_by(accepted: Folded) -> RequestedMove:
+    """Return the move that an accepted record began. Call it for no other record."""
+    record = accepted.record
+    assert isinstance(record, BundleTransition), "a move begins with a transition"
+    kind = KIND_OF_PHASE[PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]]
+    return RequestedMove(bundle=record.key, kind=kind, offset=accepted.offset, destination=record.owner)
+
+
+def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
+    """Return the result of a move once `folded` has ended it; None before its end, and for earlier records.
+
+    Transfer: the bundle. Split: the children. Unload: nothing; any next record of the bundle ends it. Pass all records after `move.offset`
+    in order.
+
+    Raise `Cancelled` if the move failed, with the cause and the bundle's state in `view`.
+    """
+    change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
+    if change is None or folded.offset <= move.offset:
+        return None
+    after = change.after
+    if move.kind is MoveKind.UNLOAD:
+        return ()
+    if move.kind is MoveKind.SPLIT and after is None:
+        return tuple(other.after for other in folded.verdict.changes if isinstance(other, BundleChanged) and other.after is not None)
+    if move.kind is MoveKind.TRANSFER and after is not None and after.owner == move.destination:
+        if after.phase == "owned":
+            return (after,)
+        if after.phase in _ON_ITS_WAY:
+            return None
+    raise Cancelled(bundle=move.bundle, move=move.kind.value, problem=_failure(folded, view, move.bundle))
+
+
+def _failure(folded: Folded, view: View, name: str) -> str:
+    """Return the record that ended a move, and the state of its bundle now."""
+    names, bundle = Names(view), view.bundles.get(name)
+    return f"{describe(folded, view, names)}; {'it is gone' if bundle is None else f'now {standing(bundle, names)}'}"
+
+
+# --- where bundles went ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,31 +111,50 @@ class Outcome:
     def sentence(self) -> str:
         """Return this outcome as a sentence."""
         if self.owner is None:
-            told = f"{self.source} has released {self.bundle}, and nobody owns it now"
+            sentence = f"{self.source} has released {self.bundle}, and nobody owns it now"
         elif self.owner == self.source:
-            told = f"{self.bundle} came back to {self.source}, token {self.token}"
+            sentence = f"{self.bundle} came back to {self.source}, token {self.token}"
         else:
-            told = f"{self.bundle} is owned by {self.owner}, token {self.token}"
-        return told if self.problem is None else f"{told}: {self.problem}"
+            sentence = f"{self.bundle} is owned by {self.owner}, token {self.token}"
+        return sentence if self.problem is None else f"{sentence}: {self.problem}"
 
 
 class Outcomes:
-    """Follows bundles from before their unload. The caller passes every record to `folded`."""
+    """Follows bundles from before their moves are requested, so that no end is missed. The caller passes all news to `heard`."""
 
-    def __init__(self, view: View, bundles: Iterable[BundleEntry]) -> None:
-        """Take the `bundles` to be unloaded, and ignore those without an owner."""
+    def __init__(self, view: View, bundles: Iterable[BundleEntry], *, log: str) -> None:
+        """Take the `bundles` to be moved, and ignore those without an owner. `log` is its name for errors."""
+        self._log = log
         self._sources = {bundle.name: view.live[bundle.owner].broker for bundle in bundles if bundle.owner is not None}
+        self._news: dict[str, deque[Folded | Resync]] = {name: deque() for name in self._sources}
         self._refusals: dict[str, str] = {}
         self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
 
-    def folded(self, folded: Folded) -> None:
-        """Note a record."""
-        for change in folded.verdict.changes:
+    def heard(self, news: Folded | Resync) -> None:
+        """Note a record, or a resync."""
+        for change in news.verdict.changes if isinstance(news, Folded) else news.changes:
             if isinstance(change, BundleChanged) and change.name in self._sources:
                 self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
-                refusal = _refusal(folded, change)
+                self._news[change.name].append(news)
+                refusal = _refusal(news, change) if isinstance(news, Folded) else None
                 if refusal is not None:
                     self._refusals[change.name] = refusal
+
+    def made(self, move: RequestedMove, view: View) -> tuple[BundleEntry, ...] | None:
+        """Return the result of a move as `made_by` does; None before its end.
+
+        Raises `Cancelled` as `made_by` does, and `OutcomeUnknown` if a truncation removed the records about its end.
+        """
+        waiting = self._news[move.bundle]
+        while waiting:
+            news = waiting.popleft()
+            if isinstance(news, Resync):
+                problem = f"it was, and what came of it between offsets {news.before} and {news.offset} was truncated before it was read"
+                raise OutcomeUnknown(log=self._log, subject=move.bundle, problem=problem)
+            made = made_by(move, news, view)
+            if made is not None:
+                return made
+        return None
 
     def are_settled(self, view: View) -> bool:
         """Return whether each bundle has kept its owner for `SETTLED_MS`, or is gone."""

@@ -12,7 +12,7 @@ from equipoise.brokers.agent.core import ATTEMPTS_MAX
 from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requested_moves import may_run_again
+from equipoise.brokers.agent.requests import may_run_again
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.difference import Resync

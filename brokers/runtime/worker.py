@@ -426,6 +426,11 @@ class Worker:
         """The view up to the last record that was read. Read only."""
         return self.agent.view
 
+    @property
+    def log_name(self) -> str:
+        """The URL of the log, for messages."""
+        return self.config.log_url
+
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """Return this broker's ownership of `key`, or None if it does not own the key now."""
         return self._router.ownership(namespace, key)

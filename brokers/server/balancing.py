@@ -17,7 +17,8 @@ from equipoise.brokers.balancing.moves import moved_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
-from equipoise.brokers.operations.following import Following
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.verbs import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
@@ -56,7 +57,7 @@ class Balancing:
         self._decided = decided
         self._metrics = worker.metrics.balancing
         self._choose = choose
-        self._following = Following(worker)
+        self._operations = Operations(worker)
         self._scheduler = Scheduler()
         self._moves: set[asyncio.Task[None]] = set()
         self._told: Mapping[str, str] = {}
@@ -221,7 +222,8 @@ class Balancing:
             else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
         )
         try:
-            made = await self._following.move(intent, Deadline.after(timeout_ms=timeout_ms), f"the move of {move.bundle}")
+            operation = moved_by(intent, f"the move of {move.bundle}")
+            _, made = await self._operations.run(operation, Deadline.after(timeout_ms=timeout_ms))
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
             owner = _id_of(view, made[0].owner) if made else None
             self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, live=_live_in(view))

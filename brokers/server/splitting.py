@@ -18,7 +18,9 @@ from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, plan
 from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, plan_splits
 from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.following import Following
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.steps import propose
+from equipoise.brokers.operations.verbs import move
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.intervals import interval_passed
@@ -59,7 +61,7 @@ class Splitting:
         self._bundles = bundles
         self._settings = settings
         self._decided = decided
-        self._following = Following(worker)
+        self._operations = Operations(worker)
         self._splitting_memory = SplittingMemory()
         self._failures = {
             what: LoggedFailures(_logger, broker=worker.broker_id, failed=f"{what} failed", over=f"{what} succeeds again")
@@ -134,7 +136,7 @@ class Splitting:
         intent = SplitBundle(bundle=split.bundle, algorithm=rounds.split_algorithm, positions=split.cuts, reason=split.reason)
         deadline = Deadline.after(timeout_ms=rounds.move_timeout_ms)
         try:
-            children = await self._following.move(intent, deadline, f"the split of {split.bundle}")
+            _, children = await self._operations.run(move(intent, f"the split of {split.bundle}"), deadline)
         except EquipoiseError as error:
             return self._failed(_SPLIT, error)
         self._failures[_SPLIT].succeeded()
@@ -146,7 +148,7 @@ class Splitting:
         """Merge two neighbours. Return why it failed, or None."""
         intent = MergeBundles(left=merge.left, right=merge.right, reason=merge.reason)
         try:
-            await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
+            await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
         except EquipoiseError as error:
             return self._failed(_MERGE, error)
         self._failures[_MERGE].succeeded()
@@ -156,7 +158,7 @@ class Splitting:
         """Start to move a child of a split away, if another broker may have it."""
         intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True)
         try:
-            await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
+            await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
         except Rejected as error:
             _logger.info("a part of a split stays: %s", error, extra={"broker": self._worker.broker_id, "bundle": child})
         except EquipoiseError as error:

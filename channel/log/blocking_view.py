@@ -27,7 +27,7 @@ Heard = Callable[[Folded], None]
 """Gets each record that is folded."""
 
 
-def _unheard(_folded: Folded) -> None:
+def unheard(_folded: Folded) -> None:
     """Ignore the record."""
 
 
@@ -42,7 +42,7 @@ def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Re
     return reader
 
 
-def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = _unheard) -> int:
+def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = unheard) -> int:
     """Fold new records up to the log's current end, pass each to `heard`, and return the logical offset of the end.
 
     The end may be a gap with no record at that offset; the view is complete up to it. Raises as `read_view` does.
@@ -79,7 +79,7 @@ def propose(
     *,
     publisher: str,
     deadline: Deadline,
-    heard: Heard = _unheard,
+    heard: Heard = unheard,
 ) -> Folded:
     """Read to the end, let `make_record` make a record against the view, append it, and return its verdict.
 

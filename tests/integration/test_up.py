@@ -18,9 +18,9 @@ from typing import cast
 
 import pytest
 
-from equipoise.brokers.cli.asking import ask_at
 from equipoise.brokers.cli.options import LOG_VARIABLE
 from equipoise.brokers.operations.access import opened, until
+from equipoise.brokers.operations.asking import ask_at
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from tests.ports import free_row_of_ports

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
+from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, submit, until
 from equipoise.brokers.operations.death_declaration import declare_dead
-from equipoise.brokers.operations.moving import delete_namespace, unload_all
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.verbs import UNLOADS_AT_ONCE, delete_namespace, unload_all
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -139,7 +140,7 @@ def test_a_deletion_takes_account_of_what_others_do() -> None:
     log.before_append = [lambda: None, let_go]
     told: list[str] = []
     # Deleting stands at 6, the others' records at 7 and 8, our late unload at 9.
-    assert 10 == delete_namespace(access, NAMESPACE, progress=told.append).offset
+    assert 10 == run(access, delete_namespace(NAMESPACE, progress=told.append)).document["offset"]
     assert ({}, 1) == (access.view.namespaces, len(told))
 
 
@@ -181,10 +182,10 @@ def test_the_bundles_of_a_namespace_are_let_go_of_some_at_a_time(*, is_deletion:
     log = Owner(name=f"memory:owner-{next(numbers)}")
     access, log.channel = owned_by_a(log, bundles=UNLOADS_AT_ONCE + 6)
     if is_deletion:
-        delete_namespace(access, NAMESPACE, progress=lambda _: None)
+        run(access, delete_namespace(NAMESPACE))
         assert {} == access.view.namespaces
     else:
-        assert UNLOADS_AT_ONCE + 6 == len(unload_all(access, access.view.bundles_of(NAMESPACE), what="the release"))
+        assert UNLOADS_AT_ONCE + 6 == len(run(access, unload_all(NAMESPACE)).outcomes)
         assert {"free"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
     assert log.releasing_max == UNLOADS_AT_ONCE
 
@@ -202,7 +203,7 @@ def test_an_unload_of_all_passes_over_what_others_move() -> None:
         MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
 
     log.before_append = [lambda: None, unload_second]
-    assert [first.name, third.name] == list(unload_all(access, (first, second, third), what="the release", wait=False))
+    assert {first.name: 10, third.name: 13} == run(access, unload_all(NAMESPACE, wait=False)).document["offsets"]
     assert {"unloading"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
 
 

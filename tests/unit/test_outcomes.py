@@ -21,12 +21,12 @@ class Story:
 
     def __init__(self) -> None:
         self.history = History()
-        self.outcomes = Outcomes(self.history.view, ())
+        self.outcomes = Outcomes(self.history.view, (), log="")
         self.ids = {name: self.history.join(name) for name in ("a", "b", "c")}
         self.name = self.history.create().name
         self.add("a", partial(propose.assign, owner=self.ids["a"]))
         self.add("a", propose.opened)
-        self.outcomes = Outcomes(self.history.view, [self.bundle])
+        self.outcomes = Outcomes(self.history.view, [self.bundle], log="")
 
     @property
     def bundle(self) -> BundleEntry:
@@ -36,7 +36,7 @@ class Story:
         """Have a broker write a record about the bundle, which the outcomes read."""
         folded = self.history.add(make(self.history.author(author, self.history.view.offset), self.bundle))
         assert folded.verdict.accepted
-        self.outcomes.folded(folded)
+        self.outcomes.heard(folded)
 
     def problem(self) -> str | None:
         """Why the bundle is where it is."""

@@ -17,7 +17,8 @@ import pytest
 from equipoise.brokers.agent.intents import CreateNamespace, SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.http.assignment_feed import AssignmentFeed
-from equipoise.brokers.http.moving import Moving
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.verbs import split
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
@@ -199,10 +200,8 @@ def test_a_move_whose_end_was_cut_off_ends_unknown(stand: Run) -> None:
 
     async def story(stand: Stand) -> None:
         (bundle,) = stand.worker.view.bundles_of(NAMESPACE)
-        moving = Moving(stand.worker)
-        splitting = asyncio.ensure_future(
-            moving.split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,), Deadline.after(timeout_ms=PATIENCE_MS))
-        )
+        operation = split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,))
+        splitting = asyncio.ensure_future(Operations(stand.worker).run(operation, Deadline.after(timeout_ms=PATIENCE_MS)))
         await stand.until(lambda: stand.worker.view.bundles[bundle.name].phase == "splitting")
         now = stand.worker.view.bundles[bundle.name]
         await stand.cut_off(lambda author: propose.cancel(author, now, reason="too long"))

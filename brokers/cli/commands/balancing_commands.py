@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.agent.intents import SetSettings
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, spelled, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
@@ -18,7 +17,6 @@ from equipoise.brokers.balancing.settings.settings_records import (
     SettingsChange,
     change_in,
     changed_by,
-    check_changes,
     differences,
     document_of,
     problems_in,
@@ -31,8 +29,9 @@ from equipoise.brokers.cli.moments import time_of
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, unread, writing
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, counted, print_json, print_line, print_rows
-from equipoise.brokers.operations import moving
 from equipoise.brokers.operations.access import Access, folded_to_end
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.verbs import change_settings
 from equipoise.channel.core.reader import Folded
 
 app = group("Turn balancing on or off, and change its settings.")
@@ -94,14 +93,11 @@ def unset(
 
 def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_json: bool) -> None:
     with writing(log, admin, timeout) as access:
-        check_changes(access.view, changes)
-        accepted = moving.request(access, SetSettings(changes=changes, changed_by=access.publisher))
-    change = change_in(accepted)
-    assert change is not None, "what was accepted is this record"
+        change = run(access, change_settings(changes))
     if as_json:
         print_json(change.document)
         return
-    print_line(f"accepted at offset {accepted.offset}: {counted(len(change.made), 'setting')} changed")
+    print_line(f"accepted at offset {change.offset}: {counted(len(change.made), 'setting')} changed")
     for one in change.made:
         print_line(str(one))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.asking import ask
-from equipoise.brokers.cli.commands.status import STATUS_COLUMNS, is_well, statuses
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
     TIMEOUT_S,
@@ -22,23 +22,22 @@ from equipoise.brokers.cli.options import (
     writing,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import Row, counted, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import BROKER_COLUMNS, broker_row
-from equipoise.brokers.errors import BrokerUnreachable, Rejected
-from equipoise.brokers.operations.access import Access, until
+from equipoise.brokers.errors import BrokerUnreachable
+from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.asking import ask_at
 from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory
+from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.runtime.service import own_http
-from equipoise.channel.core.entries import BrokerEntry
-from equipoise.channel.core.records import Reason
-from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
 app = group("See who is a member; drain a broker, declare a dead one dead.")
 
-_DRAIN_PATH: Final = "/admin/v2/brokers/drain"
-_ACCEPTED: Final = frozenset({200, 202, 204})
-_SHOWN_CHARACTERS_MAX: Final = 4_096
-"""The most characters of an answer that are printed, in one line."""
+
+_STATUS_COLUMNS: Final = ("broker", "status", "channel_lost_since", "serving_on", "problems")
+_UNREACHABLE: Final = "unreachable"
+_WELL: Final = frozenset({"ready", "serving on"})
 
 
 @app.command("list")
@@ -105,9 +104,9 @@ def status(
         with reading(log, timeout) as access:
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
         brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
-    rows = statuses(brokers, deadline)
-    print_rows(rows, columns=STATUS_COLUMNS, as_json=as_json, nothing="no broker is alive")
-    if not all(map(is_well, rows)):
+    rows = _statuses(brokers, deadline)
+    print_rows(rows, columns=_STATUS_COLUMNS, as_json=as_json, nothing="no broker is alive")
+    if not all(map(_is_well, rows)):
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
 
@@ -125,13 +124,8 @@ def drain(
     It is asked over HTTP, and writes itself that it is draining: it takes nothing new from then on. Its process goes on.
     """
     with reading(log, timeout) as access:
-        entry = _alive(access, broker)
-        incarnation, bundles = entry.incarnation, access.view.held_count(entry.incarnation)
-        _ask_to_drain(entry, access.deadline)
-        if wait:
-            until(access, lambda view, _: _is_empty(view, incarnation), what=f"the draining of {broker}")
-    sentence = f"{broker} {'is drained' if wait else 'drains'}: it had {counted(bundles, 'bundle')}"
-    print_fact(sentence, {"broker": broker, "incarnation": incarnation, "bundles": bundles, "done": wait}, as_json=as_json)
+        answer = run(access, verbs.drain(broker, wait=wait))
+    print_fact(answer.sentence, answer.document, as_json=as_json)
 
 
 @app.command()
@@ -164,23 +158,37 @@ def declare_dead(
         print_line(f"nobody to declare dead: no live broker bears a nonce of {data}")
 
 
-def _alive(access: Access, broker_id: str) -> BrokerEntry:
-    """Return the live broker with this id. Raise `InvalidName`, `UnknownBroker` or `Rejected`."""
-    broker = access.broker(broker_id)
-    if not broker.live:
-        raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=f"it is {broker.status} since offset {broker.last}", offset=None)
-    return broker
+def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:
+    """Return the status of each of `brokers` (id and HTTP address). A silent broker costs only its share of the time."""
+    rows = []
+    for place, (broker, address) in enumerate(brokers):
+        share_ms = -(-deadline.remaining_ms() // (len(brokers) - place))
+        rows.append(_status(broker, address, Deadline.after(timeout_ms=share_ms)))
+    return rows
 
 
-def _is_empty(view: View, incarnation: int) -> bool | None:
-    """Return True if an incarnation is draining and owns nothing, or is gone; otherwise None."""
-    broker = view.live.get(incarnation)
-    return True if broker is None or (broker.status == "draining" and not view.held_count(incarnation)) else None
+def _is_well(row: Row) -> bool:
+    """Return whether clients may connect to that broker."""
+    return row["status"] in _WELL
 
 
-def _ask_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
-    """Ask a broker to drain. Raise `BrokerUnreachable`."""
-    answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
-    if answer.status not in _ACCEPTED:
-        problem = f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
-        raise BrokerUnreachable(broker=broker.broker, address=own_http(broker.joined.addresses) or "", problem=problem)
+def _status(broker: str, address: str, deadline: Deadline) -> Row:
+    try:
+        answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
+        document = json.loads(answer.text)
+        return _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
+    except BrokerUnreachable as error:
+        return _status_row(broker, address, _UNREACHABLE, None, [error.problem])
+    except (ValueError, KeyError, TypeError):
+        return _status_row(broker, address, _UNREACHABLE, None, ["no broker of this version answers there"])
+
+
+def _status_row(broker: str, address: str, status: str, loss: Row | None, problems: object) -> Row:
+    return {
+        "broker": broker,
+        "address": address,
+        "status": status,
+        "channel_lost_since": None if loss is None else loss["since"],
+        "serving_on": [] if loss is None else loss["serving_on"],
+        "problems": problems,
+    }

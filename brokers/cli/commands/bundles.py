@@ -6,14 +6,11 @@ from typing import Annotated
 
 import typer
 
-from equipoise.brokers.agent.requested_moves import owner_of
-from equipoise.brokers.balancing.moves import KIND_OF_PHASE
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, writing
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
-from equipoise.brokers.operations import moving
-from equipoise.channel.core.entries import BundleChanged
+from equipoise.brokers.operations import verbs
 from equipoise.channel.core.ranges import key_hash
 
 app = group("Look at bundles and their owners; cancel moves.")
@@ -94,13 +91,4 @@ def cancel(
     Who serves the bundle goes on with it, under the same fencing token. It is refused once the bundle is being let go of, and
     where nothing moves. Not in Pulsar.
     """
-    with writing(log, admin, timeout) as access:
-        accepted = moving.cancel(access, access.bundle(bundle).name)
-        change = accepted.verdict.changes[0]
-        assert isinstance(change, BundleChanged), "a transition changes its bundle"
-        before, after = change.before, change.after
-        assert before is not None, "a move is of a bundle that was there"
-        assert after is not None, "and it goes on"
-        kind, owner = KIND_OF_PHASE[before.phase].value, owner_of(access.view, after)
-    sentence = f"accepted at offset {accepted.offset}: the {kind} of {bundle} is cancelled; {owner} owns it, token {after.token}"
-    print_fact(sentence, {"offset": accepted.offset, "bundle": bundle, "move": kind, "owner": owner, "token": after.token}, as_json=as_json)
+    carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)

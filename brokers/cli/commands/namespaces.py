@@ -8,23 +8,17 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.agent.requested_moves import owner_of
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.balancing.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import counted, print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
-from equipoise.brokers.operations import moving
-from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.outcomes import Outcomes
+from equipoise.brokers.operations import verbs
 from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 app = group("Make namespaces; move, cut and join their bundles.")
 
@@ -73,14 +67,8 @@ def create(
     points = None if boundaries is None else parse_boundaries(namespace, boundaries)
     if bundles is not None:
         points = even_boundaries(check_new_bundles(namespace, bundles))
-    with writing(log, admin, timeout) as access:
-        if points is None:
-            points = even_boundaries(settings_in(access.view, BalancingSettings()).balancing.namespace_bundles)
-        policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
-        accepted = moving.create_namespace(access, namespace, points, policies)
-    count = len(points) - 1
-    sentence = f"accepted at offset {accepted.offset}: {namespace} is created with {counted(count, 'bundle')}"
-    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, "bundles": count}, as_json=as_json)
+    policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
+    carry_out(verbs.create_namespace(namespace, points, policies), log, admin, timeout, as_json=as_json)
 
 
 @app.command("list")
@@ -132,10 +120,7 @@ def policies(
         print_document({"namespace": namespace, ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS], "policies": row["policies"]}, as_json=as_json)
         return
     ((policy, value),) = changes.items()
-    with writing(log, admin, timeout) as access:
-        accepted = moving.set_policy(access, access.namespace(namespace), policy, value)
-    sentence = f"accepted at offset {accepted.offset}: {policy} of {namespace} is {'no longer set' if value is None else value}"
-    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, policy: value}, as_json=as_json)
+    carry_out(verbs.set_namespace_policy(namespace, policy, value), log, admin, timeout, as_json=as_json)
 
 
 @app.command("bundles")
@@ -164,13 +149,12 @@ def delete(
 
     They are unloaded first; that takes as long as their owners need. Called again, it goes on where it was.
     """
-    with writing(log, admin, timeout) as access:
-        accepted = moving.delete_namespace(access, access.namespace(namespace), progress=lambda text: None if as_json else print_line(text))
-    print_fact(
-        f"accepted at offset {accepted.offset}: {namespace} is deleted",
-        {"offset": accepted.offset, "namespace": namespace},
-        as_json=as_json,
-    )
+    progress = _quiet if as_json else print_line
+    carry_out(verbs.delete_namespace(namespace, progress=progress), log, admin, timeout, as_json=as_json)
+
+
+def _quiet(_text: str) -> None:
+    """Print no progress."""
 
 
 @app.command()
@@ -204,76 +188,18 @@ def unload(
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
     if destination is not None and bundle is None:
         raise typer.BadParameter("--destinationBroker moves one bundle; say which with --bundle")
-    with writing(log, admin, timeout) as access:
-        access.namespace(namespace)
-        if bundle is None:
-            _unload_all(access, namespace, wait=wait, as_json=as_json)
-        elif destination is None:
-            _unload_one(access, _named(access, namespace, bundle), wait=wait, as_json=as_json)
-        else:
-            name = _named(access, namespace, bundle)
-            outcomes = Outcomes(access.view, [access.view.bundles[name]])
-            accepted = moving.transfer(access, name, destination, force=force)
-            _follow_transfer(access, accepted, outcomes, destination, destination, wait=wait, as_json=as_json)
-
-
-def _follow_transfer(
-    access: Access, accepted: Folded, outcomes: Outcomes, destination: str, wanted: str | None, *, wait: bool, as_json: bool
-) -> None:
-    """Follow a transfer until the new owner keeps the bundle. `wanted` is the requested destination."""
-    assert isinstance(accepted.record, BundleTransition), "a transfer begins with a transition"
-    name = accepted.record.key
-    if not wait:
-        sentence = f"accepted at offset {accepted.offset}: {name} is on its way to {destination}"
-        print_fact(sentence, {"offset": accepted.offset, "bundle": name, "destination": destination, "done": False}, as_json=as_json)
-        return
-    (bundle,) = moving.await_end(access, accepted)
-    moving.await_settled(access, outcomes)
-    outcome = outcomes.check(name, access.view, destination=wanted)
-    sentence = f"accepted at offset {accepted.offset}, done at {bundle.last}: {outcome.sentence()}"
-    document = {"offset": accepted.offset, "destination": destination, "done": True} | outcome.document()
-    print_fact(sentence, document, as_json=as_json)
-
-
-def _unload_one(access: Access, name: str, *, wait: bool, as_json: bool) -> None:
-    source = owner_of(access.view, access.view.bundles[name])
-    outcomes = Outcomes(access.view, [access.view.bundles[name]])
-    accepted = moving.unload(access, name)
-    destination = access.view.bundles[name].owner
-    if destination is not None:
-        _follow_transfer(access, accepted, outcomes, access.view.live[destination].broker, None, wait=wait, as_json=as_json)
-        return
-    document: dict[str, object] = {"offset": accepted.offset, "bundle": name, "source": source, "done": wait}
-    sentence = f"{source} releases {name}"
-    if wait:
-        moving.await_released(access, {name: accepted.offset}, what=f"the release of {name}", outcomes=outcomes)
-        moving.await_settled(access, outcomes)
-        outcome = outcomes.of(name, access.view)
-        document |= outcome.document()
-        sentence = outcome.sentence()
-    print_fact(f"accepted at offset {accepted.offset}: {sentence}", document, as_json=as_json)
-
-
-def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) -> None:
-    bundles = access.view.bundles_of(namespace)
-    outcomes = Outcomes(access.view, [bundle for bundle in bundles if bundle.phase == "owned"])
-    unloads = moving.unload_all(access, bundles, what=f"the unload of all bundles of {namespace}", wait=wait, outcomes=outcomes)
-    skipped = len(bundles) - len(unloads)
-    passed_over = f"{skipped} had no owner, or were on the move already"
-    document: dict[str, object] = {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}
-    if not wait:
-        print_fact(f"{counted(len(unloads), 'bundle')} of {namespace} are being unloaded; {passed_over}", document, as_json=as_json)
-        return
-    moving.await_settled(access, outcomes)
-    all_outcomes = [outcomes.of(name, access.view) for name in unloads]
-    stuck = [outcome for outcome in all_outcomes if outcome.owner in (None, outcome.source)]
-    sentence = f"{counted(len(unloads) - len(stuck), 'bundle')} of {namespace} moved to another owner; {passed_over}"
-    document["bundles"] = [outcome.document() for outcome in all_outcomes]
-    print_fact(sentence, document, as_json=as_json)
-    for outcome in () if as_json else stuck:
-        print_line(outcome.sentence())
-    if any(outcomes.is_refused(outcome.bundle) for outcome in stuck):
-        raise typer.Exit(ExitCode.REFUSED)
+    if bundle is None:
+        operation = verbs.unload_all(namespace, wait=wait)
+    elif destination is None:
+        operation = verbs.unload(_named(namespace, bundle), wait=wait)
+    else:
+        operation = verbs.transfer(_named(namespace, bundle), destination, force=force, wait=wait)
+    answer = carry_out(operation, log, admin, timeout, as_json=as_json)
+    if bundle is None:
+        for outcome in () if as_json else answer.stuck:
+            print_line(outcome.sentence())
+        if any(outcome.bundle in answer.refused for outcome in answer.stuck):
+            raise typer.Exit(ExitCode.REFUSED)
 
 
 @app.command("cancel-moves")
@@ -289,13 +215,7 @@ def cancel_moves(
 
     Who serves a bundle goes on with it. What is being let go of already comes to its end. Not in Pulsar.
     """
-    with writing(log, admin, timeout) as access:
-        bundles = access.view.bundles_of(access.namespace(namespace))
-        moved = sum(bundle.phase not in ("owned", "free") for bundle in bundles)
-        ended = moving.cancel_all(access, bundles)
-    late = moved - len(ended)
-    sentence = f"{counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
-    print_fact(sentence, {"namespace": namespace, "offsets": ended, "late": late}, as_json=as_json)
+    carry_out(verbs.cancel_all(namespace), log, admin, timeout, as_json=as_json)
 
 
 @app.command("split-bundle")
@@ -329,16 +249,8 @@ def split_bundle(
 
     The parts stay with the owner, under the same fencing token, and sessions go on.
     """
-    cuts = None if positions is None else tuple(sorted(parse_points(positions)))
-    name = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
-    _check_split(name, cuts, parse_range(bundle))
-    with writing(log, admin, timeout) as access:
-        parent = _named(access, namespace, bundle)
-        accepted = moving.split(access, parent, name, cuts)
-        children = [child.name for child in moving.await_end(access, accepted)] if wait else []
-    document = {"offset": accepted.offset, "bundle": parent, "children": children, "done": wait}
-    into = f"{parent} is split into {', '.join(children)}" if wait else f"{parent} is being split"
-    print_fact(f"accepted at offset {accepted.offset}: {into}", document, as_json=as_json)
+    points = None if positions is None else parse_points(positions)
+    carry_out(verbs.split(_named(namespace, bundle), algorithm, points, wait=wait), log, admin, timeout, as_json=as_json)
 
 
 @app.command("merge-bundle")
@@ -355,14 +267,7 @@ def merge_bundle(
 
     --bundle names the left one. Not in Pulsar.
     """
-    with writing(log, admin, timeout) as access:
-        left = _named(access, namespace, bundle)
-        accepted = moving.merge(access, left)
-        low, _ = parse_range(bundle)
-        union = access.view.bundle_at(namespace, low)
-    name = left if union is None else union.name
-    document = {"offset": accepted.offset, "bundle": left, "union": name}
-    print_fact(f"accepted at offset {accepted.offset}: {left} and its right neighbour are {name} now", document, as_json=as_json)
+    carry_out(verbs.merge(_named(namespace, bundle)), log, admin, timeout, as_json=as_json)
 
 
 def parse_points(text: str) -> tuple[int, ...]:
@@ -385,24 +290,6 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
     return points
 
 
-def _check_split(algorithm: str, cuts: tuple[int, ...] | None, range_: tuple[int, int]) -> None:
-    """Check a split before asking the owner. The owner's service checks the algorithm.
-
-    Raises `InvalidName`, `InvalidBoundaries`, and typer's errors.
-    """
-    if not algorithm.isprintable() or len(algorithm) > TEXT_CHARACTERS_MAX:
-        raise InvalidName(
-            what="split algorithm", name=algorithm[:TEXT_CHARACTERS_MAX], expected=f"up to {TEXT_CHARACTERS_MAX} printable characters"
-        )
-    if algorithm == SPECIFIED_POSITIONS_DIVIDE and cuts is None:
-        raise typer.BadParameter(f"{SPECIFIED_POSITIONS_DIVIDE} cuts where --positions says")
-    if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and cuts is not None:
-        raise typer.BadParameter(f"{algorithm} finds its cuts itself, and --positions are for {SPECIFIED_POSITIONS_DIVIDE}")
-    if cuts is not None and len(cuts) > CUTS_MAX:
-        raise typer.BadParameter(f"one split makes at most {CUTS_MAX} cuts, not {len(cuts)}")
-    check_cuts(*range_, cuts or ())
-
-
-def _named(access: Access, namespace: str, range_text: str) -> str:
-    """Return the name of the bundle with this range. Raise `InvalidName`, `UnknownNamespace` or `UnknownBundle`."""
-    return access.bundle(bundle_name(access.namespace(namespace), *parse_range(range_text))).name
+def _named(namespace: str, range_text: str) -> str:
+    """Return the name of the bundle of a namespace with this range. Raise `InvalidName`."""
+    return bundle_name(check_namespace(namespace), *parse_range(range_text))

@@ -23,11 +23,12 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, writing
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading, writing
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import DESTINATION_COLUMNS, POLICY_COLUMNS, destination_rows, policy_row
-from equipoise.brokers.operations import moving
+from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.records import Document
 
 app = group("Say which brokers may have which bundles.")
@@ -144,11 +145,7 @@ def delete(
     key: KeyArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
     """Take a policy away."""
-    with writing(log, admin, timeout) as access:
-        policy_named(access.view, key)
-        accepted = moving.set_cluster_policy(access, key, None)
-    sentence = f"accepted at offset {accepted.offset}: {key} is gone"
-    print_fact(sentence, {"offset": accepted.offset, "policy": key}, as_json=as_json)
+    carry_out(verbs.delete_cluster_policy(key), log, admin, timeout, as_json=as_json)
 
 
 @app.command()
@@ -172,9 +169,9 @@ def explain(
 
 def _set(log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool) -> None:
     with writing(log, admin, timeout) as access:
-        accepted = moving.set_cluster_policy(access, key, document)
+        answer = run(access, verbs.set_cluster_policy(key, document))
         row = policy_row(access.view, key)
-    print_fact(f"accepted at offset {accepted.offset}: {key} is set", {"offset": accepted.offset, **row}, as_json=as_json)
+    print_fact(answer.sentence, {**answer.document, **row}, as_json=as_json)
 
 
 def _parsed_limits(text: str) -> dict[str, int]:

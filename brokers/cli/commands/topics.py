@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import typer
 
-from equipoise.brokers.cli.asking import ask_any, tell_any
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, reading
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_fact, print_json, print_line
+from equipoise.brokers.operations.asking import ask_any, tell_any
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
 app = group("List topics, look at their stats, make partitioned ones.")

@@ -17,10 +17,10 @@ from typing import Final
 
 import aiohttp
 
-from equipoise.brokers.agent.intents import SetSettings
-from equipoise.brokers.balancing.settings.settings_records import Changes, differences, document_of
+from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.operations.access import opened
-from equipoise.brokers.operations.moving import request
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.verbs import change_settings
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.view import View
@@ -173,11 +173,9 @@ async def _send(
 
 
 def tune(log_url: str, changes: Changes) -> Sequence[str]:
-    """Set settings on the channel; None removes one. Return each change as text. Raises what `request` and `opened` raise."""
+    """Set settings on the channel; None removes one. Return each change as text. Raises what `change_settings` and `opened` raise."""
     with opened(log_url, timeout_ms=_SET_MS, publisher=OPERATOR) as access:
-        before = document_of(access.view)
-        request(access, SetSettings(changes=changes))
-        return [str(change) for change in differences(before, document_of(access.view))]
+        return [str(change) for change in run(access, change_settings(changes)).made]
 
 
 def plan(log_url: str) -> Sequence[str]:

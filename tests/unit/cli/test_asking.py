@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.cli.asking import Answer, ask, ask_any, tell_any
 from equipoise.brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
 from equipoise.brokers.operations.access import Access
+from equipoise.brokers.operations.asking import Answer, ask, ask_any, tell_any
 from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown
 from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
@@ -204,7 +204,7 @@ def test_an_order_goes_on_where_nothing_was_begun(first: Script | None) -> None:
 def test_nobody_is_told_after_one_who_may_have_done_it(first: Script) -> None:
     """Once a broker was told, no other one is; what came of it is not known unless it says so."""
     with cluster(first, answering(409, '{"reason": "it is partitioned already"}'), timeout_ms=600) as (access, brokers):
-        with pytest.raises(OutcomeUnknown, match="the broker b0 was told to do it, and then: ") as caught:
+        with pytest.raises(OutcomeUnknown, match="the broker b0 got the order, and then: ") as caught:
             tell(access)
         assert (TOPIC, access.log.name) == (caught.value.subject, caught.value.log)
         assert (["PUT /partitions"], []) == (brokers[0].asked, brokers[1].asked)

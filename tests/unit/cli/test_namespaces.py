@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.operations import moving
+from equipoise.brokers.operations import verbs
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.ranges import even_boundaries
@@ -224,7 +224,11 @@ def test_a_transfer_need_not_be_waited_for(log: str) -> None:
 def test_a_transfer_that_nobody_answers_ends_with_its_deadline(log: str) -> None:
     """A destination that says nothing is waited for no longer than was asked for, and the move goes on."""
     out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--timeout", "1")
-    assert ("", f"error: the transfer of {LEFT} did not happen within 1000 ms; ask again, it may still happen\n", 3) == (out, error, code)
+    assert ("", f"error: the transfer of {LEFT} to c did not happen within 1000 ms; ask again, it may still happen\n", 3) == (
+        out,
+        error,
+        code,
+    )
 
 
 def test_a_transfer_that_is_cancelled_is_refused(log: str) -> None:
@@ -316,7 +320,7 @@ def test_an_unload_goes_to_who_has_fewest(log: str) -> None:
 
 def test_an_unload_without_anybody_else_waits_until_its_owner_has_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody takes is not waited for for ever: the command says that nobody owns it."""
-    monkeypatch.setattr(moving, "PLACED_MS", 10)
+    monkeypatch.setattr(verbs, "PLACED_MS", 10)
     channel = owned_channel()
     for other in "bc":
         channel.die(other)
@@ -403,10 +407,10 @@ def test_a_split_need_not_be_waited_for(log: str) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("-san", "specified_positions_divide"), "cuts where --positions says"),
+        (("-san", "specified_positions_divide"), "needs positions, and there are none"),
         (("-sb", ",".join(map(str, range(64)))), "at most 63 cuts, not 64"),
-        (("-san", "a\x1bb"), "is not a split algorithm"),
-        (("-san", "a" * (TEXT_CHARACTERS_MAX + 1)), "is not a split algorithm"),
+        (("-san", "a\x1bb"), "is not a name of up to 1024 printable"),
+        (("-san", "a" * (TEXT_CHARACTERS_MAX + 1)), "is not a name of up to 1024 printable"),
         (("-sb", "middle"), "is not a list of points"),
         (("-sb", "16,0x10"), "0x00000010 does not come after 0x00000010"),
         (("-sb", "0x80000000"), "strictly inside"),

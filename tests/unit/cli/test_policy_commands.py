@@ -169,7 +169,7 @@ def test_a_pin_is_set(log: str) -> None:
 
 def test_a_policy_is_deleted_once(log: str) -> None:
     """A policy that is there goes, and then it is not there."""
-    assert ("accepted at offset 12: pin/y is gone\n", "", 0) == policies(log, "delete", "pin/y")
+    assert ("accepted at offset 12: pin/y is deleted\n", "", 0) == policies(log, "delete", "pin/y")
     assert (2, True) == ((told := policies(log, "delete", "pin/y"))[2], "there is no policy 'pin/y'" in told[1])
     assert ["isolation/x"] == list(view_of(log).policies)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.operations import moving
+from equipoise.brokers.operations import access
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.outcomes import Outcomes
 from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import read_on, read_view
+from equipoise.channel.log.blocking_view import Heard, read_on, read_view
 from equipoise.channel.system.deadline import Deadline
 from tests.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, Actors, author_of, owned_channel, run, write
@@ -63,18 +62,18 @@ def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
 
 def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
-    ask = moving.request
+    propose_once = access.submit
 
-    def request(access: Access, intent: Intent, *, outcomes: Outcomes | None = None) -> Folded:
-        accepted = ask(access, intent, outcomes=outcomes)
+    def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, heard: Heard) -> Folded:
+        accepted = propose_once(channel, make_record, heard=heard)
         deadline = Deadline.after(timeout_ms=10_000)
-        reader = read_view(access.log, deadline=deadline)
+        reader = read_view(channel.log, deadline=deadline)
         while (left := reader.view.bundles[LEFT]).phase != "owned" or left.owner != reader.view.brokers["a"].incarnation:
-            access.log.wait(reader.position, timeout_ms=deadline.remaining_ms())
-            read_on(access.log, reader, deadline=deadline)
+            channel.log.wait(reader.position, timeout_ms=deadline.remaining_ms())
+            read_on(channel.log, reader, deadline=deadline)
         return accepted
 
-    monkeypatch.setattr(moving, "request", request)
+    monkeypatch.setattr("equipoise.brokers.operations.on_channel.submit", submit)
     with Actors(log, also=giving_up):
         out, _, code = unload(log)
     assert out.endswith("c could not open it: no disk\n"), out

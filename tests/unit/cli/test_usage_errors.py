@@ -56,8 +56,8 @@ USAGE_ERRORS = {
     "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidTiming", "lease_ms is 1 ms, which is not safe"),
     "positions nobody takes": (
         ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
-        "BadParameter",
-        "range_equally_divide finds its cuts itself, and --positions are for specified_positions_divide",
+        "InvalidBoundaries",
+        "range_equally_divide finds its positions itself; use specified_positions_divide to give them",
     ),
 }
 

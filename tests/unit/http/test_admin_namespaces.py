@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.errors import Cancelled, Rejected
-from equipoise.brokers.operations import following
-from equipoise.brokers.operations import moving as admin
-from equipoise.brokers.operations.access import Access, opened
+from equipoise.brokers.operations import in_worker, on_channel, verbs
+from equipoise.brokers.operations.access import opened
+from equipoise.brokers.operations.steps import Operation
 from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
 
@@ -293,10 +292,10 @@ def test_a_move_that_is_cancelled_says_why(tmp_path: Path) -> None:
     run(story)
 
 
-def on_the_channel(log_url: str, act: Callable[[Access], object]) -> str:
+def on_the_channel(log_url: str, operation: Operation[verbs.Answer]) -> str:
     """How an admin's act straight on the channel, as a command line does it, is refused or comes to nothing."""
     with opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access, pytest.raises((Rejected, Cancelled)) as caught:
-        act(access)
+        on_channel.run(access, operation)
     return str(caught.value)
 
 
@@ -318,16 +317,16 @@ def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) -> None:
                     await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
             other.service.refuses.add(first)
             to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
-            asked: list[tuple[str, Callable[[Access], object]]] = [
-                (f"{path_of(first)}/unload?destinationBroker={one.id}", lambda access: admin.transfer(access, first, one.id)),
-                (f"{path_of(first)}/merge", lambda access: admin.merge(access, first)),
-                (f"{NAMESPACES}/{NAMESPACE}", lambda access: admin.create_namespace(access, NAMESPACE, even_boundaries(1))),
-                (to_other, lambda access: admin.await_end(access, admin.transfer(access, first, other.id))),
+            asked: list[tuple[str, Operation[verbs.Answer]]] = [
+                (f"{path_of(first)}/unload?destinationBroker={one.id}", verbs.transfer(first, one.id)),
+                (f"{path_of(first)}/merge", verbs.merge(first)),
+                (f"{NAMESPACES}/{NAMESPACE}", verbs.create_namespace(NAMESPACE, even_boundaries(1))),
+                (to_other, verbs.transfer(first, other.id)),
             ]
-            for path, act in asked:
+            for path, operation in asked:
                 answer = await one.put(path)
                 assert 409 == answer.status
-                told = await asyncio.to_thread(on_the_channel, log_url, act)
+                told = await asyncio.to_thread(on_the_channel, log_url, operation)
                 assert without_offsets(told) == without_offsets(answer.reason)
 
     run(story)
@@ -381,8 +380,8 @@ def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
         ("splitAlgorithmName=specified_positions_divide", ["16"], 400, "valid integer"),
         ("splitAlgorithmName=specified_positions_divide", list(range(1, 65)), 400, "at most 63"),
         ("splitAlgorithmName=specified_positions_divide", {"positions": [1]}, 400, "array"),
-        (f"splitAlgorithmName={'x' * 2_000}", None, 400, "name of no algorithm"),
-        ("splitAlgorithmName=%00", None, 400, "name of no algorithm"),
+        (f"splitAlgorithmName={'x' * 2_000}", None, 400, "is not a name of up to 1024 printable"),
+        ("splitAlgorithmName=%00", None, 400, "is not a name of up to 1024 printable"),
         ("splitAlgorithmName=by_moonlight", None, 409, "there is no split algorithm"),
     ],
 )
@@ -434,7 +433,7 @@ def test_moves_overtake_one_another(tmp_path: Path) -> None:
 
 def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many moves are waited for as may be, one more is answered 503, and nothing is begun."""
-    monkeypatch.setattr(following, "MOVES_MAX", 1)
+    monkeypatch.setattr(in_worker, "OPERATIONS_MAX", 1)
 
     async def story() -> None:
         async with cluster(tmp_path, brokers=2) as brokers:

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from equipoise.brokers.agent.requested_moves import RACES_MAX
+from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.http import moving
 from equipoise.brokers.http.admin_namespaces import UNLOAD_OUTCOME
+from equipoise.brokers.operations import verbs
 from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of, run
 
 pytestmark = pytest.mark.integration
@@ -73,7 +73,7 @@ def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest
             nobody = "no other broker may own it: no other broker accepts bundles"
             assert (owner.id, owner.id, nobody) == (outcome["source"], outcome["owner"], outcome["problem"])
             owner.service.fails.add(bundle)
-            monkeypatch.setattr(moving, "PLACED_MS", 600)
+            monkeypatch.setattr(verbs, "PLACED_MS", 600)
             outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
             assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (outcome["owner"], outcome["problem"])
             owner.service.fails.clear()

@@ -39,6 +39,8 @@ _HTTP_PORT: Final = 80
 
 _SHOWN_CHARACTERS_MAX: Final = 4_096
 
+_DRAIN_PATH: Final = "/admin/v2/brokers/drain"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -60,7 +62,7 @@ def ask_any(access: Access, path: str) -> object:
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
         try:
-            return _said(broker, ask(broker, "GET", path, deadline=share))
+            return _document_of(broker, ask(broker, "GET", path, deadline=share))
         except BrokerUnreachable as error:
             unreachable = error
     raise unreachable or access.deadline.exceeded("an answer of any broker")
@@ -76,10 +78,10 @@ def tell_any(access: Access, method: str, path: str, *, subject: str, body: obje
     for broker, share in _in_turn(access):
         try:
             # Wait for this broker to the end: no other broker may get the order now.
-            return _said(broker, ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share))
+            return _document_of(broker, ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share))
         except BrokerUnreachable as error:
             if error.in_doubt:
-                problem = f"the broker {broker.broker} was told to do it, and then: {error.problem}"
+                problem = f"the broker {broker.broker} got the order, and then: {error.problem}"
                 raise OutcomeUnknown(log=access.log.name, subject=subject, problem=problem) from error
             unreachable = error
     raise unreachable or access.deadline.exceeded("an answer of any broker")
@@ -98,17 +100,24 @@ def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
         yield broker, Deadline.after(timeout_ms=-(-remaining_ms // shares))
 
 
-def _said(broker: BrokerEntry, answer: Answer) -> object:
+def _document_of(broker: BrokerEntry, answer: Answer) -> object:
     """Return the document of an answer. Raise `BrokerRefuses`, or `BrokerUnreachable` (not in doubt if nothing was started)."""
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise BrokerRefuses(broker=broker.broker, problem=_told(answer))
+        raise BrokerRefuses(broker=broker.broker, problem=_message(answer))
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         in_doubt = answer.status != HTTPStatus.SERVICE_UNAVAILABLE
-        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_told(answer), in_doubt=in_doubt)
+        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer), in_doubt=in_doubt)
     return _document(answer.text)
 
 
 # --- one broker ---
+
+
+def order_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
+    """Order a broker to drain. It answers once the channel shows that it drains. Raises `BrokerUnreachable`."""
+    answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
+    if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer))
 
 
 def ask(
@@ -208,7 +217,7 @@ def _address(broker: BrokerEntry) -> str:
     return own_http(broker.joined.addresses) or ""
 
 
-def _told(answer: Answer) -> str:
+def _message(answer: Answer) -> str:
     """Return the message of an error without its JSON."""
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None

@@ -1,7 +1,4 @@
-"""Requests followed to their end: one story for each way in which a move, or the deletion of a namespace, comes out.
-
-May live here: stories told to a channel in memory. That both drivers tell them alike is tested where they are driven.
-"""
+"""The pure parts of operations: what is refused, the next step, and how each move ends."""
 
 from __future__ import annotations
 
@@ -18,25 +15,19 @@ from equipoise.brokers.agent.intents import (
     StartDeletingNamespace,
     Unload,
 )
-from equipoise.brokers.agent.requested_moves import (
-    BY_OPERATOR,
-    CANCELLED_BY_OPERATOR,
-    RACES_MAX,
-    UNLOADS_AT_ONCE,
-    RequestedMove,
-    begun_by,
-    calls_off_of,
-    made_by,
-    may_run_again,
-    next_of_deletion,
-    refuse_forbidden,
-    refuse_in_vain,
-    rejection,
-    unless_overtaken,
-    unloads_of,
-)
+from equipoise.brokers.agent.requests import RACES_MAX, may_run_again
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.brokers.errors import Cancelled, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
+from equipoise.brokers.operations.checks import check_destination, check_request, rejection, unless_overtaken
+from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
+from equipoise.brokers.operations.verbs import (
+    BY_OPERATOR,
+    CANCELLED_BY_OPERATOR,
+    UNLOADS_AT_ONCE,
+    cancels_of,
+    next_of_deletion,
+    unloads_of,
+)
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
@@ -188,29 +179,29 @@ def test_one_of_many_steps_may_be_overtaken() -> None:
 def test_what_is_refused_in_vain_is_told_better() -> None:
     """A namespace that is there, and neighbours of two owners, are refused with more than the fold could say."""
     channel = channel_with("a", "b", bundles=2)
-    refuse_in_vain(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
+    check_request(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
     with pytest.raises(Rejected, match="it exists already, with 2 bundles"):
-        refuse_in_vain(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
+        check_request(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
     left = channel.bundle()
     merge = MergeBundles(left=left.name, reason=BY_OPERATOR)
-    refuse_in_vain(channel.view, merge)
+    check_request(channel.view, merge)
     channel.own("a")
     channel.own("b", MIDDLE)
     with pytest.raises(Rejected, match="they belong to a and b; transfer one of them first"):
-        refuse_in_vain(channel.view, merge)
-    refuse_in_vain(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
+        check_request(channel.view, merge)
+    check_request(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
 
 
 def test_a_policy_that_would_be_rejected_is_told_by_its_own_error() -> None:
     """What is wrong with a policy, and whom it would leave nobody for, is said before anything is proposed."""
     view = channel_with("a", "b").view
     good = isolation_document(namespaces=["tenant/.*"], primary=["a"])
-    refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=good))
-    refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=None))
+    check_request(view, SetClusterPolicy(policy="isolation/x", document=good))
+    check_request(view, SetClusterPolicy(policy="isolation/x", document=None))
     with pytest.raises(InvalidPolicy):
-        refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])))
+        check_request(view, SetClusterPolicy(policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])))
     with pytest.raises(PolicyLeavesNobody):
-        refuse_in_vain(view, SetClusterPolicy(policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])))
+        check_request(view, SetClusterPolicy(policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])))
 
 
 def test_a_destination_is_forbidden_by_rules_alone() -> None:
@@ -218,15 +209,15 @@ def test_a_destination_is_forbidden_by_rules_alone() -> None:
     channel = channel_with("a", "b", "c", "d")
     bundle = channel.bundle().name
     for broker in "abcd":
-        refuse_forbidden(channel.view, bundle, broker)
+        check_destination(channel.view, bundle, broker)
     set_policy(channel, "pin/x", pin_document(namespace=NAMESPACE, brokers=["a", "c", "d"]))
     channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
     channel.die("d")
     for broker in ("a", "c", "d", "nobody"):
-        refuse_forbidden(channel.view, bundle, broker)
-    refuse_forbidden(channel.view, "tenant/ns/0x00000000_0x00000001", "b")
+        check_destination(channel.view, bundle, broker)
+    check_destination(channel.view, "tenant/ns/0x00000000_0x00000001", "b")
     with pytest.raises(DestinationForbidden, match="b may not have it: pin/x keeps this bundle at a, c, d") as caught:
-        refuse_forbidden(channel.view, bundle, "b")
+        check_destination(channel.view, bundle, "b")
     assert (bundle, "b") == (caught.value.bundle, caught.value.broker)
 
 
@@ -243,7 +234,7 @@ def test_moves_are_cancelled_some_at_a_time() -> None:
     channel.accept(propose.unload(channel.admin(), channel.bundle(second.low)))
     channel.accept(propose.assign(channel.admin(), third, owner=channel.incarnation("a")))
     channel.accept(propose.let_go(channel.author("b"), channel.bundle(others[0].low)))
-    batches = list(calls_off_of(channel.view.bundles_of(NAMESPACE)))
+    batches = list(cancels_of(channel.view.bundles_of(NAMESPACE)))
     assert [UNLOADS_AT_ONCE, 1] == [len(batch) for batch in batches]
     expected = [Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])]
     assert expected == [cancel for batch in batches for cancel in batch]

@@ -1,0 +1,109 @@
+"""Check a request against the view before it is proposed, and describe its rejection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.policy_changes import check_policy_change
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, UnknownBroker
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import check_broker_id, check_cuts
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, Reason, Record
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, explain
+
+_OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
+
+
+@contextmanager
+def unless_overtaken() -> Iterator[None]:
+    """Ignore the refusal of one step of many because another writer was faster."""
+    try:
+        yield
+    except Rejected as error:
+        if error.reason not in _OVERTAKEN:
+            raise
+
+
+def check_request(view: View, intent: Intent) -> None:
+    """Raise for what would surely be rejected, with more detail than a rejection.
+
+    Raise `Rejected`, and the errors of `check_policy_change`.
+    """
+    if isinstance(intent, SetClusterPolicy):
+        check_policy_change(view, intent.policy, intent.document)
+    if isinstance(intent, CreateNamespace) and intent.name in view.namespaces:
+        problem = f"it exists already, with {len(view.bundles_of(intent.name))} bundles"
+        raise Rejected(key=intent.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+    left = view.bundles.get(intent.left) if isinstance(intent, MergeBundles) else None
+    right = None if left is None else view.right_neighbour(left)
+    if left is not None and right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
+        problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
+        raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+
+
+def check_destination(view: View, bundle: str, destination: str) -> None:
+    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from `destination`.
+
+    Load is ignored. The channel refuses unknown bundles and dead brokers.
+    """
+    entry = view.bundles.get(bundle)
+    if entry is None:
+        return
+    rules = settings_in(view, BalancingSettings()).placement
+    problem = Destinations(view, rules=rules).bound(entry).refused.get(destination)
+    if problem is not None:
+        raise DestinationForbidden(bundle=bundle, broker=destination, problem=problem)
+
+
+def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | None) -> None:
+    """Check a split before its owner is asked. The owner's service checks an algorithm of its own.
+
+    Raises `InvalidRequest`, `InvalidBoundaries`.
+    """
+    if not algorithm.isprintable() or not 0 < len(algorithm) <= TEXT_CHARACTERS_MAX:
+        problem = f"{algorithm[:TEXT_CHARACTERS_MAX]!r} is not a name of up to {TEXT_CHARACTERS_MAX} printable characters"
+        raise InvalidRequest(what="the split algorithm", problem=problem)
+    if positions is None:
+        if algorithm == SPECIFIED_POSITIONS_DIVIDE:
+            raise InvalidBoundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none")
+        return
+    if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
+        problem = f"{algorithm} finds its positions itself; use {SPECIFIED_POSITIONS_DIVIDE} to give them"
+        raise InvalidBoundaries(subject=bundle.name, problem=problem)
+    if len(positions) > CUTS_MAX:
+        raise InvalidBoundaries(subject=bundle.name, problem=f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}")
+    check_cuts(bundle.low, bundle.high, positions)
+
+
+def live_broker(view: View, broker_id: str) -> BrokerEntry:
+    """Return the live incarnation of a broker. Raises `InvalidName`, `UnknownBroker`, and `Rejected` if it has left or is down."""
+    broker = view.brokers.get(check_broker_id(broker_id))
+    if broker is None:
+        raise UnknownBroker(broker=broker_id)
+    if not broker.live:
+        raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=f"it is {broker.status} since offset {broker.last}", offset=None)
+    return broker
+
+
+def rejection(folded: Folded, view: View) -> Rejected:
+    """Return the refusal of a record that was folded and rejected, with the message of its story."""
+    record, reason = folded.record, folded.verdict.reason
+    assert isinstance(record, Record), "what was encoded can be read"
+    assert reason is not None, "an accepted record is not refused"
+    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
+    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+
+
+def owner_of(view: View, bundle: BundleEntry) -> str:
+    """Return the id of the broker that owns `bundle`."""
+    return "nobody" if bundle.owner is None else view.live[bundle.owner].broker

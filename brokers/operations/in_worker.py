@@ -1,0 +1,187 @@
+"""Run operations inside a broker: the asynchronous driver, for HTTP handlers, the balancer and the virtual cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
+from equipoise.brokers.operations.steps import (
+    Condition,
+    Listen,
+    Listener,
+    Look,
+    Operation,
+    OrderDrain,
+    Propose,
+    ProposeEach,
+    Seen,
+    Step,
+    Until,
+)
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Unreadable
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+
+OPERATIONS_MAX: Final = 1_024
+"""Limit of concurrent operations. Each one checks every change of the view: about 15 ms for all of them."""
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """The broker that runs operations. `brokers.runtime.worker.Worker` defines its calls."""
+
+    @property
+    def broker_id(self) -> str:
+        """The id of the broker."""
+
+    @property
+    def view(self) -> View:
+        """The view."""
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log, for errors."""
+
+    def drain(self) -> None:
+        """Start to drain."""
+
+    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+        """Call `listener` for each record. Return the end of it."""
+
+    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+        """Propose `intent`. Return the offset of the accepted record."""
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """Return the first result of `condition` that is not None."""
+
+
+class Operations:
+    """Runs operations at one broker, concurrently."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._running = 0
+
+    async def run(self, operation: Operation[T], deadline: Deadline) -> T:
+        """Run an operation to its end by `deadline`, and return its result.
+
+        Raises what the operation and `Worker.request` raise, and `Overloaded` if too many operations run.
+        """
+        if self._running >= OPERATIONS_MAX:
+            raise Overloaded(what=f"the row of moves at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
+        run = _Run(self._host, deadline)
+        end = self._host.listen(run.heard, resynced=run.heard)
+        self._running += 1
+        try:
+            return await run.to_the_end(operation)
+        finally:
+            self._running -= 1
+            end()
+            operation.close()
+
+
+class _Run:
+    """One running operation."""
+
+    def __init__(self, host: Host, deadline: Deadline) -> None:
+        self._host = host
+        self._deadline = deadline
+        self._listeners: list[Listener] = []
+        self._proposed: set[str] = set()
+        self._own: dict[int, Folded] = {}
+
+    def heard(self, news: Folded | Resync) -> None:
+        """Pass a change to the operation's listeners, and keep the records that it has proposed."""
+        if isinstance(news, Folded):
+            record = news.record
+            if not isinstance(record, Unreadable) and record.publisher == self._host.broker_id and record.key in self._proposed:
+                self._own[news.offset] = news
+        for listener in self._listeners:
+            listener(news)
+
+    async def to_the_end(self, operation: Operation[T]) -> T:
+        answer: object = None
+        problem: EquipoiseError | None = None
+        try:
+            while True:
+                step = operation.send(answer) if problem is None else operation.throw(problem)
+                answer = problem = None
+                try:
+                    answer = await self._carry_out(step)
+                except EquipoiseError as error:
+                    problem = error
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _carry_out(self, step: Step) -> object:
+        host = self._host
+        match step:
+            case Look():
+                return Seen(view=host.view, log=host.log_name, publisher=host.broker_id)
+            case Listen(listener=listener):
+                self._listeners.append(listener)
+                return None
+            case Propose(intent=intent):
+                return await self._propose(intent)
+            case ProposeEach(intents=intents):
+                return await self._propose_each(intents)
+            case OrderDrain(broker=broker):
+                host.drain()
+                return await self._until(partial(_drains, broker.incarnation), f"broker {broker.broker} draining")
+            case Until(condition=condition, what=what, within_ms=within_ms):
+                if within_ms is None:
+                    return await self._until(condition, what)
+                return await self._until_or_give_up(condition, what, within_ms)
+
+    async def _propose(self, intent: Intent) -> Folded:
+        """Return the accepted record, once it is read. Describe a refusal from the record that was read."""
+        host, subject = self._host, subject_of(intent)
+        check_request(host.view, intent)
+        self._proposed.add(subject)
+        try:
+            offset = await host.request(intent, timeout_ms=self._deadline.remaining_ms())
+            return await self._until(lambda _: self._own.get(offset), f"the change of {subject}")
+        except Rejected as error:
+            refused = None if error.offset is None else self._own.get(error.offset)
+            raise (error if refused is None else rejection(refused, host.view)) from None
+        finally:
+            self._proposed.discard(subject)
+
+    async def _propose_each(self, intents: Sequence[Intent]) -> dict[str, Folded]:
+        """Propose concurrently. Return the accepted records by subject. Raise the first error that is not a lost race."""
+        accepted = {}
+        for intent, result in zip(intents, await asyncio.gather(*map(self._propose, intents), return_exceptions=True), strict=True):
+            if isinstance(result, Folded):
+                accepted[subject_of(intent)] = result
+                continue
+            with unless_overtaken():
+                raise result
+        return accepted
+
+    async def _until(self, condition: Condition[T], what: str) -> T:
+        try:
+            return await self._host.until(condition, timeout_ms=self._deadline.remaining_ms(), what=what)
+        except DeadlineExceeded:
+            self._deadline.check(what)  # The message counts milliseconds from the start of the request, not from this wait.
+            raise
+
+    async def _until_or_give_up(self, condition: Condition[T], what: str, within_ms: int) -> T | None:
+        with suppress(DeadlineExceeded):
+            return await self._host.until(condition, timeout_ms=min(within_ms, self._deadline.remaining_ms()), what=what)
+        return None
+
+
+def _drains(incarnation: int, view: View) -> bool | None:
+    broker = view.live.get(incarnation)
+    return (broker is not None and broker.status == "draining") or None

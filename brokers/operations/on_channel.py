@@ -1,0 +1,118 @@
+"""Run operations directly on the channel, in the calling thread: the synchronous driver, for the command line and scripts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TypeVar
+
+from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.access import Access, submit, until
+from equipoise.brokers.operations.asking import order_to_drain
+from equipoise.brokers.operations.checks import check_request, unless_overtaken
+from equipoise.brokers.operations.steps import (
+    Condition,
+    Listen,
+    Listener,
+    Look,
+    Operation,
+    OrderDrain,
+    Propose,
+    ProposeEach,
+    Seen,
+    Step,
+    Until,
+)
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+
+T = TypeVar("T")
+
+
+def run(access: Access, operation: Operation[T]) -> T:
+    """Run an operation to its end by the deadline of `access`, and return its result. Raises what the operation and `submit` raise."""
+    channel = _Channel(access)
+    answer: object = None
+    problem: EquipoiseError | None = None
+    try:
+        while True:
+            step = operation.send(answer) if problem is None else operation.throw(problem)
+            answer = problem = None
+            try:
+                answer = channel.carry_out(step)
+            except EquipoiseError as error:
+                problem = error
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _Channel:
+    """Carries out the steps of one operation."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._listeners: list[Listener] = []
+
+    def carry_out(self, step: Step) -> object:
+        """Return the result of a step."""
+        access = self._access
+        match step:
+            case Look():
+                return Seen(view=access.view, log=access.log.name, publisher=access.publisher)
+            case Listen(listener=listener):
+                self._listeners.append(listener)
+                return None
+            case Propose(intent=intent):
+                return self._propose(intent)
+            case ProposeEach(intents=intents):
+                accepted = {}
+                for intent in intents:
+                    access.deadline.check(f"the request about {subject_of(intent)}")
+                    with unless_overtaken():
+                        accepted[subject_of(intent)] = self._propose(intent)
+                return accepted
+            case OrderDrain(broker=broker):
+                order_to_drain(broker, access.deadline)
+                return None
+            case Until(condition=condition, what=what, within_ms=within_ms):
+                return self._until(condition, what, within_ms)
+
+    def _propose(self, intent: Intent) -> Folded:
+        check_request(self._access.view, intent)
+        return submit(self._access, partial(_record, intent), heard=self._heard)
+
+    def _until(self, condition: Condition[T], what: str, within_ms: int | None) -> T | None:
+        access = self._access
+
+        def seen(view: View, folded: Folded | None) -> T | None:
+            if folded is not None:
+                self._heard(folded)
+            return condition(view)
+
+        if within_ms is None:
+            return until(access, seen, what=what, resynced=self._heard)
+        try:
+            deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
+            return until(access, seen, what=what, deadline=deadline, resynced=self._heard)
+        except DeadlineExceeded:
+            return None
+
+    def _heard(self, news: Folded | Resync) -> None:
+        for listener in self._listeners:
+            listener(news)
+
+
+def _record(intent: Intent, view: View, author: Author) -> AnyRecord:
+    make = record_of(view, intent)
+    if isinstance(make, Verdict):
+        assert make.reason is not None, "without a record there is a reason"
+        raise Rejected(key=subject_of(intent), reason=make.reason, problem=make.problem, offset=None)
+    return make(author)

@@ -1,0 +1,414 @@
+"""Define every operation that operators and balancers request, once for all drivers.
+
+An operation checks the request, proposes records, waits for their effect and returns the answer. `steps` explains drivers. All operations
+raise:
+
+* `Rejected` if the channel refuses a record.
+* `NotFound` for what does not exist, and other `CallerError`s for impossible requests.
+* `Cancelled` if a move was accepted and then cancelled.
+* `DeadlineExceeded` if the operation had not ended in time. It may still end.
+* `OutcomeUnknown` if a truncation removed the records about its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
+
+from equipoise.brokers.agent.intents import (
+    Cancel,
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    MoveAway,
+    SetClusterPolicy,
+    SetPolicy,
+    SetSettings,
+    SplitBundle,
+    StartDeletingNamespace,
+    Transfer,
+    Unload,
+    subject_of,
+)
+from equipoise.brokers.agent.requests import STOPPABLE
+from equipoise.brokers.balancing.moves import KIND_OF_PHASE
+from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
+from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
+from equipoise.brokers.operations.steps import (
+    Operation,
+    Seen,
+    listen,
+    look,
+    order_drain,
+    propose,
+    propose_each,
+    until,
+    until_or_give_up,
+)
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.ranges import check_broker_id, even_boundaries
+from equipoise.channel.core.records import Document, Reason, Scalar
+from equipoise.channel.core.view import View
+
+T = TypeVar("T")
+
+UNLOADS_AT_ONCE: Final = 64
+"""Bundles unloaded at a time: enough to keep the log's group commit busy, few enough that clients do not all reconnect at once."""
+
+BY_OPERATOR: Final = "asked for by an admin"
+"""The reason of a move that an operator requested."""
+
+CANCELLED_BY_OPERATOR: Final = "cancelled by an admin"
+"""The reason of a cancel by an operator."""
+
+_MOVING: Final = frozenset({"assigning", "transferring", "handing_over", "unloading", "splitting"})
+_LEAVING: Final = frozenset({"transferring", "handing_over", "unloading"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an operation did, as a sentence for people and as a document for programs.
+
+    * `outcomes`: what became of each bundle that was moved and waited for.
+    * `refused`: the bundles that a destination refused or gave up.
+    """
+
+    sentence: str
+    document: Mapping[str, object]
+    outcomes: Sequence[Outcome] = ()
+    refused: frozenset[str] = frozenset()
+
+    @property
+    def stuck(self) -> Sequence[Outcome]:
+        """The bundles that are back at their source or have no owner."""
+        return [outcome for outcome in self.outcomes if outcome.owner in (None, outcome.source)]
+
+
+def _accepted(offset: int, sentence: str, **document: object) -> Answer:
+    return Answer(sentence=f"accepted at offset {offset}: {sentence}", document={"offset": offset, **document})
+
+
+# --- moves of one bundle ---
+
+
+def transfer(bundle: str, destination: str, *, force: bool = False, wait: bool = True, reason: str = BY_OPERATOR) -> Operation[Answer]:
+    """Transfer `bundle` to the broker `destination`, and wait until an owner keeps it.
+
+    Raises `DestinationForbidden` if policies exclude the destination, unless `force` is set.
+    """
+    seen = yield from look()
+    entry = bundle_named(seen.view, bundle)
+    check_broker_id(destination)
+    if not force:
+        check_destination(seen.view, bundle, destination)
+    return (yield from _moved(seen, entry, Transfer(bundle=bundle, destination=destination, reason=reason), wait=wait))
+
+
+def unload(bundle: str, *, wait: bool = True) -> Operation[Answer]:
+    """Move `bundle` away from its owner, to another broker if one is allowed, and wait until an owner keeps it."""
+    seen = yield from look()
+    entry = bundle_named(seen.view, bundle)
+    return (yield from _moved(seen, entry, MoveAway(bundle=bundle, reason=BY_OPERATOR), wait=wait))
+
+
+def _moved(seen: Seen, bundle: BundleEntry, intent: Transfer | MoveAway, *, wait: bool) -> Operation[Answer]:
+    if bundle.owner is None:
+        problem = f"{bundle.name} is {bundle.state}, not owned"
+        raise Rejected(key=bundle.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+    source = seen.view.live[bundle.owner].broker
+    outcomes = Outcomes(seen.view, [bundle], log=seen.log)
+    yield from listen(outcomes.heard)
+    accepted = yield from propose(intent)
+    begun = begun_by(accepted)
+    if begun.destination is None:
+        return (yield from _released(bundle.name, source, accepted.offset, outcomes, wait=wait))
+    seen = yield from look()
+    new_owner = seen.view.live.get(begun.destination)
+    destination = intent.destination if isinstance(intent, Transfer) else new_owner.broker if new_owner else f"#{begun.destination}"
+    if not wait:
+        sentence = f"{bundle.name} is on its way to {destination}"
+        return _accepted(accepted.offset, sentence, bundle=bundle.name, destination=destination, done=False)
+    (made,) = yield from until(lambda view: outcomes.made(begun, view), f"the {begun.kind} of {bundle.name} to {destination}")
+    view = yield from _settled(outcomes)
+    outcome = outcomes.check(bundle.name, view, destination=destination if isinstance(intent, Transfer) else None)
+    return Answer(
+        sentence=f"accepted at offset {accepted.offset}, done at {made.last}: {outcome.sentence()}",
+        document={"offset": accepted.offset, "destination": destination, "done": True, **outcome.document()},
+        outcomes=[outcome],
+    )
+
+
+def _released(name: str, source: str, offset: int, outcomes: Outcomes, *, wait: bool) -> Operation[Answer]:
+    """Wait for the end of an unload that names no new owner."""
+    if not wait:
+        return _accepted(offset, f"{source} releases {name}", bundle=name, source=source, done=False)
+    yield from until(_all_released({name: offset}), f"the release of {name}")
+    view = yield from _settled(outcomes)
+    outcome = outcomes.of(name, view)
+    document = {"offset": offset, "done": True, **outcome.document()}
+    return Answer(sentence=f"accepted at offset {offset}: {outcome.sentence()}", document=document, outcomes=[outcome])
+
+
+def split(
+    bundle: str,
+    algorithm: str | None = None,
+    positions: Sequence[int] | None = None,
+    *,
+    wait: bool = True,
+    reason: str = BY_OPERATOR,
+) -> Operation[Answer]:
+    """Have the owner of `bundle` split it, and wait for the children. Without `algorithm`, cut at `positions` or in the middle.
+
+    Raises what `check_split` raises.
+    """
+    seen = yield from look()
+    entry = bundle_named(seen.view, bundle)
+    cuts = None if positions is None else tuple(sorted(positions))
+    algorithm = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
+    check_split(entry, algorithm, cuts)
+    intent = SplitBundle(bundle=bundle, algorithm=algorithm, positions=cuts, reason=reason)
+    if not wait:
+        accepted = yield from propose(intent)
+        return _accepted(accepted.offset, f"{bundle} is being split", bundle=bundle, children=[], done=False)
+    offset, made = yield from move(intent, f"the split of {bundle}")
+    children = [child.name for child in made]
+    return _accepted(offset, f"{bundle} is split into {', '.join(children)}", bundle=bundle, children=children, done=True)
+
+
+def merge(left: str, *, reason: str = BY_OPERATOR) -> Operation[Answer]:
+    """Merge `left` with its right neighbour, which must have the same owner."""
+    entry = bundle_named((yield from look()).view, left)
+    accepted = yield from propose(MergeBundles(left=left, reason=reason))
+    whole = (yield from look()).view.bundle_at(entry.namespace, entry.low)
+    union = left if whole is None else whole.name
+    return _accepted(accepted.offset, f"{left} and its right neighbour are {union} now", bundle=left, union=union)
+
+
+def cancel(bundle: str) -> Operation[Answer]:
+    """Cancel a transfer or a split of `bundle` that is not complete. The source owns the bundle again."""
+    bundle_named((yield from look()).view, bundle)
+    accepted = yield from propose(Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR))
+    change = accepted.verdict.changes[0]
+    assert isinstance(change, BundleChanged), "a transition changes its bundle"
+    before, after = change.before, change.after
+    assert before is not None, "a move is of a bundle that was there"
+    assert after is not None, "and it goes on"
+    kind, owner = KIND_OF_PHASE[before.phase].value, owner_of((yield from look()).view, after)
+    sentence = f"the {kind} of {bundle} is cancelled; {owner} owns it, token {after.token}"
+    return _accepted(accepted.offset, sentence, bundle=bundle, move=kind, owner=owner, token=after.token)
+
+
+def move(intent: Intent, what: str) -> Operation[tuple[int, tuple[BundleEntry, ...]]]:
+    """Request a transfer, an unload or a split, and wait for its end. Return the offset of its record, and the resulting bundles."""
+    seen = yield from look()
+    entry = seen.view.bundles.get(subject_of(intent))
+    outcomes = Outcomes(seen.view, [] if entry is None else [entry], log=seen.log)
+    yield from listen(outcomes.heard)
+    accepted = yield from propose(intent)
+    begun = begun_by(accepted)
+    return accepted.offset, (yield from until(lambda view: outcomes.made(begun, view), what))
+
+
+def _settled(outcomes: Outcomes) -> Operation[View]:
+    """Wait until the moved bundles have a settled owner, for at most `PLACED_MS` and until the deadline. Return the view."""
+    yield from until_or_give_up(lambda view: outcomes.are_settled(view) or None, "an owner for each", within_ms=PLACED_MS)
+    return (yield from look()).view
+
+
+# --- all bundles of a namespace ---
+
+
+def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
+    """Unload all bundles of `namespace` that have an owner. Skip those that somebody else moves at the same moment.
+
+    With `wait`, unload them in batches; without, request all at once.
+    """
+    seen = yield from look()
+    bundles = seen.view.bundles_of(namespace_named(seen.view, namespace).name)
+    outcomes = Outcomes(seen.view, [bundle for bundle in bundles if bundle.phase == "owned"], log=seen.log)
+    yield from listen(outcomes.heard)
+    unloads: dict[str, int] = {}
+    for batch in unloads_of(bundles, kind=MoveAway):
+        begun = yield from propose_each(batch)
+        if wait:
+            yield from until(_all_released(begun), f"the unload of all bundles of {namespace}")
+        unloads |= begun
+    skipped = len(bundles) - len(unloads)
+    rest = f"{skipped} had no owner, or were on the move already"
+    document: dict[str, object] = {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}
+    if not wait:
+        return Answer(sentence=f"{_counted(len(unloads), 'bundle')} of {namespace} are being unloaded; {rest}", document=document)
+    view = yield from _settled(outcomes)
+    found = [outcomes.of(name, view) for name in unloads]
+    document["bundles"] = [outcome.document() for outcome in found]
+    refused = frozenset(outcome.bundle for outcome in found if outcomes.is_refused(outcome.bundle))
+    answer = Answer(sentence="", document=document, outcomes=found, refused=refused)
+    sentence = f"{_counted(len(unloads) - len(answer.stuck), 'bundle')} of {namespace} moved to another owner; {rest}"
+    return Answer(sentence=sentence, document=document, outcomes=found, refused=refused)
+
+
+def cancel_all(namespace: str) -> Operation[Answer]:
+    """Cancel those moves of a namespace's bundles that can be cancelled."""
+    view = (yield from look()).view
+    bundles = view.bundles_of(namespace_named(view, namespace).name)
+    moving = sum(bundle.phase not in ("owned", "free") for bundle in bundles)
+    ended: dict[str, int] = {}
+    for batch in cancels_of(bundles):
+        ended |= yield from propose_each(batch)
+    late = moving - len(ended)
+    sentence = f"{_counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
+    return Answer(sentence=sentence, document={"namespace": namespace, "offsets": ended, "late": late})
+
+
+def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
+    """Yield the unloads of the owned `bundles` in batches. Owners must release one batch before the next.
+
+    `MoveAway` moves a bundle to another owner; `Unload` leaves it free, for a deletion.
+    """
+    return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+
+
+def cancels_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Cancel, ...]]:
+    """Yield the cancels of the moves of `bundles` in batches."""
+    return _batches(Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
+
+
+def _batches(intents: Iterator[T]) -> Iterator[tuple[T, ...]]:
+    while batch := tuple(islice(intents, UNLOADS_AT_ONCE)):
+        yield batch
+
+
+def _all_released(unloads: Mapping[str, int]) -> Callable[[View], bool | None]:
+    """Return a condition that holds once each unload has ended. `unloads` maps bundle names to offsets of unload records."""
+    waiting = dict(unloads)
+
+    def released(view: View) -> bool | None:
+        for name, offset in list(waiting.items()):
+            bundle = view.bundles.get(name)
+            if bundle is None or (bundle.last != offset and bundle.phase not in _LEAVING):
+                del waiting[name]
+        return None if waiting else True
+
+    return released
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+# --- namespaces ---
+
+
+def create_namespace(
+    name: str, boundaries: Sequence[int] | None = None, policies: Document | None = None, *, base: BalancingSettings | None = None
+) -> Operation[Answer]:
+    """Create a namespace with one bundle between each two adjacent `boundaries`.
+
+    Without boundaries, make as many equal bundles as the settings on the channel, or else in `base`, define.
+    """
+    if boundaries is None:
+        settings = settings_in((yield from look()).view, base or BalancingSettings())
+        boundaries = even_boundaries(settings.balancing.namespace_bundles)
+    accepted = yield from propose(CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
+    count = len(boundaries) - 1
+    return _accepted(accepted.offset, f"{name} is created with {_counted(count, 'bundle')}", namespace=name, bundles=count)
+
+
+def set_namespace_policy(name: str, policy: str, value: Scalar | None) -> Operation[Answer]:
+    """Set one policy of the namespace `name`, or remove it (None). Other policies stay."""
+    namespace_named((yield from look()).view, name)
+    accepted = yield from propose(SetPolicy(name=name, policy=policy, value=value))
+    sentence = f"{policy} of {name} is {'no longer set' if value is None else value}"
+    return _accepted(accepted.offset, sentence, namespace=name, **{policy: value})
+
+
+def delete_namespace(name: str, *, progress: Callable[[str], None] = lambda _: None) -> Operation[Answer]:
+    """Delete a namespace with all its bundles, in the steps of `next_of_deletion`. Continue a deletion begun earlier."""
+    namespace_named((yield from look()).view, name)
+    while True:
+        what = f"the release of all bundles of {name}"
+        steps = yield from until(lambda view: next_of_deletion(view, name), what)
+        match steps[0]:
+            case DeleteNamespace() as deletion:
+                accepted = yield from propose(deletion)
+                return _accepted(accepted.offset, f"{name} is deleted", namespace=name)
+            case StartDeletingNamespace() as start:
+                with unless_overtaken():
+                    accepted = yield from propose(start)
+                    progress(f"{name} is being deleted since offset {accepted.offset}; its bundles are unloaded")
+            case _:
+                yield from until(_all_released((yield from propose_each(steps))), what)
+
+
+def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
+    """Return the next requests to delete the namespace `name`; None while its bundles must be waited for.
+
+    1. Stop all assignments.
+    2. Unload what is owned, also after earlier moves, one batch of `unloads_of` at a time.
+    3. Delete the namespace once all its bundles are free.
+
+    The channel refuses to delete a namespace that does not exist.
+    """
+    namespace = view.namespaces.get(name)
+    if namespace is not None and namespace.status != "deleting":
+        return (StartDeletingNamespace(name=name),)
+    bundles = view.bundles_of(name)
+    for unloads in unloads_of(bundles, kind=Unload):
+        return unloads
+    return None if any(bundle.phase in _MOVING for bundle in bundles) else (DeleteNamespace(name=name),)
+
+
+# --- policies, settings and brokers ---
+
+
+def set_cluster_policy(key: str, document: Document) -> Operation[Answer]:
+    """Set the cluster policy `key`. Raises `InvalidPolicy` and `PolicyLeavesNobody` as `check_policy_change` does."""
+    accepted = yield from propose(SetClusterPolicy(policy=key, document=document))
+    return _accepted(accepted.offset, f"{key} is set", policy=key)
+
+
+def delete_cluster_policy(key: str) -> Operation[Answer]:
+    """Remove the cluster policy `key`. Raises as `set_cluster_policy` does."""
+    policy_named((yield from look()).view, key)
+    accepted = yield from propose(SetClusterPolicy(policy=key, document=None))
+    return _accepted(accepted.offset, f"{key} is deleted", policy=key)
+
+
+def change_settings(changes: Changes, *, changed_by: str | None = None) -> Operation[SettingsChange]:
+    """Change balancing settings, all or none. Return the change with the previous values. `changed_by` is by default the publisher.
+
+    Raises what `check_changes` raises.
+    """
+    seen = yield from look()
+    check_changes(seen.view, changes)
+    change = change_in((yield from propose(SetSettings(changes=changes, changed_by=changed_by or seen.publisher))))
+    assert change is not None, "what was accepted is this record"
+    return change
+
+
+def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
+    """Have a broker take no new bundles and move all its bundles away, and wait until it has none."""
+    view = (yield from look()).view
+    broker = live_broker(view, broker_id)
+    incarnation, bundles = broker.incarnation, view.held_count(broker.incarnation)
+    yield from order_drain(broker)
+    if wait:
+        yield from until(lambda view: _is_drained(view, incarnation), f"the draining of {broker_id}")
+    return Answer(
+        sentence=f"{broker_id} {'is drained' if wait else 'drains'}: it had {_counted(bundles, 'bundle')}",
+        document={"broker": broker_id, "incarnation": incarnation, "bundles": bundles, "done": wait},
+    )
+
+
+def _is_drained(view: View, incarnation: int) -> bool | None:
+    """Return True if an incarnation is draining and owns nothing, or is gone; otherwise None."""
+    broker = view.live.get(incarnation)
+    return True if broker is None or (broker.status == "draining" and not view.held_count(incarnation)) else None
