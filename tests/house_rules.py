@@ -270,7 +270,7 @@ def no_order_from_sets(source: Source) -> Iterator[str]:
                 yield f"{source.name}:{node.lineno} iterates the set {ast.unparse(node)}; sort it, or keep a dict or tuple"
 
 
-def short_docstrings_of_tests(source: Source) -> Iterator[str]:
+def one_line_docstrings(source: Source) -> Iterator[str]:
     """Refuse the docstring of a test that is longer than one line. A name that says it all needs none."""
     if not source.name.split(".")[-1].startswith("test_"):
         return
@@ -305,7 +305,7 @@ MODULE_RULES: tuple[Rule, ...] = (
     pure_calls,
     seeded_random,
     no_order_from_sets,
-    short_docstrings_of_tests,
+    one_line_docstrings,
 )
 TEXT_RULES: tuple[Rule, ...] = (finished, portable)
 
