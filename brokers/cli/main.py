@@ -29,7 +29,7 @@ GROUPS: Final = {
     "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "See what balancing has decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
-    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, tell a bundle's story, check everything."),
+    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, explain the history of a bundle, verify everything."),
     "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report what a channel went through."),
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""

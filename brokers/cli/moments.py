@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _match_relative: Final = re.compile(r"(?:now)?-(\d{1,9})([smhdw])").fullmatch
-_TIMES: Final = (
-    "an offset, a time (2026-01-31T12:34, with Z or +02:00 behind it where it is not local), or how long ago (-10m; s, m, h, d, w)"
-)
-
-TIME_CHARACTERS: Final = len("2026-01-31 12:34:56.789")
+_TIMES: Final = "an offset, a time (2026-01-31T12:34; add Z or +02:00 if it is not local), or how long ago (-10m; s, m, h, d, w)"
 
 MomentArgument = Annotated[
     str,
@@ -60,7 +56,7 @@ def moment(text: str, *, now_ms: int) -> Moment:
     try:
         seconds = datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as error:
-        raise typer.BadParameter(f"{text!r} is no place in a history: write {_TIMES}") from error
+        raise typer.BadParameter(f"{text!r} is not a moment: write {_TIMES}") from error
     return Moment(text=text, time_ms=max(0, round(seconds * 1_000)))
 
 
@@ -72,22 +68,22 @@ class TimeCommand(TyperCommand):
         return super().parse_args(ctx, [f"now{arg}" if _match_relative(arg) else arg for arg in args])
 
 
-def told_time(time_ms: int) -> str:
-    """Return a Unix time as local time, in `TIME_CHARACTERS`, or "" if it is out of the calendar's range."""
+def local_time(time_ms: int, *, precision: Literal["seconds", "milliseconds"] = "seconds") -> str:
+    """Return a Unix time as local time, such as `2026-01-31 12:34:56`, or "" if it is out of the calendar's range."""
     try:
-        return datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(" ", "milliseconds")[:TIME_CHARACTERS]
+        return datetime.fromtimestamp(time_ms / 1_000, UTC).astimezone().replace(tzinfo=None).isoformat(" ", precision)
     except (OverflowError, ValueError, OSError):
         return ""
 
 
 def time_of(folded: Folded) -> str:
-    """Return a record's timestamp as local time, in `TIME_CHARACTERS`, or "" if it has none or it is out of range."""
+    """Return a record's timestamp as local time with milliseconds, or "" if it has none or it is out of range."""
     timestamp_ms = 0 if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
-    return told_time(timestamp_ms) if timestamp_ms else ""
+    return local_time(timestamp_ms, precision="milliseconds") if timestamp_ms else ""
 
 
-def told_ago(duration_ms: int) -> str:
-    """Return how long ago something was, in the largest whole unit. A time in the future is "ahead of this machine's clock"."""
+def ago(duration_ms: int) -> str:
+    """Return a duration in the largest whole unit, such as `2 h ago`. A time in the future is `ahead of this machine's clock`."""
     for unit, size_ms in reversed(_UNITS_MS.items()):
         if abs(duration_ms) >= size_ms:
             relation = "ago" if duration_ms > 0 else "ahead of this machine's clock"

@@ -100,8 +100,7 @@ def rejection(folded: Folded, view: View) -> Rejected:
     record, reason = folded.record, folded.verdict.reason
     assert isinstance(record, Record), "what was encoded can be read"
     assert reason is not None, "an accepted record is not refused"
-    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
-    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+    return Rejected(key=record.key, reason=reason, problem=explain(folded, view, Names(view)), offset=folded.offset)
 
 
 def owner_of(view: View, bundle: BundleEntry) -> str:

@@ -85,7 +85,8 @@ def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntr
 def _failure(folded: Folded, view: View, name: str) -> str:
     """Return the record that ended a move, and the state of its bundle now."""
     names, bundle = Names(view), view.bundles.get(name)
-    return f"{describe(folded, view, names)}; {'it is gone' if bundle is None else f'now {standing(bundle, names)}'}"
+    record = "; ".join(" ".join(line.split()) for line in describe(folded, view, names))
+    return f"record {folded.offset}: {record}; {f'{name} no longer exists' if bundle is None else standing(bundle, names)}"
 
 
 # --- where bundles went ---

@@ -6,7 +6,6 @@ Pure functions from folded records, and the view just after them, to text. Calle
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -39,117 +38,126 @@ from equipoise.channel.core.records import (
 )
 from equipoise.channel.core.view import View
 
-# (phase before, phase after) -> the deed. A rejected one has no phase before.
-_DEEDS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
-    ("free", "assigning"): "assigns {key} to {owner}",
-    ("assigning", "assigning"): "assigns {key} to {owner} instead",
-    ("assigning", "owned"): "opens {key}",
-    ("assigning", "free"): "refuses {key}",
-    ("owned", "transferring"): "transfers {key} from {source} to {owner}",
-    ("transferring", "handing_over"): "is ready for {key} and tells {source} to let go",
-    ("transferring", "owned"): "cancels the transfer of {key}",
-    ("handing_over", "owned"): "hands {key} over to {owner}",
-    ("owned", "unloading"): "unloads {key} from {source}",
-    ("unloading", "free"): "lets go of {key}",
-    ("owned", "splitting"): "asks {owner} to split {key}",
-    ("splitting", "owned"): "cancels the split of {key}",
-    (None, "free"): "gives up {key}",
-    (None, "assigning"): "assigns {key} to {owner}",
-    (None, "transferring"): "transfers {key} from {source} to {owner}",
-    (None, "owned"): "declares {key} owned by {owner}",
-    (None, "handing_over"): "tells {source} to let go of {key}",
-    (None, "unloading"): "unloads {key} from {source}",
-    (None, "splitting"): "asks {owner} to split {key}",
+# (phase before, phase after) -> what the record does. A rejected one has no phase before.
+_VERBS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
+    ("free", "assigning"): "assign",
+    ("assigning", "assigning"): "assign",
+    ("assigning", "owned"): "open",
+    ("assigning", "free"): "refuse",
+    ("owned", "transferring"): "transfer",
+    ("transferring", "handing_over"): "ready",
+    ("transferring", "owned"): "cancel",
+    ("handing_over", "owned"): "handover",
+    ("owned", "unloading"): "unload",
+    ("unloading", "free"): "release",
+    ("owned", "splitting"): "splitting",
+    ("splitting", "owned"): "cancel",
+    (None, "free"): "release",
+    (None, "assigning"): "assign",
+    (None, "transferring"): "transfer",
+    (None, "owned"): "own",
+    (None, "handing_over"): "ready",
+    (None, "unloading"): "unload",
+    (None, "splitting"): "splitting",
 }
 
-_BROKER_DEEDS: Final = {"draining": "drains", "left": "leaves", "down": "declares {key} down", "removed": "removes {key}"}
-_NAMESPACE_DEEDS: Final = {
-    "created": "creates namespace {key}",
-    "policies": "sets the policies of namespace {key}",
-    "deleting": "begins to delete namespace {key}",
-    "deleted": "deletes namespace {key}",
-}
+_BROKER_VERBS: Final = {"draining": "drain", "left": "leave", "down": "down", "removed": "remove"}
+_NAMESPACE_VERBS: Final = {"created": "create", "policies": "set", "deleting": "deleting", "deleted": "delete"}
+_VERB_CHARACTERS: Final = len("splitting")
+_LOOPBACK: Final = ("127.0.0.1:", "localhost:", "[::1]:")
 
 # What a rejection means, where neither the verdict's `problem` nor the view explains more.
 _MEANINGS: Final[Mapping[Reason, str]] = {
-    Reason.MALFORMED: "it is no record",
-    Reason.STALE: "{subject} has changed since, at {last}",
-    Reason.LATE: "{publisher} has been read with a later attempt",
-    Reason.ILLEGAL_TRANSITION: "it does not follow from what {subject} is",
+    Reason.MALFORMED: "it is not a valid record",
+    Reason.STALE: "{subject} changed at offset {last}; the record expected offset {expected}",
+    Reason.LATE: "a later attempt of {publisher} has been read",
+    Reason.ILLEGAL_TRANSITION: "the state of {subject} does not allow this",
     Reason.NOT_THE_ACTOR: "{publisher} may not do this",
     Reason.DEAD_PUBLISHER: "{publisher} is not alive",
     Reason.DEAD_TARGET: "{owner} is not alive",
-    Reason.DRAINING_TARGET: "{owner} drains and takes nothing new",
+    Reason.DRAINING_TARGET: "{owner} is draining and takes no new bundles",
     Reason.UNKNOWN_BUNDLE: "there is no such bundle",
     Reason.UNKNOWN_BROKER: "there is no such broker",
     Reason.UNKNOWN_NAMESPACE: "there is no such namespace",
     Reason.UNKNOWN_POLICY: "there is no such policy",
-    Reason.NAMESPACE_DELETING: "its namespace is being deleted",
-    Reason.BUNDLES_IN_USE: "some of its bundles are not free",
-    Reason.NOT_ADJACENT: "the second does not begin where the first ends",
-    Reason.BAD_BOUNDARY: "the cuts must rise strictly inside it",
-    Reason.STILL_ALIVE: "{subject} is alive as far as the log says, and nothing proves otherwise",
-    Reason.LEVEL: "the log is at level {level}",
-    Reason.NO_GENESIS: "the log has not begun",
+    Reason.NAMESPACE_DELETING: "the namespace is being deleted",
+    Reason.BUNDLES_IN_USE: "some bundles of the namespace are not free",
+    Reason.NOT_ADJACENT: "the second bundle does not begin where the first ends",
+    Reason.BAD_BOUNDARY: "the cuts must rise strictly inside the bundle",
+    Reason.STILL_ALIVE: "{subject} is alive according to the log, and the record does not prove otherwise",
+    Reason.LEVEL: "the log has format version {level}",
+    Reason.NO_GENESIS: "the log has no genesis record yet",
     Reason.FOREIGN_GENESIS: "the log belongs to cluster {cluster}",
 }
 
 
 ENTRIES_SHOWN_MAX: Final = 16
-"""Entries of a policy that one line shows. A document has up to 256."""
+"""Entries of a policy shown per record. A document has up to 256."""
 
 # The subject of a record with an absent key: one offset stands for all of them (`View.removed_at`).
-_ABSENT: Final = "what is absent"
+_ABSENT: Final = "an absent key"
 
 
 class Names:
-    """The broker id of each incarnation, formatted `ID#INCARNATION`: an id returns with a new incarnation."""
+    """The broker id of each incarnation. An id returns with a new incarnation when its broker restarts."""
 
-    def __init__(self, view: View) -> None:
-        """Add the incarnations of `view`. `learn` adds later ones."""
+    def __init__(self, view: View, *, short: bool = False) -> None:
+        """Add the incarnations of `view`. `learn` adds later ones. `short` leaves out loopback hosts: `127.0.0.1:8081` is `:8081`."""
+        self._is_short = short
         self._brokers = {broker.incarnation: broker.broker for broker in view.brokers.values()}
+        self._newest = {broker: incarnation for incarnation, broker in self._brokers.items()}
 
     def learn(self, folded: Folded) -> None:
         """Add the incarnation of a `joined` record just folded."""
         if isinstance(folded.record, Joined) and folded.verdict.accepted:
             self._brokers[folded.offset] = folded.record.key
+            self._newest[folded.record.key] = folded.offset
 
     def of(self, incarnation: int | None) -> str:
-        """Return an incarnation with its broker id, if known."""
-        return "nobody" if incarnation is None else f"{self._brokers.get(incarnation, '')}#{incarnation}"
+        """Return the broker id of an incarnation. A former or unknown incarnation has its number added: `a#2`, `#9`."""
+        if incarnation is None:
+            return "nobody"
+        broker = self._brokers.get(incarnation, "")
+        return self.broker(broker) if self._newest.get(broker) == incarnation else f"{self.broker(broker)}#{incarnation}"
+
+    def publisher_of(self, record: AnyRecord | Unreadable) -> str:
+        """Return the author of a record."""
+        if record.publisher is None:
+            return "nobody known"
+        is_newest = record.incarnation is None or self._newest.get(record.publisher) == record.incarnation
+        return self.broker(record.publisher) if is_newest else f"{self.broker(record.publisher)}#{record.incarnation}"
+
+    def broker(self, broker: str) -> str:
+        """Return a broker id as this object writes it."""
+        return next((broker[len(host) - 1 :] for host in _LOOPBACK if self._is_short and broker.startswith(host)), broker)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One record of a story. `lines[0]` describes it; the others are its effects on the story's bundles."""
+def describe(folded: Folded, view: View, names: Names) -> list[str]:
+    """Return a folded record as text: `VERB KEY DETAIL by AUTHOR VERDICT`, and further lines with its reason and its rejection.
 
-    folded: Folded
-    lines: tuple[str, ...]
-
-
-def describe(folded: Folded, view: View, names: Names) -> str:
-    """Return one line on a record: its offset, author, request, expected offset and verdict.
-
-    `view` and `names` are as just after the fold. They explain a rejection.
+    An accepted record has no verdict in the text. `view` and `names` are as just after the fold. They explain a rejection.
     """
     record, verdict = folded.record, folded.verdict
-    who = f"{folded.offset} {_publisher(record)}"
-    outcome = _acceptance(folded, names) if verdict.reason is None else explain(folded, view, names)
-    if isinstance(record, Unreadable):
-        return _one_line(f"{who} sends what is no record: {outcome}")
-    based_on = "" if isinstance(record, Genesis) else f", based on {record.based_on}"
-    if isinstance(record, Merge):
-        based_on += f" and {record.based_on_right}"
+    verb, key, detail, more = _action(folded, names)
     reason = getattr(record, "reason", None)
-    because = "" if reason is None else f' ("{reason}")'
-    return _one_line(f"{who} {_deed(folded, names)}{because}{based_on}: {outcome}")
+    if reason is not None:
+        more.insert(0, f"reason: {reason}")
+    outcome = ""
+    if verdict.reason is not None:
+        outcome = f"rejected as {verdict.reason}"
+        more.append(f"{verdict.reason}: {explain(folded, view, names)}")
+    elif verdict.diverged:
+        outcome = "diverged"
+        more.append("diverged: the publisher's view has another digest than this view")
+    columns = (f"{verb:{_VERB_CHARACTERS}}", key, detail, f"by {names.publisher_of(record)}", outcome)
+    return [_one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
 
 
 def explain(folded: Folded, view: View, names: Names) -> str:
-    """Return why a record was rejected, such as `rejected as dead_target: b#7 is not alive`. See `describe` for the arguments."""
+    """Return why a record was rejected, such as `b is not alive`. See `describe` for the arguments."""
     record, verdict = folded.record, folded.verdict
     assert verdict.reason is not None, "an accepted record needs no excuse"
-    return _one_line(f"rejected as {verdict.reason}: {verdict.problem or _meaning(record, verdict.reason, view, names)}")
+    return _one_line(verdict.problem or _meaning(record, verdict.reason, view, names))
 
 
 def as_document(folded: Folded, lines: Sequence[str]) -> dict[str, object]:
@@ -166,7 +174,7 @@ def as_document(folded: Folded, lines: Sequence[str]) -> dict[str, object]:
 
 def standing(bundle: BundleEntry, names: Names) -> str:
     """Return one line on the state of a bundle."""
-    return f"{bundle.name} is {_state(bundle, names)}, token {bundle.token}, last changed at {bundle.last}"
+    return f"{bundle.name} is {_state(bundle, names)}, token {bundle.token}, last changed at offset {bundle.last}"
 
 
 def concerns(folded: Folded, bundle: BundleName) -> bool:
@@ -186,8 +194,8 @@ def concerns(folded: Folded, bundle: BundleName) -> bool:
     return isinstance(record, NamespaceRecord) and record.key == bundle.namespace
 
 
-def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable[Entry]) -> Iterator[Told]:
-    """Yield the story of a bundle, record by record, while `reader` folds `entries` and `names` learns who joins.
+def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable[Entry]) -> Iterator[tuple[Folded, list[str]]]:
+    """Yield each record of a bundle's story with its text, while `reader` folds `entries` and `names` learns who joins.
 
     Raises what `Reader.feed` raises. `ending_of` returns the end of the story.
     """
@@ -195,7 +203,7 @@ def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable
         folded = reader.feed(entry)
         names.learn(folded)
         if concerns(folded, bundle):
-            yield Told(folded=folded, lines=(describe(folded, reader.view, names), *_effects(folded, bundle, names)))
+            yield folded, [*describe(folded, reader.view, names), *_effects(folded, bundle, names)]
 
 
 def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
@@ -209,54 +217,85 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-# --- what was done --------------------------------------------------------------------------------------------------------
+# --- what a record does ---
 
 
-def _publisher(record: AnyRecord | Unreadable) -> str:
-    if record.publisher is None:
-        return "somebody"
-    return record.publisher if record.incarnation is None else f"{record.publisher}#{record.incarnation}"
-
-
-def _deed(folded: Folded, names: Names) -> str:
+def _action(folded: Folded, names: Names) -> tuple[str, str, str, list[str]]:
+    """Return the verb, key and detail of a record, and further lines."""
+    changed = _bundle_changes(folded)
+    bundles = _count(len(changed), "bundle") if changed else ""
     match folded.record:
         case BundleTransition() as record:
-            return _transition(record, folded.verdict.changes, names)
+            return _transition(record, changed[0] if changed else None, names)
         case Genesis() as record:
-            above = f", whose offsets go on above {record.base}" if record.base else ""
-            return f"begins the log of cluster {record.cluster}{above}"
-        case Joined() as record:
-            instead = " in place of its former process" if record.replaces is not None else ""
-            silence = " after the silence of its former process" if record.after_silence else ""
-            return f"joins with capacity {record.capacity}{instead}{silence}"
-        case Renewed():
-            return "renews its lease"
-        case BrokerRecord() as record:
-            return _BROKER_DEEDS[record.status].format(key=record.key)
+            return "genesis", record.cluster, f"offsets continue above {record.base}" if record.base else "", []
+        case Joined() | Renewed() | BrokerRecord() as record:
+            return *_broker(record, names, bundles), []
         case NamespaceRecord() as record:
-            bundles = f" of {_count(len(record.boundaries) - 1, 'bundle')}" if record.boundaries else ""
-            return _NAMESPACE_DEEDS[record.status].format(key=record.key) + bundles
+            return _NAMESPACE_VERBS[record.status], record.key, _namespace(record), []
         case PolicyRecord() as record:
-            return f"{'sets' if record.status == 'set' else 'removes'} policy {record.key}"
+            return "set" if record.status == "set" else "remove", record.key, "", _policy_changes(folded.verdict.changes)
         case Split() as record:
-            return f"splits {record.key} at {_points(record.positions)}"
+            return "split", record.key, f"at {_points(record.positions)}", []
         case Merge() as record:
-            return f"merges {record.key} with {record.right}"
+            return "merge", record.key, f"+ {record.right.rpartition('/')[2]}", []
+        case LevelRecord(raises_to=level) as record if level == LEVEL_CLOSED:
+            return "close", "log", "", ["the channel continues in a copy" + (f": {record.copied_to}" if record.copied_to else "")]
         case LevelRecord() as record:
-            if record.raises_to != LEVEL_CLOSED:
-                return f"raises the level to {record.raises_to}"
-            return "closes the log, whose channel goes on in a copy" + (f" at {record.copied_to}" if record.copied_to else "")
+            return "raise", "format version", f"to {record.raises_to}", []
+        case Unreadable():
+            return "unknown", "", "", []
     raise AssertionError("a record of no kind")
 
 
-def _transition(record: BundleTransition, changes: Sequence[object], names: Names) -> str:
-    after = _wanted_phase(record)
-    before = next((change.before.phase for change in changes if isinstance(change, BundleChanged) and change.before is not None), None)
-    deed = _DEEDS[before, after].format(key=record.key, owner=names.of(record.owner), source=names.of(record.source))
-    if after != "splitting":
-        return deed
-    at = f" at {_points(record.positions)}" if record.positions else ""
-    return f"{deed} by {record.algorithm}{at}"
+def _bundle_changes(folded: Folded) -> list[BundleChanged]:
+    return [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
+
+
+def _broker(record: Joined | Renewed | BrokerRecord, names: Names, bundles: str) -> tuple[str, str, str]:
+    key = names.broker(record.key)
+    if isinstance(record, Renewed):
+        return "renew", key, ""
+    if isinstance(record, BrokerRecord):
+        return _BROKER_VERBS[record.status], key, bundles and f"changes {bundles}"
+    instead = "replaces its former process" if record.replaces is not None else ""
+    silence = "after the silence of its former process" if record.after_silence else ""
+    return "join", key, _listed(f"capacity {record.capacity}", instead, silence, bundles and f"frees {bundles}")
+
+
+def _namespace(record: NamespaceRecord) -> str:
+    if record.status == "policies":
+        return "namespace policies"
+    return _count(len(record.boundaries) - 1, "bundle") if record.boundaries else ""
+
+
+def _listed(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _transition(record: BundleTransition, change: BundleChanged | None, names: Names) -> tuple[str, str, str, list[str]]:
+    after, before = _wanted_phase(record), None if change is None else change.before
+    verb = _VERBS[None if before is None else before.phase, after]
+    owner, source = names.of(record.owner), names.of(record.source)
+    token = f"token {change.after.token}" if before and change and change.after and before.token != change.after.token else ""
+    more: list[str] = []
+    match verb:
+        case "assign":
+            detail = f"to {owner}" if before is None or before.owner is None else f"{names.of(before.owner)} -> {owner}"
+        case "transfer" | "ready":
+            detail = f"{source} -> {owner}"
+        case "handover" if before is not None:
+            detail = _listed(f"{names.of(before.source)} -> {owner}", token)
+        case "cancel" if before is not None:
+            detail = "split" if before.phase == "splitting" else f"transfer to {names.of(before.owner)}"
+        case "unload":
+            detail = f"from {source}"
+        case "splitting":
+            detail = f"on {owner}"
+            more.append(f"{record.algorithm}" + (f" at {_points(record.positions)}" if record.positions else ""))
+        case _:
+            detail = token
+    return verb, record.key, detail, more
 
 
 def _wanted_phase(record: BundleTransition) -> Phase:
@@ -267,32 +306,16 @@ def _points(positions: Iterable[int]) -> str:
     return ", ".join(f"0x{position:08x}" for position in positions)
 
 
-# --- what came of it ------------------------------------------------------------------------------------------------------
-
-
-def _acceptance(folded: Folded, names: Names) -> str:
-    if folded.verdict.diverged:
-        return "accepted, but its digest is not that of this view: the two have parted"
-    changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
-    if isinstance(folded.record, PolicyRecord):
-        return "accepted" + "".join(f", {told}" for told in _policy_changes(folded.verdict.changes))
-    if isinstance(folded.record, BundleTransition):
-        [change] = changes
-        before, after = change.before, change.after
-        token = f", token {after.token}" if before and after and before.token != after.token else ""
-        return f"accepted, {_state(before, names)} -> {_state(after, names)}{token}"
-    return f"accepted, it changes {_count(len(changes), 'bundle')}" if changes else "accepted"
-
-
 def _policy_changes(changes: Iterable[object]) -> list[str]:
     """Return the changed entries of a policy by name, such as `min_limit: 1 -> 2`, up to a limit."""
-    told = []
+    lines: list[str] = []
     for change in changes:
         if isinstance(change, PolicyChanged):
             was, now = ({} if entry is None else entry.document for entry in (change.before, change.after))
             names = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
-            told += [f"{name}: {_scalar(was.get(name))} -> {_scalar(now.get(name))}" for name in names]
-    return told if len(told) <= ENTRIES_SHOWN_MAX else [*told[:ENTRIES_SHOWN_MAX], f"and {len(told) - ENTRIES_SHOWN_MAX} more"]
+            lines += [f"{name}: {_scalar(was.get(name))} -> {_scalar(now.get(name))}" for name in names]
+    more = len(lines) - ENTRIES_SHOWN_MAX
+    return lines if more <= 0 else [*lines[:ENTRIES_SHOWN_MAX], f"and {more} more"]
 
 
 def _scalar(value: Scalar | None) -> str:
@@ -307,25 +330,23 @@ def _count(number: int, thing: str) -> str:
 
 def _effects(folded: Folded, bundle: BundleName, names: Names) -> list[str]:
     """Return a record's effects on bundles that share points with `bundle`, unless `describe` shows them."""
-    changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
     if isinstance(folded.record, BundleTransition):
         return []
     return [
         f"{change.name}: {_state(change.before, names)} -> {_state(change.after, names)}"
         + (f", token {change.after.token}" if change.after else "")
-        for change in changes
+        for change in _bundle_changes(folded)
         if _overlaps(change.name, bundle)
     ]
 
 
 def _state(bundle: BundleEntry | None, names: Names) -> str:
-    """Return a bundle's state and holders as in the protocol: `assigning(b#9, source=a#2)`."""
+    """Return a bundle's state with its brokers, such as `assigning to b from a`."""
     if bundle is None:
         return "absent"
-    owner = () if bundle.owner is None else (names.of(bundle.owner),)
-    source = () if bundle.source is None else (f"source={names.of(bundle.source)}",)
-    holders = ", ".join((*owner, *source))
-    return f"{bundle.state}({holders})" if holders else bundle.state
+    relation = {"owned": "by", "splitting": "on"}.get(bundle.state, "to")
+    owner = "" if bundle.owner is None else f" {relation} {names.of(bundle.owner)}"
+    return f"{bundle.state}{owner}" + ("" if bundle.source is None else f" from {names.of(bundle.source)}")
 
 
 def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: Names) -> str:
@@ -334,12 +355,13 @@ def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: 
         if special is not None:
             return special
     if reason is Reason.LATE and record.incarnation is None:
-        return f"the view that it was made against was more than {ADMIN_WINDOW_OFFSETS} offsets old"
-    subject, last = _changed_since(record, view) if isinstance(record, Record) else ("it", 0)
+        return f"the author's view was more than {ADMIN_WINDOW_OFFSETS} offsets old"
+    subject, last, expected = _changed_since(record, view, names) if isinstance(record, Record) else ("it", 0, 0)
     return _MEANINGS[reason].format(
         subject=subject,
         last=last,
-        publisher=_publisher(record),
+        expected=expected,
+        publisher=names.publisher_of(record),
         owner=names.of(getattr(record, "owner", None)),
         level=view.level,
         cluster=view.cluster,
@@ -353,21 +375,26 @@ def _meaning_of_state(record: BundleTransition | Split | Merge, reason: Reason, 
         return None
     state = _state(bundle, names)
     if reason is Reason.ILLEGAL_TRANSITION:
-        right = f", and the other is {_state(view.bundles.get(record.right), names)}" if isinstance(record, Merge) else ""
-        return f"it is {state}{right}"
+        right = f", and the other bundle is {_state(view.bundles.get(record.right), names)}" if isinstance(record, Merge) else ""
+        return f"the bundle is {state}{right}"
     if reason is Reason.NOT_THE_ACTOR:
         row = ROWS.get((bundle.phase, _wanted_phase(record))) if isinstance(record, BundleTransition) else None
         actors = " or ".join(actor.value for actor in row.actors) if row else "the owner"
-        return f"while it is {state} only {actors} may do this"
+        return f"the bundle is {state}, and only {actors} may do this"
     return None
 
 
-def _changed_since(record: Record, view: View) -> tuple[str, int]:
-    """Return a record's subject and the offset of its last change; for a merge, of the bundle that has changed."""
+def _changed_since(record: Record, view: View, names: Names) -> tuple[str, int, int]:
+    """Return a record's subject, the offset of its last change and the expected one; for a merge, of the bundle that has changed."""
     if isinstance(record, Merge):
         left, right = view.bundles.get(record.key), view.bundles.get(record.right)
         if left is not None and right is not None and left.last == record.based_on:
-            return record.right, right.last
+            return record.right, right.last, record.based_on_right
+    subject, last = _subject_of(record, view, names)
+    return subject, last, record.based_on
+
+
+def _subject_of(record: Record, view: View, names: Names) -> tuple[str, int]:
     if isinstance(record, BundleTransition | Split | Merge):
         bundle = view.bundles.get(record.key)
         return record.key, 0 if bundle is None else bundle.last
@@ -378,10 +405,10 @@ def _changed_since(record: Record, view: View) -> tuple[str, int]:
         policy = view.policies.get(record.key)
         return (_ABSENT, view.removed_at) if policy is None else (record.key, policy.last)
     if isinstance(record, LevelRecord):
-        return "the level", view.level_last
+        return "the format version", view.level_last
     if isinstance(record, Genesis):
         return "the log", view.genesis or 0
-    return (record.key if record.key in view.brokers else _ABSENT), view.last_of_broker(record.key)
+    return (names.broker(record.key) if record.key in view.brokers else _ABSENT), view.last_of_broker(record.key)
 
 
 def _overlaps(name: str, bundle: BundleName) -> bool:

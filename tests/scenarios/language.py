@@ -315,8 +315,9 @@ def _passing(handle: Handle, process: Process | None) -> str:
 
 
 def _show_log(stage: Stage) -> None:
-    for line in stage.told:
-        stage.say(line)
+    for record in stage.told:
+        for line in record.splitlines():
+            stage.say(line)
 
 
 _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {

@@ -179,11 +179,13 @@ class Stage:
         self.log.append(next(entry.data for entry in self.log.entries if entry.offset == offset))
 
     def _tell(self, folded: Folded) -> None:
-        line = f"{story.describe(folded, self.view, self.names)}"
-        self.told.append(shortened(line))
+        line, *more = story.describe(folded, self.view, self.names)
+        lines = [f"{folded.offset}  {line}", *(f"    {text}" for text in more)]
+        self.told.append("\n".join(lines))
         if isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged:
             return
-        self.say(line)
+        for text in lines:
+            self.say(text)
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.after is not None and not isinstance(folded.record, BundleTransition):
                 self.say(f"    {story.standing(change.after, self.names)}")

@@ -78,7 +78,7 @@ def test_a_story_is_rewritten_by_what_happens() -> None:
     """What was expected is replaced by what happened, prose stays, and a story that is right stays as it is."""
     wrong = "A story.\n\n> brokers a\n    9 nonsense\n\nThe end.\n"
     right = stories.tell(wrong).text
-    assert right.startswith("A story.\n\n> brokers a\n    1 a begins the log")
+    assert right.startswith("A story.\n\n> brokers a\n    1  genesis    story  by a")
     assert right.endswith("\n\nThe end.\n")
     assert right == stories.tell(right).text
 

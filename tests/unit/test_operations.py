@@ -116,12 +116,15 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
 @pytest.mark.parametrize(
     ("last", "told"),
     [
-        (lambda story: story.about("target", CANCEL), 'cancels the transfer of tenant/ns/0x00000000_0xffffffff ("no room")'),
-        (lambda story: story.die("target"), "declares target down"),
-        (lambda story: (story.die("owner"), story.about("target", lambda a, b: propose.refuse(a, b, reason="full"))), '("full")'),
+        (
+            lambda story: story.about("target", CANCEL),
+            "cancel tenant/ns/0x00000000_0xffffffff transfer to target by target; reason: no room",
+        ),
+        (lambda story: story.die("target"), "down target"),
+        (lambda story: (story.die("owner"), story.about("target", lambda a, b: propose.refuse(a, b, reason="full"))), "reason: full"),
         (
             lambda story: (story.die("owner"), story.tell(propose.assign(story.channel.admin(), story.channel.bundle(), owner=5))),
-            "to third#5 instead",
+            "target -> third",
         ),
     ],
     ids=["cancelled", "destination dies", "refused after a death", "given to another after a death"],
@@ -132,7 +135,7 @@ def test_a_transfer_that_comes_to_nothing_says_why(last: Callable[[Story], objec
     with pytest.raises(Cancelled) as caught:
         last(story)
     assert ("transfer", True) == (caught.value.move, told in caught.value.problem)
-    assert caught.value.problem.endswith(f"token {story.channel.bundle().token}, last changed at {story.channel.view.offset}")
+    assert caught.value.problem.endswith(f"token {story.channel.bundle().token}, last changed at offset {story.channel.view.offset}")
 
 
 @pytest.mark.parametrize("last", [lambda story: story.about("owner", propose.released), lambda story: story.die("owner")])
@@ -153,7 +156,7 @@ def test_a_split_ends_with_its_children() -> None:
 def test_a_split_that_comes_to_nothing_says_why(last: Callable[[Story], object]) -> None:
     """A split ends without children when it is cancelled, or when its owner dies."""
     story = split()
-    with pytest.raises(Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: 10 "):
+    with pytest.raises(Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: record 10: "):
         last(story)
 
 
@@ -247,7 +250,7 @@ def test_a_refusal_is_told_in_the_words_of_its_story() -> None:
     record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
     verdict = channel.put(record)
     refused = rejection(Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view)
-    assert (Reason.DEAD_TARGET, "target#4 is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
+    assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
 
 
 def test_a_deletion_goes_on_where_it_is() -> None:

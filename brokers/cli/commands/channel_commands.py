@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -18,7 +18,7 @@ from equipoise.brokers.cli.commands.carrying import copy, export, import_export
 from equipoise.brokers.cli.commands.compact_command import compact
 from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.commands.time_travel import at, diff
-from equipoise.brokers.cli.moments import TIME_CHARACTERS, TimeCommand, time_of
+from equipoise.brokers.cli.moments import TimeCommand, time_of
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import print_document, print_json, print_line
@@ -39,7 +39,7 @@ from equipoise.channel.system.stop_signals import hear_interrupts
 if TYPE_CHECKING:
     from equipoise.channel.inspect.findings import Findings
 
-app = group("Read the log, tell a bundle's story, check everything.")
+app = group("Read the log, explain the history of a bundle, verify everything.")
 
 LINES_BY_DEFAULT: Final = 20
 _LINES_MAX: Final = 1_000_000
@@ -50,56 +50,56 @@ CHANGES_SHOWN_MAX: Final = 100
 
 OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
 
-_BEGINNING: Final = ", from where the fold began"
+_BEGINNING: Final = ", where the fold began"
 
 
 @app.command()
 def tail(
     *,
     log: LogOption,
-    follows: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended from now on, until Ctrl-C.")] = False,
+    follows: Annotated[bool, typer.Option("--follow", "-f", help="Print new records as they are appended, until Ctrl-C.")] = False,
     start: Annotated[
         int | None,
-        typer.Option(
-            "--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="All from this offset on, not the last few.", show_default=False
-        ),
+        typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="Print all records from this offset on.", show_default=False),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="How many of the last records.")] = LINES_BY_DEFAULT,
-    renewals: Annotated[bool, typer.Option("--renewals", help="Show accepted renewals too.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records.")
+    ] = LINES_BY_DEFAULT,
+    renewals: Annotated[bool, typer.Option("--renewals", help="Include accepted renewals.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the newest records and the verdicts on them.
+    """Print the newest records: offset, time, action, key, details, author.
 
-    Accepted renewals are left out: they are nine tenths of a quiet channel.
+    A record without a verdict is accepted. Accepted renewals are left out: most records of an idle channel are renewals.
     """
     if follows:
         hear_interrupts()
     with unread(log, timeout) as access:
         if start is not None and access.view.offset >= start:
             raise gone(access, f"offset {start}")
-        names = Names(access.view)
+        names, page = Names(access.view, short=not as_json), _Page(as_json=as_json)
 
-        def lines_of(records: Iterable[Folded | None]) -> Iterator[_Line]:
+        def described(records: Iterable[Folded | None]) -> Iterator[tuple[Folded, list[str]]]:
             for folded in records:
                 if folded is not None:
                     names.learn(folded)
                     if folded.offset >= (start or 0) and (renewals or not _is_quiet_renewal(folded)):
-                        yield _Line(folded=folded, lines=(describe(folded, access.view, names),))
+                        yield folded, describe(folded, access.view, names)
 
         def resynced(resync: Resync) -> None:
             nonlocal names
-            names = Names(access.view)
+            names = Names(access.view, short=not as_json)
             _show_resync(resync, as_json=as_json)
 
-        there = lines_of(folded_to_end(access))
-        for line in deque(there, maxlen=lines) if start is None else there:
-            line.show(as_json=as_json)
+        there = described(folded_to_end(access))
+        for folded, text in deque(there, maxlen=lines) if start is None else there:
+            page.show(folded, text)
         if start and start > access.view.offset + follows:  # A follower may start at the next record.
             raise unknown_offset(access, start)
         news = follow(access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced)
-        for line in lines_of(news) if follows else ():
-            line.show(as_json=as_json)
+        for folded, text in described(news) if follows else ():
+            page.show(folded, text)
 
 
 @app.command()
@@ -117,15 +117,15 @@ def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIM
             raise unknown_offset(access, offset)
         if folded.offset != offset:
             raise unknown_offset(access, offset)
-        line = _Line(folded=folded, lines=(describe(folded, access.view, names), *_changes(folded, names)))
+        text, changes = describe(folded, access.view, names), _changes(folded, names)
     if as_json:
-        line.show(as_json=True)
+        print_json(as_document(folded, [*text, *changes]))
         return
-    print_line(line.lines[0], color=line.color)
+    _Page(as_json=False, times=False).show(folded, text)
     fields = as_document(folded, ())["record"]
     if isinstance(fields, dict):
         print_document(_readable(fields, names) | {"time": time_of(folded)}, as_json=False)
-    for change in line.lines[1 : CHANGES_SHOWN_MAX + 1]:
+    for change in changes[:CHANGES_SHOWN_MAX]:
         print_line(change)
 
 
@@ -147,12 +147,12 @@ def why(
     """
     name = _about(what, key)
     with unread(log, timeout) as access:
-        names = Names(access.view)
-        has_story = _tell_beginning(name, access.view, names, as_json=as_json)
+        names, page = Names(access.view, short=not as_json), _Page(as_json=as_json)
+        has_story = _print_beginning(name, access.view, names, as_json=as_json)
         with suppress(LogClosed):
-            for told in story_of(name, access.reader, names, entries(access)):
+            for folded, text in story_of(name, access.reader, names, entries(access)):
                 has_story = True
-                _Line(folded=told.folded, lines=told.lines).show(as_json=as_json)
+                page.show(folded, text)
         if not has_story:
             raise UnknownBundle(bundle=what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
         ending = ending_of(name, access.view, names)
@@ -166,14 +166,14 @@ def why(
 def verify_channel(
     *,
     log: LogOption,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False)] = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold all again, and check everything.
+    """Fold the log again and verify everything.
 
-    The storage, the snapshot and the history snapshot, each record, each digest that a broker wrote, and each invariant. Exit code 1:
-    something was found.
+    This checks the storage, the snapshot, the history snapshot, each record, each digest of a broker, and each invariant. Exit code 1:
+    there are findings.
     """
     from equipoise.channel.inspect.verify import verify
 
@@ -196,33 +196,40 @@ app.command("copy")(copy)
 app.command("compact")(compact)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
-    """A record with its description, ready to print."""
+class _Page:
+    """Prints records, one after another. A line with the date stands above the first record of each day."""
 
-    folded: Folded
-    lines: tuple[str, ...]
+    def __init__(self, *, as_json: bool, times: bool = True) -> None:
+        """`times` adds each record's own time of day."""
+        self._as_json = as_json
+        self._has_times = times
+        self._day = ""
 
-    @property
-    def color(self) -> str | None:
-        """The color of the line. A lost race is normal; other rejections need attention."""
-        reason = self.folded.verdict.reason
-        return None if reason is None else typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
-
-    def show(self, *, as_json: bool) -> None:
-        """Print the line with the record's own timestamp."""
-        if as_json:
-            print_json(as_document(self.folded, self.lines))
+    def show(self, folded: Folded, text: list[str]) -> None:
+        """Print a record with its description."""
+        if self._as_json:
+            print_json(as_document(folded, text))
             return
-        print_line(f"{time_of(self.folded):{TIME_CHARACTERS}}  {self.lines[0]}", color=self.color)
-        for line in self.lines[1:]:
-            print_line(f"{'':{TIME_CHARACTERS}}    {line}")
+        reason = folded.verdict.reason
+        # A lost race is normal. Other rejections need attention.
+        color = None if reason is None else typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
+        time = ""
+        if self._has_times:
+            day, _, time = time_of(folded).partition(" ")
+            if day not in ("", self._day):
+                self._day = day
+                print_line(day)
+            time = f"{time:{len('12:34:56.789')}}  "
+        print_line(f"{folded.offset}  {time}{text[0]}", color=color)
+        for line in text[1:]:
+            print_line(f"    {line}")
 
 
 def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Return the fields of a record for people: brokers by id. The time is for the caller to add."""
+    """Return the fields of a record for people: brokers by id, expected offsets by that name. The caller adds the time."""
     brokers = {name: names.of(value) for name in ("owner", "source") if isinstance(value := fields.get(name), int)}
-    return {name: brokers.get(name, value) for name, value in fields.items() if name != "timestamp_ms"}
+    labels = {"based_on": "expected_offset", "based_on_right": "expected_offset_right"}
+    return {labels.get(name, name): brokers.get(name, value) for name, value in fields.items() if name != "timestamp_ms"}
 
 
 def _about(what: str, key: str | None) -> BundleName:
@@ -238,7 +245,7 @@ def _about(what: str, key: str | None) -> BundleName:
     return BundleName(namespace, low, low + 1)
 
 
-def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
+def _print_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
     """Print a bundle's state where the story begins, unless that is the start of the channel. Return whether anything was printed."""
     if view.genesis is None or bundle.namespace not in view.namespaces:
         return False
@@ -246,7 +253,7 @@ def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bo
     if as_json:
         print_json({"known_from": view.offset, "beginning": beginning})
         return True
-    print_line(f"the story begins after offset {view.offset}: what was before is not on this log")
+    print_line(f"the history begins after offset {view.offset}: this log has no earlier records")
     for line in beginning:
         print_line(f"then {line}")
     return True
@@ -257,7 +264,7 @@ def _show_resync(resync: Resync, *, as_json: bool) -> None:
     if as_json:
         print_json({"resynced_from": resync.before, "resynced_to": resync.offset})
     else:
-        print_line(f"what stood between offsets {resync.before} and {resync.offset} has been compacted, and is left out")
+        print_line(f"the records between offsets {resync.before} and {resync.offset} have been compacted and are not shown")
 
 
 def _is_quiet_renewal(folded: Folded) -> bool:
@@ -267,7 +274,7 @@ def _is_quiet_renewal(folded: Folded) -> bool:
 def _changes(folded: Folded, names: Names) -> list[str]:
     """Describe each bundle that a record changed."""
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
-    return [f"now {standing(change.after, names)}" if change.after is not None else f"gone is {change.name}" for change in changes]
+    return [f"now {standing(change.after, names)}" if change.after is not None else f"removed {change.name}" for change in changes]
 
 
 def _print_findings(findings: Findings) -> None:

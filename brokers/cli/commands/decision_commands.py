@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.cli.moments import told_ago, told_time
+from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.options import JsonOption, LogOption, handle
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import counted, print_json, print_line, print_wrapped
@@ -52,7 +52,7 @@ def decisions(
 
 def _heading(decision: Decision, now_ms: int) -> str:
     result, cause = decision.outcome
-    when = f"{told_time(decision.at_ms)}, {told_ago(now_ms - decision.at_ms)}"
+    when = f"{local_time(decision.at_ms)}, {ago(now_ms - decision.at_ms)}"
     return f"{when}: {decision.kind} by {decision.broker} ({decision.strategy}): {result}, {cause}"
 
 

@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Fore
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled, value_in
-from equipoise.brokers.cli.moments import told_ago, told_time
+from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.output import Row, counted, print_heading, print_line, print_table, print_wrapped
 from equipoise.brokers.decision_log.spelling import document_of as decision_document
 from equipoise.shedder.reported import told_percent
@@ -187,7 +187,7 @@ def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
 def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
     rule = f"what {OF_POLICIES} keep from where it is, and {shedder} after that" if seen.strategy == OF_POLICIES else shedder
-    yield f"{rule}, at {told_time(seen.at_ms)}, offset {seen.offset}; {seen.leader or 'nobody'} leads"
+    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; {seen.leader or 'nobody'} leads"
     differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
     yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
@@ -197,7 +197,7 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
         result, cause = seen.last.outcome
         what = f"{counted(len(seen.last.moves) + seen.last.moves_left_out, 'move')}" if seen.last.moves else f"{result}, {cause}"
         reason = f": {seen.last.reason}" if seen.last.reason else ""
-        yield f"decided last, {told_ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
+        yield f"decided last, {ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
 
 
 def _print_brokers(forecast: Forecast) -> None:

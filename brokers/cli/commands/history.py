@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equipoise.brokers.cli.moments import Moment
+from equipoise.brokers.cli.moments import Moment, time_of
 from equipoise.brokers.errors import HistoryGone, UnknownOffset
 from equipoise.brokers.operations.access import Access
 from equipoise.channel.core.errors import LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.blocking_view import entries_to_end
 
 
@@ -17,59 +18,61 @@ def entries(access: Access) -> Iterator[Entry]:
     return entries_to_end(access.log, access.reader.position, deadline=access.deadline)
 
 
-def fold_to(access: Access, moment: Moment) -> None:
-    """Fold up to a moment. The view must not be beyond it.
+def fold_to(access: Access, moment: Moment) -> str:
+    """Fold up to a moment, and return the local time of the last record, or "" if unknown. The view must not be beyond the moment.
 
     * Raises `HistoryGone` if the moment is before what can be folded.
     * Raises `UnknownOffset` if the offset is before the first record or after the last.
     * Raises `LogClosed` if the time is after the log was closed.
     * Raises what `entries_to_end` and `Reader.feed` raise.
     """
-    if moment.offset is None:
-        _fold_to_time(access, moment)
-    else:
-        _fold_to_offset(access, moment, moment.offset)
+    return _fold_to_time(access, moment) if moment.offset is None else _fold_to_offset(access, moment, moment.offset)
 
 
-def _fold_to_offset(access: Access, moment: Moment, offset: int) -> None:
+def _fold_to_offset(access: Access, moment: Moment, offset: int) -> str:
     view = access.view
     if view.offset > offset:
         raise gone(access, moment.text)
-    reaches = False
+    reaches, time = False, ""
     for entry in entries(access):
         # The log's first offset is known only from its first record.
         reaches = view.offset >= 0 and entry.offset + view.base > offset
-        if reaches or not feed(access, entry):
+        folded = None if reaches else feed(access, entry)
+        if folded is None:
             break
+        time = time_of(folded) or time
     if view.offset > offset or not (reaches or view.offset == offset):
         raise unknown_offset(access, offset)
+    return time
 
 
-def _fold_to_time(access: Access, moment: Moment) -> None:
+def _fold_to_time(access: Access, moment: Moment) -> str:
     assert moment.time_ms is not None, "a moment is an offset or a time"
     position, first = access.log.position_at(moment.time_ms), access.log.position_at(0)
     # The state before the log's first entry is unknown. An empty log has lost nothing.
     if position <= min(first, access.log.end()) or position < access.reader.position:
         raise gone(access, moment.text)
+    time = ""
     for entry in entries(access):
         if entry.offset >= position:
-            return
-        access.reader.feed(entry)  # After the record that closed the log, its channel continues on another log.
+            break
+        # After the record that closed the log, its channel continues on another log.
+        time = time_of(access.reader.feed(entry)) or time
+    return time
 
 
-def feed(access: Access, entry: Entry) -> bool:
-    """Fold one entry. Return False at the one that closed the log, which is the last."""
+def feed(access: Access, entry: Entry) -> Folded | None:
+    """Fold one entry. Return None at the one that closed the log, which is the last."""
     try:
-        access.reader.feed(entry)
+        return access.reader.feed(entry)
     except LogClosed:
-        return False
-    return True
+        return None
 
 
 def unknown_offset(access: Access, offset: int) -> UnknownOffset:
     """Return the error for an offset without a record. Read on to find the end of the log."""
     for entry in entries(access):
-        if not feed(access, entry):
+        if feed(access, entry) is None:
             break
     return UnknownOffset(log=access.log.name, offset=offset, end=access.view.offset)
 
@@ -78,7 +81,7 @@ def gone(access: Access, moment: str) -> HistoryGone:
     """Return the error for a moment before the earliest view that can be folded."""
     known_from, problem = access.view.offset, None
     if access.log.start() == FIRST_OFFSET:
-        problem = "its first record was appended later (all of an import were appended when it was made)"
+        problem = "its first record was appended later (an import appends all records when it is made)"
         if access.view.offset >= 0:
-            problem = f"it is a copy or an import, and what was before offset {known_from} is on the log that it was made of"
+            problem = f"it is a copy or an import; the records before offset {known_from} are on the log that it was made from"
     return HistoryGone(log=access.log.name, moment=moment, known_from=known_from, problem=problem)

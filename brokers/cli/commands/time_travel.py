@@ -19,18 +19,18 @@ from equipoise.brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE
 
 
 def at(place: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show the view as it was at an offset, or at a time.
+    """Show brokers, namespaces and bundles as they were at an offset or at a time.
 
-    It is what every broker knew that had read up to there: brokers, namespaces, bundles, and the digest of it all.
+    Every broker that had read that far had this view. The digest proves it.
     """
     then = _moment(place)
     with unread(log, timeout) as access:
-        fold_to(access, then)
+        time = fold_to(access, then)
         document = view_document(access.view)
     if as_json:
         print_json(document)
     else:
-        _print_view(document)
+        _print_view(document, time)
 
 
 def diff(
@@ -38,23 +38,25 @@ def diff(
 ) -> None:
     """Show what changed between two moments.
 
-    Brokers, namespaces, bundles and policies that came, went or changed; renewals change nothing that is shown.
+    Show the brokers, namespaces, bundles and policies that were added, removed or changed. Renewals are left out.
     """
     first, second = _moment(before), _moment(after)
     with unread(log, timeout) as access:
-        fold_to(access, first)
+        from_time = fold_to(access, first)
         was = view_document(access.view)
         if _is_behind(second, first, offset=access.view.offset):
-            raise typer.BadParameter(f"{second.text} lies before {first.text}; name the earlier one first")
-        fold_to(access, second)
+            raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
+        to_time = fold_to(access, second) or from_time
         difference = difference_of(was, view_document(access.view))
     if as_json:
         print_json(difference)
         return
+    if from_time or to_time:
+        print_line(f"time: {from_time or '?'} -> {to_time or '?'}")
     for line in lines_of(difference):
         print_line(line, color=_COLORS.get(line[:1]))
     if nothing_changed(difference):
-        print_line("nothing changed but renewals")
+        print_line("nothing changed except renewals")
 
 
 _COLORS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}
@@ -76,8 +78,10 @@ def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:
     return first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms
 
 
-def _print_view(document: Row) -> None:
-    print_document({name: value for name, value in document.items() if not isinstance(value, list | dict)}, as_json=False)
+def _print_view(document: Row, time: str) -> None:
+    print_document(
+        {"time": time or None} | {name: value for name, value in document.items() if not isinstance(value, list | dict)}, as_json=False
+    )
     for name, columns in (("brokers", BROKER_COLUMNS), ("namespaces", NAMESPACE_COLUMNS), ("bundles", BUNDLE_COLUMNS)):
         print_line("")
         print_rows(cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}")

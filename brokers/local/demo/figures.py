@@ -31,7 +31,7 @@ class ChannelCounts:
     def __init__(self, look: Callable[[], View]) -> None:
         """`look` returns the current view."""
         self._look = look
-        self._names = Names(look())
+        self._names = Names(look(), short=True)
         self._moves = Moves()
         self.newest: deque[str] = deque(maxlen=_NEWEST_MAX)
         self.done: Counter[MoveKind] = Counter()
@@ -50,11 +50,11 @@ class ChannelCounts:
         if not left:  # A broker that leaves is not counted as dead.
             self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
         if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
-            self.newest.append(describe(folded, self._look(), self._names))
+            self.newest.append(f"{folded.offset}  {describe(folded, self._look(), self._names)[0]}")
 
     def resynced(self, resync: Resync) -> None:
         """Continue after skipped records."""
-        self._names = Names(self._look())
+        self._names = Names(self._look(), short=True)
         self._moves.resynced(resync)
         self.newest.append(f"the records between offsets {resync.before} and {resync.offset} were truncated before they were read")
 

@@ -101,7 +101,7 @@ def test_a_transfer_is_cancelled(log: str) -> None:
     result = run("bundles", "cancel", LEFT, "--as", "erin", log=log)
     told = f"accepted at offset 14: the transfer of {LEFT} is cancelled; a owns it, token 7\n"
     assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
-    assert '("cancelled by an admin")' in run("channel", "why", LEFT, log=log).stdout
+    assert "    reason: cancelled by an admin\n" in run("channel", "why", LEFT, log=log).stdout
     assert "owned" == view_of(log).bundles[LEFT].phase
 
 

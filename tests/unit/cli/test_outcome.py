@@ -136,7 +136,7 @@ def test_following_ends_with_ctrl_c(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "9 b#3 opens" in process.stdout.readline()
+        assert "open       tenant/ns/0x80000000_0xffffffff" in process.stdout.readline()
         assert 0 == run("namespaces", "create", "shop/orders", log=url).exit_code
         assert "creates namespace shop/orders of 4 bundles" in process.stdout.readline()
         process.send_signal(signal.SIGINT)

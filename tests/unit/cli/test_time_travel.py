@@ -84,7 +84,7 @@ def test_diff_tells_programs_the_same(log: str) -> None:
 def test_diff_of_renewals_is_nothing(log: str) -> None:
     """Where only leases were renewed nothing is told but offset and digest."""
     result = run("channel", "diff", "15", "16", log=log)
-    assert ["offset: 15 -> 16", "nothing changed but renewals"] == [result.stdout.splitlines()[0], result.stdout.splitlines()[-1]]
+    assert ["offset: 15 -> 16", "nothing changed except renewals"] == [result.stdout.splitlines()[0], result.stdout.splitlines()[-1]]
     assert "~" not in result.stdout
 
 
@@ -93,7 +93,7 @@ def test_diff_goes_forward(log: str) -> None:
     for moments in (("16", "9"), ("now", "-1h")):
         result = run("channel", "diff", *moments, log=log)
         assert ("", 2) == (result.stdout, result.exit_code)
-        assert f"{moments[1]} lies before {moments[0]}; name the earlier one first" in result.stderr
+        assert f"{moments[1]} is before {moments[0]}; give the earlier moment first" in result.stderr
 
 
 def test_a_time_is_that_of_the_storage(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_why_begins_where_the_log_was_compacted(log: str) -> None:
     truncated(log)
     result = run("channel", "why", LEFT, log=log)
     assert [
-        "the story begins after offset 9: what was before is not on this log",
-        f"then {LEFT} is owned(a#2), token 7, last changed at 7",
+        "the history begins after offset 9: this log has no earlier records",
+        f"then {LEFT} is owned by a, token 7, last changed at offset 7",
         *story[-4:],
     ] == result.stdout.splitlines()
     first, *_, last = (json.loads(line) for line in run("channel", "why", RIGHT, "--json", log=log).stdout.splitlines())
-    assert {"known_from": 9, "beginning": [f"{RIGHT} is owned(b#3), token 9, last changed at 9"]} == first
+    assert {"known_from": 9, "beginning": [f"{RIGHT} is owned by b, token 9, last changed at offset 9"]} == first
     assert {"ending"} == set(last)
     assert 2 == run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log).exit_code
 
@@ -166,8 +166,8 @@ def test_a_closed_log_still_tells_its_history(tmp_path: Path) -> None:
         channel.die(broker)
     closing = propose.close_log(channel.admin(), channel.view)
     url = write([*channel.entries, (20, encode(closing)), (21, b"too late")], tmp_path)
-    assert "20 admin:ops closes the log, whose channel goes on in a copy, based on 1: accepted" in run("channel", "tail", log=url).stdout
-    assert "20 admin:ops closes the log" in run("channel", "show", "20", log=url).stdout
+    assert "the channel continues in a copy" in run("channel", "tail", log=url).stdout
+    assert "20  close      log  by admin:ops" in run("channel", "show", "20", log=url).stdout
     assert f"now {LEFT} is free, token 12" in run("channel", "why", LEFT, log=url).stdout
     assert 19 == json.loads(run("channel", "at", "19", "--json", log=url).stdout)["offset"]
     assert 0 == run("channel", "diff", "9", "19", log=url).exit_code
@@ -211,7 +211,7 @@ def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
     for command in (("at", "-1h"), ("diff", "-1h", "now")):
         result = run("channel", *command, log=made)
         assert ("", 2) == (result.stdout, result.exit_code)
-        assert "all of an import were appended when it was made" in result.stderr
+        assert "an import appends all records when it is made" in result.stderr
     assert 0 == run("channel", "at", "now", log=made).exit_code
 
 
@@ -223,5 +223,5 @@ def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
         result = run("channel", *command, log=made)
         assert ("", 2) == (result.stdout, result.exit_code)
         assert f"error: the log {made} does not know of " in result.stderr
-        assert "it is a copy or an import, and what was before offset" in result.stderr
+        assert "it is a copy or an import; the records before offset" in result.stderr
     assert 0 == run("channel", "at", "now", log=made).exit_code
