@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 
 NEW_BUNDLES_MAX: Final = 4_096
 """The most bundles of a new namespace. Each costs a record or two when placed and when its broker dies, and every broker reads them.
@@ -18,8 +18,8 @@ Measured with three brokers on two cores, for the first placement and after the 
 
 
 def check_new_bundles(namespace: str, count: int) -> int:
-    """Return `count` if `namespace` may have so many bundles. Raises `InvalidBoundaries`."""
+    """Return `count` if `namespace` may have so many bundles. Raises `CallerError`."""
     if not 1 <= count <= NEW_BUNDLES_MAX:
         problem = f"a namespace is created with 1 to {NEW_BUNDLES_MAX} bundles, not {count}, and can be split further later"
-        raise InvalidBoundaries(subject=namespace, problem=problem)
+        raise invalid_boundaries(subject=namespace, problem=problem)
     return count

@@ -18,7 +18,7 @@ from equipoise.brokers.operations.access import Access, attached, opened
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.steps import Operation
 from equipoise.brokers.operations.verbs import Answer
-from equipoise.channel.core.errors import InvalidLogUrl, InvalidName, LogNotBegun
+from equipoise.channel.core.errors import InvalidName, LogNotBegun, invalid_log_url
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
 from equipoise.channel.core.snapshot_store import Progress
@@ -144,7 +144,7 @@ def _restoring() -> AbstractContextManager[Progress]:
 
 
 def shared(log_url: str) -> str:
-    """Return `log_url` if other processes can share the log. Raise `InvalidLogUrl`."""
+    """Return `log_url` if other processes can share the log. Raise `CallerError`."""
     if is_in_memory(log_url):
-        raise InvalidLogUrl(url=log_url, problem="a log in memory is known only to the process that made it")
+        raise invalid_log_url(url=log_url, problem="a log in memory is known only to the process that made it")
     return log_url

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equipoise.brokers.balancing.decisions import DecisionLog
 from equipoise.brokers.decision_log.memory import MemoryDecisionLog
 from equipoise.brokers.decision_log.sqlite import SqliteDecisionLog
-from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
 
@@ -17,7 +17,7 @@ def open_decision_log(log_url: str) -> DecisionLog:
     * `kafka://SERVERS/TOPIC` uses the topic `TOPIC-decisions`.
     * `memory:NAME` uses the memory of the process.
 
-    Nothing is created before the first decision. Raises `InvalidLogUrl` for any other URL, and for a topic `MissingExtra` and
+    Nothing is created before the first decision. Raises `CallerError` for any other URL and without the extra `kafka`, and
     `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
@@ -27,7 +27,7 @@ def open_decision_log(log_url: str) -> DecisionLog:
         return MemoryDecisionLog(log_url)
     if log_url.startswith("kafka:"):
         return _on_kafka(log_url)
-    raise InvalidLogUrl(url=log_url, problem="there is no decision log beside a log of this kind")
+    raise invalid_log_url(url=log_url, problem="there is no decision log beside a log of this kind")
 
 
 def _on_kafka(log_url: str) -> DecisionLog:
@@ -38,5 +38,5 @@ def _on_kafka(log_url: str) -> DecisionLog:
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"the decision log of {log_url}", extra="kafka") from error
+        raise missing_extra(what=f"the decision log of {log_url}", extra="kafka") from error
     return KafkaDecisionLog(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}")

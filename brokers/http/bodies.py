@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESH
 from equipoise.brokers.balancing.settings.setting_values import spelled
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
 
@@ -40,7 +40,7 @@ class Bundles(BaseModel):
     def cuts(self, namespace: str) -> tuple[int, ...] | None:
         """Return the boundaries as hash points from 0 to `HASH_MAX`, or None without any. As in Pulsar they override a number.
 
-        Raises `InvalidBoundaries`.
+        Raises `CallerError`.
         """
         if not self.boundaries:
             # Pulsar's clients send 0 if no number was given, and Pulsar then uses its default. Pulsar does so for negative numbers, too. We
@@ -49,10 +49,10 @@ class Bundles(BaseModel):
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:
-            raise InvalidBoundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is no boundary such as 0x40000000")
+            raise invalid_boundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is no boundary such as 0x40000000")
         cuts = tuple(int(text, 16) for text in self.boundaries)
         if cuts[0] != 0 or cuts[-1] != HASH_MAX:
-            raise InvalidBoundaries(subject=f"namespace {namespace}", problem="they begin with 0x00000000 and end with 0xffffffff")
+            raise invalid_boundaries(subject=f"namespace {namespace}", problem="they begin with 0x00000000 and end with 0xffffffff")
         check_cuts(0, HASH_MAX, cuts[1:-1])
         return cuts
 

@@ -32,11 +32,11 @@ from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
     EquipoiseError,
-    InvalidLogUrl,
     LogStorageFull,
     LogTruncated,
     LogUnavailable,
     PeerError,
+    invalid_log_url,
 )
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX
@@ -138,13 +138,13 @@ class LocalCluster:
     def __init__(self, settings: ClusterSettings, *, tell: Tell | None = None) -> None:
         """Start nothing yet.
 
-        Raises `InvalidLogUrl` for a log that processes cannot share, and `InvalidConfig` and `InvalidTiming` for settings that no broker
+        Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` and `InvalidTiming` for settings that no broker
         accepts, or ports that overlap.
         """
         self.settings = settings
         self.log_url = f"sqlite:{settings.directory}/channel.db" if settings.log_url is None else settings.log_url
         if is_in_memory(self.log_url):
-            raise InvalidLogUrl(url=self.log_url, problem="the processes of a cluster cannot share memory")
+            raise invalid_log_url(url=self.log_url, problem="the processes of a cluster cannot share memory")
         ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)
         self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
         self.stop_ms = max(member.config(log_url=self.log_url, settings=settings.settings).stop_ms for member in self._members)

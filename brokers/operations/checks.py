@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, UnknownBroker
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, Reason, Record
@@ -68,20 +68,20 @@ def check_destination(view: View, bundle: str, destination: str) -> None:
 def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | None) -> None:
     """Check a split before its owner is asked. The owner's service checks an algorithm of its own.
 
-    Raises `InvalidRequest`, `InvalidBoundaries`.
+    Raises `InvalidRequest`, `CallerError`.
     """
     if not algorithm.isprintable() or not 0 < len(algorithm) <= TEXT_CHARACTERS_MAX:
         problem = f"{algorithm[:TEXT_CHARACTERS_MAX]!r} is not a name of up to {TEXT_CHARACTERS_MAX} printable characters"
         raise InvalidRequest(what="the split algorithm", problem=problem)
     if positions is None:
         if algorithm == SPECIFIED_POSITIONS_DIVIDE:
-            raise InvalidBoundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none")
+            raise invalid_boundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none")
         return
     if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
         problem = f"{algorithm} finds its positions itself; use {SPECIFIED_POSITIONS_DIVIDE} to give them"
-        raise InvalidBoundaries(subject=bundle.name, problem=problem)
+        raise invalid_boundaries(subject=bundle.name, problem=problem)
     if len(positions) > CUTS_MAX:
-        raise InvalidBoundaries(subject=bundle.name, problem=f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}")
+        raise invalid_boundaries(subject=bundle.name, problem=f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}")
     check_cuts(bundle.low, bundle.high, positions)
 
 

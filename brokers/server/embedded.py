@@ -142,7 +142,7 @@ class Worker:
         Its bundles are free on return: the leader places them, or the first caller of a key has it placed. With `serve` the owners
         serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two owners apart.
 
-        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and errors of a log
+        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and errors of a log
         that takes no records, such as `LogUnavailable`.
         """
         host = self._running

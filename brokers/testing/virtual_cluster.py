@@ -164,7 +164,7 @@ class Cluster(Generic[S]):
         """Create a namespace, and return its bundles by name, in order of the hash space.
 
         Each bundle is served when this returns, except in two cases: its service refuses or hangs; or the leader (the broker that
-        runs longest) was killed, and its lease has not run out, see `advance`. Raises `InvalidName`, `InvalidBoundaries`,
+        runs longest) was killed, and its lease has not run out, see `advance`. Raises `InvalidName`, `CallerError`,
         `Rejected`.
         """
         boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))

@@ -41,38 +41,6 @@ class InvalidName(CallerError):
         super().__init__(f"{name!r} is not a {what}: expected {expected}")
 
 
-class InvalidBoundaries(CallerError):
-    """Cuts of a hash range that do not rise strictly, or do not lie strictly inside it."""
-
-    def __init__(self, *, subject: str, problem: str) -> None:
-        """`subject` names the bundle or namespace, `problem` what is wrong with the cuts."""
-        self.subject = subject
-        self.problem = problem
-        super().__init__(f"the boundaries of {subject} cannot be used: {problem}")
-
-
-class InvalidLogUrl(CallerError):
-    """A log URL that this installation cannot open."""
-
-    def __init__(self, *, url: str, problem: str) -> None:
-        """`url` is the URL as given."""
-        self.url = url
-        self.problem = problem
-        super().__init__(
-            f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
-        )
-
-
-class MissingExtra(CallerError):
-    """A feature needs packages of an extra that is not installed."""
-
-    def __init__(self, *, what: str, extra: str) -> None:
-        """`what` is the feature that needs the extra named `extra`."""
-        self.what = what
-        self.extra = extra
-        super().__init__(f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'")
-
-
 class InvalidKafkaSetting(CallerError):
     """A setting of the Kafka client that is unknown, has a wrong value, or is not the user's to choose."""
 
@@ -356,3 +324,23 @@ class InvalidRetention(CallerError):
         """`text` as given."""
         self.text = text
         super().__init__(f"{text!r} is not a retention; use a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")
+
+
+def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
+    """Return the error for the cuts of a hash range that do not rise strictly, or do not lie strictly inside it.
+
+    `subject` names the bundle or namespace, `problem` what is wrong with the cuts.
+    """
+    return CallerError(f"the boundaries of {subject} cannot be used: {problem}")
+
+
+def invalid_log_url(*, url: str, problem: str) -> CallerError:
+    """Return the error for a log URL that this installation cannot open."""
+    return CallerError(
+        f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
+    )
+
+
+def missing_extra(*, what: str, extra: str) -> CallerError:
+    """Return the error for a feature `what` whose packages come with the extra `extra`, which is not installed."""
+    return CallerError(f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'")

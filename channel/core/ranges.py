@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 
 HASH_MAX: Final = 0xFFFFFFFF
 
@@ -101,11 +101,11 @@ def topic_hash(topic: str) -> int:
 def even_boundaries(count: int) -> tuple[int, ...]:
     """Return the `count + 1` rising boundaries, from 0 to `HASH_MAX`, of a new namespace with `count` bundles.
 
-    All are `2**32 // count` apart, except the last, which takes the remainder (Pulsar's Policies). Raises `InvalidBoundaries`
+    All are `2**32 // count` apart, except the last, which takes the remainder (Pulsar's Policies). Raises `CallerError`
     unless `count` lies from 1 to `BUNDLES_MAX`.
     """
     if not 1 <= count <= BUNDLES_MAX:
-        raise InvalidBoundaries(subject=f"a namespace of {count} bundles", problem=f"a namespace starts with 1 to {BUNDLES_MAX} bundles")
+        raise invalid_boundaries(subject=f"a namespace of {count} bundles", problem=f"a namespace starts with 1 to {BUNDLES_MAX} bundles")
     segment = (HASH_MAX + 1) // count
     return (*range(0, segment * count, segment), HASH_MAX)
 
@@ -189,14 +189,14 @@ def parse_topic(text: str) -> TopicName:
 
 
 def check_cuts(low: int, high: int, cuts: Sequence[int]) -> None:
-    """Raise `InvalidBoundaries` unless `cuts` rise strictly and lie strictly between `low` and `high`.
+    """Raise `CallerError` unless `cuts` rise strictly and lie strictly between `low` and `high`.
 
     No cuts are valid: a namespace of one bundle has none.
     """
     for before, after in pairwise((low, *cuts, high)):
         if not before < after:
             problem = f"0x{after:08x} does not come after 0x{before:08x}; cuts rise strictly, and lie strictly inside"
-            raise InvalidBoundaries(subject=f"the range 0x{low:08x}_0x{high:08x}", problem=problem)
+            raise invalid_boundaries(subject=f"the range 0x{low:08x}_0x{high:08x}", problem=problem)
 
 
 def children(low: int, high: int, cuts: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, InvalidLogUrl
+from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url
 
 CONFIG_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG"
 """Settings as `key=value`, one per line, or separated by `;` on a single line."""
@@ -107,25 +107,25 @@ class KafkaAddress:
 
 
 def address_of(url: str) -> KafkaAddress:
-    """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `InvalidLogUrl`, which never repeats a password."""
+    """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `CallerError`, which never repeats a password."""
     rest = url.removeprefix("kafka:")
     if "@" in rest.partition("?")[0]:
         masked = "kafka://" + MASK + rest[rest.rindex("@") :]
         problem = "a URL must not contain a user or password; use the settings sasl.username and sasl.password"
-        raise InvalidLogUrl(url=masked, problem=problem)
+        raise invalid_log_url(url=masked, problem=problem)
     if not rest.startswith("//"):
-        raise InvalidLogUrl(url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC")
+        raise invalid_log_url(url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC")
     place, _, options = rest.removeprefix("//").partition("?")
     servers, slash, topic = place.partition("/")
     if not slash or not topic:
-        raise InvalidLogUrl(url=url, problem="it names no topic: kafka://HOST:PORT/TOPIC")
+        raise invalid_log_url(url=url, problem="it names no topic: kafka://HOST:PORT/TOPIC")
     for server in servers.split(","):
         match = _match_server(server)
         if match is None or not 0 < int(match[2]) <= _PORT_MAX:
-            raise InvalidLogUrl(url=url, problem=f"{server!r} is not HOST:PORT")
+            raise invalid_log_url(url=url, problem=f"{server!r} is not HOST:PORT")
     if _match_topic(topic) is None:
         problem = f"{topic!r} is not a topic name: 1 to {TOPIC_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
-        raise InvalidLogUrl(url=url, problem=problem)
+        raise invalid_log_url(url=url, problem=problem)
     return KafkaAddress(servers=servers, topic=topic, replication=_replication(url, options))
 
 
@@ -134,9 +134,9 @@ def _replication(url: str, options: str) -> int | None:
         return None
     name, _, number = options.partition("=")
     if name != "replication":
-        raise InvalidLogUrl(url=url, problem=f"unknown option {options!r}; use replication=COPIES")
+        raise invalid_log_url(url=url, problem=f"unknown option {options!r}; use replication=COPIES")
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:6]) <= _REPLICATION_MAX:
-        raise InvalidLogUrl(url=url, problem=f"{number!r} is not a number of copies")
+        raise invalid_log_url(url=url, problem=f"{number!r} is not a number of copies")
     return int(number)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url, missing_extra
 from equipoise.channel.core.log import Log
 from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, address_of, checked, parsed
 from equipoise.channel.log.memory_log import MemoryLog
@@ -34,29 +34,29 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
     not created and an empty one stays empty.
 
     Raises:
-    * `InvalidLogUrl` for a URL that names no log, or a path where no log can be;
+    * `CallerError` for a URL that names no log, a path where no log can be, or a topic without the extra `kafka`;
     * `LogNotBegun` if there is no log and `create` is false;
     * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`, `LogStorageFull`;
-    * for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
+    * for a topic `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")
     if is_in_memory(url):
         if not rest:
-            raise InvalidLogUrl(url=url, problem="it has no name")
+            raise invalid_log_url(url=url, problem="it has no name")
         return MemoryLog(name=url)
     if scheme == "sqlite":
         path, _, options = rest.partition("?")
         if options not in _SYNCHRONOUS:
-            raise InvalidLogUrl(url=url, problem=f"unknown option {options!r}; use synchronous=full or synchronous=normal")
+            raise invalid_log_url(url=url, problem=f"unknown option {options!r}; use synchronous=full or synchronous=normal")
         if path.startswith("//"):  # Ambiguous: a host, or a relative path with three slashes.
-            raise InvalidLogUrl(
+            raise invalid_log_url(
                 url=url, problem=f"a path begins with one slash, not two: use sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
             )
         return SqliteLog(path, name=name or url, synchronous=_SYNCHRONOUS[options], create=create)
     if scheme == "kafka":
         return _open_kafka_log(url, create=create, settings=kafka_settings() if kafka is None else checked(kafka))
     problem = f"unknown kind {scheme!r}" if colon else "it must begin with the kind of the log and a colon"
-    raise InvalidLogUrl(url=url, problem=problem)
+    raise invalid_log_url(url=url, problem=problem)
 
 
 def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> Log:
@@ -66,7 +66,7 @@ def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> L
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"the log {url}", extra="kafka") from error
+        raise missing_extra(what=f"the log {url}", extra="kafka") from error
     return KafkaLog(address, name=url, settings=settings, create=create)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, OperatorError
+from equipoise.channel.core.errors import LogNotBegun, OperatorError, invalid_log_url
 from equipoise.channel.system import private_files
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -25,25 +25,25 @@ FileId = tuple[int, int] | None
 def usable_path(path: str, *, url: str, create: bool) -> Path:
     """Return the real path, without symbolic links. SQLite keeps its own files beside that path, so the notifier must, too.
 
-    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `OperatorError` if a file of
+    Raises `CallerError` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `OperatorError` if a file of
     the log has a hard link.
     """
     if not path:
-        raise InvalidLogUrl(url=url, problem="it has no path")
+        raise invalid_log_url(url=url, problem="it has no path")
     try:
         real_path = Path(os.path.realpath(path))
         os.fsencode(real_path)
         status = _status(real_path)
         if status is not None:
             if not stat.S_ISREG(status.st_mode):
-                raise InvalidLogUrl(url=url, problem=f"{real_path} is not a regular file")
+                raise invalid_log_url(url=url, problem=f"{real_path} is not a regular file")
             _refuse_hard_links(real_path, log=url)
         elif not create:
             raise LogNotBegun(log=url, problem=f"there is no file {real_path}")
         elif not real_path.parent.is_dir():
-            raise InvalidLogUrl(url=url, problem=f"there is no folder {real_path.parent}")
+            raise invalid_log_url(url=url, problem=f"there is no folder {real_path.parent}")
     except (OSError, ValueError) as error:  # The name is too long, holds a null or an invalid character, or is a loop of links.
-        raise InvalidLogUrl(url=url, problem=str(error)) from error
+        raise invalid_log_url(url=url, problem=str(error)) from error
     return real_path
 
 

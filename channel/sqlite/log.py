@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 from zlib import crc32
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogDamaged
+from equipoise.channel.core.errors import LogDamaged, invalid_log_url
 from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
@@ -67,7 +67,7 @@ class SqliteLog:
 
         `boot_id` and `mount_table` are Linux files about the machine (see `file` and `file_system`).
 
-        Raises `InvalidLogUrl`, `LogNotBegun`, `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`,
+        Raises `CallerError`, `LogNotBegun`, `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`,
         `LogStorageFull`.
         """
         self.name = name
@@ -75,7 +75,7 @@ class SqliteLog:
         refuse_network_file_system(real_path, mount_table=mount_table)
         boot = this_boot(boot_id)
         if synchronous is Synchronous.NORMAL and not boot:
-            raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that identifies its boot, as Linux does")
+            raise invalid_log_url(url=name, problem="synchronous=normal needs a system that identifies its boot, as Linux does")
         self._storage = SqliteStorage(real_path, name=name, synchronous=synchronous, boot=boot, create=create)
         self.identity = self._storage.identity
         self._notifier = Notifier(f"{real_path}-bell", use_inotify=use_inotify)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from equipoise.brokers.runtime.observations.stores import FILE_SUFFIX
-from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, MissingExtra, PeerError
+from equipoise.channel.core.errors import EquipoiseError, PeerError, invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import kafka_settings, log_path
 from equipoise.channel.sqlite.file import connect
@@ -111,13 +111,13 @@ def _text(finding: Finding) -> str:
 def findings_out(log_url: str) -> FindingsOut:
     """Return the destination for the log at `log_url`: a table next to a file, the topic `TOPIC-findings` next to a topic.
 
-    Raise `InvalidLogUrl` for other logs; for a topic also `MissingExtra` and `InvalidKafkaSetting`.
+    Raise `CallerError` for other logs and without the extra `kafka`, and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
         return FindingsTable(Path(f"{path}{FILE_SUFFIX}"))
     if not log_url.startswith("kafka:"):
-        raise InvalidLogUrl(url=log_url, problem="a log of this kind lives in one process, and Spark is another")
+        raise invalid_log_url(url=log_url, problem="a log of this kind lives in one process, and Spark is another")
     address = address_of(log_url)
     try:
         from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - the Kafka client is an extra
@@ -125,5 +125,5 @@ def findings_out(log_url: str) -> FindingsOut:
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"the findings beside {log_url}", extra="kafka") from error
+        raise missing_extra(what=f"the findings beside {log_url}", extra="kafka") from error
     return FindingsTopic(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}", kept_ms=KEPT_MS)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.core.errors import invalid_log_url
 from equipoise.channel.kafka.settings import address_of, checked
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
 from equipoise.spark_jobs.sequence.arrivals import ALL_SOURCES, Source
@@ -45,10 +45,10 @@ def channel_frame(
     The entries of one source are in order once they are sorted by offset. A batch reads the entries that exist when it is planned. A SQLite
     file need not exist yet.
 
-    Raises `InvalidLogUrl` and `InvalidKafkaSetting`; for positions on Kafka also `MissingExtra` and `LogUnavailable`.
+    Raises `CallerError` and `InvalidKafkaSetting`; for positions on Kafka also `LogUnavailable`.
     """
     if is_in_memory(url):
-        raise InvalidLogUrl(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")
+        raise invalid_log_url(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")
     if is_on_kafka(url):
         from equipoise.spark_jobs.sources.kafka_source import kafka_frame  # noqa: PLC0415 - imports pyspark, which a check of the URL does not need
 
@@ -66,7 +66,7 @@ def channel_frame(
         )
     path = log_path(url)
     if not path:
-        raise InvalidLogUrl(url=url, problem="it names no file and no topic")
+        raise invalid_log_url(url=url, problem="it names no file and no topic")
     options = {
         "url": f"sqlite:{os.path.abspath(path)}",  # noqa: PTH100 - links are followed when it is opened
         "sources": json.dumps(sorted(sources)),
@@ -79,7 +79,7 @@ def channel_frame(
 
 def _sqlite_frame(spark: SparkSession, options: dict[str, str], *, streaming: bool) -> DataFrame:
     if not (spark.sparkContext.master or "").startswith("local"):
-        raise InvalidLogUrl(
+        raise invalid_log_url(
             url=options["url"], problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master"
         )
     from equipoise.spark_jobs.sources.sqlite_source import NAME, SqliteChannel  # noqa: PLC0415 - as above

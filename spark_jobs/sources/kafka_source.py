@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions
 
 from equipoise.brokers.load.bus.topics import LoadTopics
-from equipoise.channel.core.errors import LogUnavailable, MissingExtra
+from equipoise.channel.core.errors import LogUnavailable, missing_extra
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.settings import KafkaAddress, checked, without_secrets
 from equipoise.spark_jobs.sequence.arrivals import Positions, Source
@@ -72,7 +72,7 @@ def kafka_frame(
 ) -> DataFrame:
     """Return the frame of `spark_jobs.sources.frames.channel_frame` for these sources of the log at `address`.
 
-    Raises `InvalidKafkaSetting`; if positions are given, also `MissingExtra` and `LogUnavailable`.
+    Raises `InvalidKafkaSetting`; if positions are given, also `CallerError` and `LogUnavailable`.
     """
     topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {
@@ -149,7 +149,7 @@ def _existing(address: KafkaAddress, topics: Mapping[str, str], *, url: str, set
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"to read {url} from given positions", extra="kafka") from error
+        raise missing_extra(what=f"to read {url} from given positions", extra="kafka") from error
     try:
         with Clients(servers=address.servers, settings=settings).administrator() as administrator:
             found = {topic: administrator.describe(topic, timeout_ms=_ASK_MS) for topic in topics.values()}

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, LogReplaced, LogStorageFull, LogUnavailable, PeerError
+from equipoise.channel.core.errors import CallerError, LogReplaced, LogStorageFull, LogUnavailable, PeerError, invalid_log_url
 from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
@@ -48,7 +48,7 @@ _PARTITIONS_MAX: Final = 10_000
 
 _DAY_MS: Final = 86_400_000
 _LOG: Final = "log"
-_AWAY: Final = (LogNotBegun, LogUnavailable, LogReplaced, LogStorageFull, InvalidLogUrl, sqlite3.Error)
+_AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, sqlite3.Error)  # A caller error: no log there (yet).
 
 SCHEMA: Final = pa.schema(
     [
@@ -293,7 +293,7 @@ def insisted(
 def _path(url: str) -> str:
     path = log_path(url)
     if path is None:
-        raise InvalidLogUrl(url=url, problem="it is no file")
+        raise invalid_log_url(url=url, problem="it is no file")
     return path
 
 

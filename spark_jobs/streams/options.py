@@ -113,7 +113,7 @@ class TidyOptions:
 def default_archive(log_url: str) -> Path:
     """Return the default archive of a log: next to the log's file, or for a topic in the working folder.
 
-    Raise `InvalidLogUrl` for a malformed Kafka address.
+    Raise `CallerError` for a malformed Kafka address.
     """
     path = log_path(log_url)
     return Path(f"{path}.archive") if path is not None else Path(f"{address_of(log_url).topic}.archive")

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from equipoise.channel.core.errors import MissingExtra, OperatorError
+from equipoise.channel.core.errors import OperatorError, missing_extra
 from equipoise.spark_jobs.streams.connector import connector_jars
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 
@@ -112,7 +112,7 @@ def spark_session(
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch Spark's connector if it is missing.
     `telling` gets a message about the fetch and the start; the start blocks.
 
-    Raise `MissingExtra`, and `OperatorError` if Java or the connector is missing or unfit.
+    Raise `CallerError`, and `OperatorError` if Java or the connector is missing or unfit.
     """
     check_extra()
     check_java()
@@ -154,11 +154,11 @@ def driver_memory(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check_extra() -> None:
-    """Raise `MissingExtra` unless everything in the extra `spark` is installed."""
+    """Raise `CallerError` unless everything in the extra `spark` is installed."""
     for module in _EXTRA_MODULES:
         root = module.partition(".")[0]
         if find_spec(root) is None or find_spec(module) is None:
-            raise MissingExtra(what="a Spark job", extra="spark")
+            raise missing_extra(what="a Spark job", extra="spark")
 
 
 def java_program(environment: Mapping[str, str] = os.environ) -> str:

@@ -23,7 +23,7 @@ from equipoise.brokers.errors import LoadBusUnavailable
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.files import KEPT_SECONDS, FileLoadBus
 from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, light, spell_summary
-from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.core.errors import CallerError
 from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
 from tests.contract.load_bus_adapters import ADAPTERS
@@ -176,7 +176,7 @@ def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> 
 
 def test_a_log_of_another_kind_has_no_bus() -> None:
     """A URL that names no log of ours names no bus."""
-    with pytest.raises(InvalidLogUrl, match="kafka"):
+    with pytest.raises(CallerError, match="kafka"):
         open_load_bus("kafka:localhost:9092/channel")
 
 

@@ -18,7 +18,7 @@ from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.spelling import parse_summary
 from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.brokers.runtime.observations.stores import DELETE_EVERY, SqliteObservations, are_kept, open_observations
-from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import log_path
 from equipoise.shedder.load_reports import Sample
@@ -80,9 +80,9 @@ def test_what_is_written_by_any_handle_is_kept_in_order(place: Place) -> None:
 def test_no_place_beside_a_log_of_another_kind() -> None:
     """In memory nobody else could read them, and a URL that names no log of ours names no place."""
     assert (False, True) == (are_kept("memory:x"), are_kept("sqlite:x"))
-    with pytest.raises(InvalidLogUrl, match="kafka"):
+    with pytest.raises(CallerError, match="kafka"):
         open_observations("kafka:localhost:9092/channel")
-    with pytest.raises(InvalidLogUrl, match="no observations"):
+    with pytest.raises(CallerError, match="no observations"):
         open_observations("memory:x")
 
 

@@ -21,7 +21,7 @@ from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.server.embedded import Worker, WorkerInThread
-from equipoise.channel.core.errors import DeadlineExceeded, InvalidBoundaries, InvalidName, LogReplaced
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced
 from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
@@ -148,7 +148,7 @@ def test_what_goes_wrong_is_typed() -> None:
                 await worker.route("shop/returns", "key")
             with pytest.raises(InvalidName):
                 await worker.create_namespace("no namespace")
-            with pytest.raises(InvalidBoundaries, match="1 to 4096 bundles, not 5000"):
+            with pytest.raises(CallerError, match="1 to 4096 bundles, not 5000"):
                 await worker.create_namespace(NAMESPACE, bundles=5_000)
             await worker.create_namespace(NAMESPACE)
             assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitSettings, SplitSnapshot, plan_splits
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, fault_of_bundle
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
@@ -53,7 +53,7 @@ def cut(bundle: BundleTraffic) -> tuple[int, ...]:
     if kind == 2:
         return ()
     if kind == 3:
-        raise InvalidBoundaries(subject=bundle.bundle, problem="for the test")
+        raise invalid_boundaries(subject=bundle.bundle, problem="for the test")
     return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
 
 

@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitPlan,
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits, Excess
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
 from equipoise.brokers.errors import InvalidSetting
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.vectors.cases import Case, read_cases
@@ -276,7 +276,7 @@ def test_what_pulsar_does_otherwise_is_done_only_on_request(case: Difference) ->
 
 def fails(bundle: BundleTraffic) -> tuple[int, ...]:
     """A service that cannot say where to cut."""
-    raise InvalidBoundaries(subject=bundle.bundle, problem="it says no")
+    raise invalid_boundaries(subject=bundle.bundle, problem="it says no")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,13 +88,9 @@ REFUSALS = (
     Refusal(id="a negative timestamp", data=transition(timestamp_ms=-1), says="timestamp_ms must be an integer"),
     Refusal(id="a broker without incarnation", data=transition(incarnation=None), says="incarnation must be an integer"),
     Refusal(id="a broker without sequence", data=transition(sequence=None), says="sequence must be an integer"),
-    Refusal(
-        id="an admin with sequence", data=transition(publisher="admin:x", incarnation=None, as_of=1), says="an admin's record has neither"
-    ),
-    Refusal(
-        id="an admin with incarnation", data=transition(publisher="admin:x", sequence=None, as_of=1), says="an admin's record has neither"
-    ),
-    Refusal(id="an admin with both", data=transition(publisher="admin:x"), says="an admin's record has neither"),
+    Refusal(id="an admin with sequence", data=transition(publisher="admin:x", incarnation=None, as_of=1), says="neither incarnation nor"),
+    Refusal(id="an admin with incarnation", data=transition(publisher="admin:x", sequence=None, as_of=1), says="neither incarnation nor"),
+    Refusal(id="an admin with both", data=transition(publisher="admin:x"), says="neither incarnation nor"),
     Refusal(id="a text for as_of", data=transition(as_of="x"), says="as_of must be an integer"),
     Refusal(id="an admin without view", data=transition(publisher="admin:x", incarnation=None, sequence=None), says="as_of must be"),
     Refusal(id="level 0", data=transition(level=0), says="level starts at 1"),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import InvalidKafkaSetting, InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import CallerError, InvalidKafkaSetting
 from equipoise.channel.kafka.settings import (
     CONFIG_FILE_VARIABLE,
     CONFIG_VARIABLE,
@@ -69,14 +69,14 @@ def test_snapshot_and_history_lie_beside_their_log() -> None:
 @pytest.mark.parametrize("url", REFUSED)
 def test_urls_that_name_no_topic_are_refused(url: str) -> None:
     """A URL that names no topic is the caller's error, which says what is wrong with it."""
-    with pytest.raises(InvalidLogUrl, match=REFUSED[url].replace("(", r"\(")) as caught:
+    with pytest.raises(CallerError, match=REFUSED[url].replace("(", r"\(")) as caught:
         open_log(url)
-    assert url == caught.value.url
+    assert repr(url) in str(caught.value)
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     """Credentials go into settings, and whoever wrote them into the URL does not find them in the message."""
-    with pytest.raises(InvalidLogUrl, match=r"kafka://\*\*\*@host:9092/topic.*sasl\.username and sasl\.password") as caught:
+    with pytest.raises(CallerError, match=r"kafka://\*\*\*@host:9092/topic.*sasl\.username and sasl\.password") as caught:
         open_log("kafka://user:p@ss@host:9092/topic")
     assert "p@ss" not in str(caught.value)
 
@@ -201,6 +201,6 @@ def test_without_the_extra_a_topic_is_refused_with_its_name(monkeypatch: pytest.
         return real(name, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without_client)
-    with pytest.raises(MissingExtra, match=r"the log kafka://a:1/t needs the extra `kafka`: pip install 'equipoise\[kafka\]'"):
+    with pytest.raises(CallerError, match=r"the log kafka://a:1/t needs the extra `kafka`: pip install 'equipoise\[kafka\]'"):
         open_log("kafka://a:1/t")
     open_log("memory:without-kafka").close()

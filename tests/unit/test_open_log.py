@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, LogNotBegun, OperatorError
+from equipoise.channel.core.errors import CallerError, EquipoiseError, LogNotBegun, OperatorError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
@@ -89,7 +89,7 @@ def test_a_loop_of_symbolic_links_is_refused(create: bool, tmp_path: Path) -> No
     """A link that leads to itself is no log, whether it stands for the file or for a folder above it."""
     (tmp_path / "loop").symlink_to("loop")
     for path in ("loop", "loop/log.db"):
-        with pytest.raises(InvalidLogUrl, match="symbolic links"):
+        with pytest.raises(CallerError, match="symbolic links"):
             open_log(f"sqlite:{tmp_path}/{path}", create=create)
 
 
@@ -139,7 +139,7 @@ REFUSED = {
     "sqlite:{folder}/log.db?synchronous=off": "unknown option 'synchronous=off'",
     "sqlite:{folder}/log.db?mode=ro": "unknown option 'mode=ro'",
     "memory:": "it has no name",
-    "nats:localhost:4222/channel": "no log of the kind 'nats'",
+    "nats:localhost:4222/channel": "unknown kind 'nats'",
     "log.db": "it must begin with the kind of the log and a colon",
 }
 
@@ -150,9 +150,9 @@ def test_urls_that_name_no_log_are_refused(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     filled = url.replace("{folder}", str(tmp_path))
-    with pytest.raises(InvalidLogUrl, match=REFUSED[url]) as caught:
+    with pytest.raises(CallerError, match=REFUSED[url]) as caught:
         open_log(filled)
-    assert filled == caught.value.url
+    assert repr(filled) in str(caught.value)
     assert ["file", "pipe"] == sorted(file.name for file in tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.errors import CallerError, InvalidName
 from equipoise.channel.core.ranges import (
     BUNDLES_MAX,
     HASH_MAX,
@@ -166,7 +166,7 @@ def test_the_greatest_number_of_bundles_fits_one_record() -> None:
 @pytest.mark.parametrize("count", [-1, 0, BUNDLES_MAX + 1])
 def test_a_namespace_starts_with_a_bounded_number_of_bundles(count: int) -> None:
     """A number of bundles that no namespace can start with is refused with the number and the bound."""
-    with pytest.raises(InvalidBoundaries, match=f"{count} bundles.* 1 to {BUNDLES_MAX}"):
+    with pytest.raises(CallerError, match=f"{count} bundles.* 1 to {BUNDLES_MAX}"):
         even_boundaries(count)
 
 
@@ -347,13 +347,13 @@ def test_cuts_inside_and_rising_pass(cuts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("cuts", [(10,), (20,), (9,), (21,), (15, 15), (16, 15), (-1,), (15, 20)])
 def test_cuts_on_the_edge_or_out_of_order_are_refused(cuts: tuple[int, ...]) -> None:
     """A cut on an end would leave an empty child, one out of order an overlap."""
-    with pytest.raises(InvalidBoundaries, match="0x0000000a_0x00000014"):
+    with pytest.raises(CallerError, match="0x0000000a_0x00000014"):
         check_cuts(10, 20, cuts)
 
 
 def test_a_cut_at_the_very_end_is_refused() -> None:
     """The last point of all can not be a bundle of its own, because it has no name: both its ends would be the same."""
-    with pytest.raises(InvalidBoundaries):
+    with pytest.raises(CallerError, match="cannot be used"):
         check_cuts(0x80000000, HASH_MAX, (HASH_MAX,))
 
 

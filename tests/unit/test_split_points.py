@@ -29,7 +29,7 @@ from equipoise.brokers.balancing.splitting.split_points import (
     split_points,
 )
 from equipoise.brokers.errors import InvalidLoad, UnsupportedAlgorithm
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts
 from equipoise.channel.core.records import CUTS_MAX
 from tests.vectors.cases import Case, read_cases
@@ -76,7 +76,7 @@ def test_without_a_fault_of_pulsar_the_cuts_are_its_own(case: Case) -> None:
         question = replace(question, positions=positions)
     is_wrong = question.positions is not None and not are_cuts(question.low, question.high, positions)
     if is_wrong or "error" in case["output"]:
-        with pytest.raises(InvalidBoundaries):
+        with pytest.raises(CallerError, match="cannot be used"):
             split_points(case["input"]["algorithm"], question)
     else:
         assert (case["output"]["boundaries"] or []) == list(split_points(case["input"]["algorithm"], question))
@@ -268,7 +268,7 @@ def test_a_fault_of_pulsars_is_only_made_on_request(fault: Fault) -> None:
 @pytest.mark.parametrize("positions", [(30, 130), (0, 50), (50, 100), (50, 50), (50, 30)])
 def test_positions_that_are_no_cuts_are_refused(positions: tuple[int, ...]) -> None:
     """A position outside or at an edge, doubled, or out of order is an error, where Pulsar sorts and drops without a word."""
-    with pytest.raises(InvalidBoundaries, match="cuts rise strictly, and lie strictly inside"):
+    with pytest.raises(CallerError, match="cuts rise strictly, and lie strictly inside"):
         at(0, 100, *positions)
     exact = SplitQuestion(low=0, high=100, positions=positions, force=True, pulsar_exact=True)
     assert sorted(point for point in positions if 0 < point < 100) == list(split_points(SPECIFIED_POSITIONS_DIVIDE, exact))
@@ -346,5 +346,5 @@ def test_every_choice_of_positions_in_a_narrow_range(low: int, high: int) -> Non
         if are_cuts(low, high, positions):
             assert positions == at(low, high, *positions)
         else:
-            with pytest.raises(InvalidBoundaries):
+            with pytest.raises(CallerError, match="cannot be used"):
                 at(low, high, *positions)

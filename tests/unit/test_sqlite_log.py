@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, OperatorError
+from equipoise.channel.core.errors import Bug, CallerError, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET, Skipping
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.sqlite import log as sqlite_log
@@ -394,7 +394,7 @@ def test_without_restarts_to_tell_only_full_durability_is_given(path: Path, tmp_
         log = open_at(path, boot_id=missing)
         assert FIRST_OFFSET - 1 == log.end()
         log.close()
-    with pytest.raises(InvalidLogUrl, match="needs a system that identifies its boot"):
+    with pytest.raises(CallerError, match="needs a system that identifies its boot"):
         open_at(path, boot_id=missing, synchronous=Synchronous.NORMAL)
 
 

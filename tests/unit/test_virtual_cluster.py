@@ -24,7 +24,7 @@ from equipoise.brokers.testing.virtual_cluster import (
     NotServed,
     NotSplit,
 )
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName, NotFound
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, NotFound
 from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "shop/orders"
@@ -248,7 +248,7 @@ def test_a_namespace_that_is_not_there_has_no_bundles(cluster: Cluster[Diary]) -
         cluster.bundles("shop/returns")
     with pytest.raises(InvalidName, match="nonsense"):
         cluster.create("nonsense")
-    with pytest.raises(InvalidBoundaries, match="1 to 4096 bundles, not 4097"):
+    with pytest.raises(CallerError, match="1 to 4096 bundles, not 4097"):
         cluster.create("shop/returns", bundles=4_097)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, TopicLoad, split_points
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import CallerError
 from tests.vectors.cases import Case
 
-# Pulsar's exception where we raise `InvalidBoundaries`.
+# Pulsar's exception where we raise `CallerError`.
 _NO_POSITIONS = {"error": "IllegalArgumentException"}
 
 
@@ -15,7 +15,7 @@ def replay(case: Case) -> object:
     """The cuts; Pulsar says by null what we say by no cuts."""
     try:
         cuts = split_points(case["input"]["algorithm"], question_of(case, pulsar_exact=True))
-    except InvalidBoundaries:
+    except CallerError:
         return _NO_POSITIONS
     return {"boundaries": list(cuts) or None}
 

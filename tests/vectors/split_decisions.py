@@ -7,7 +7,7 @@ from typing import Any
 from equipoise.brokers.balancing.splitting.auto_split import SplitPlan, SplitSettings, SplitSnapshot, plan_splits
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import children, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
 from tests.vectors.broker_load_data import traffic_of
@@ -58,7 +58,7 @@ def snapshot_of(case: Case, bundles: dict[str, list[float]]) -> SplitSnapshot:
         _, low, high = parse_bundle(bundle.bundle)
         match asked["boundaryMode"].get(bundle.bundle):
             case "error":
-                raise InvalidBoundaries(subject=bundle.bundle, problem="the lookup fails")
+                raise invalid_boundaries(subject=bundle.bundle, problem="the lookup fails")
             case "none":
                 return ()
             case "two":

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.errors import InvalidLoad, UnsupportedAlgorithm
-from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import bundle_contains, check_cuts
 from equipoise.channel.core.records import CUTS_MAX
 
@@ -113,7 +113,7 @@ def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
     drops those outside.
     """
     if not question.positions:
-        raise InvalidBoundaries(
+        raise invalid_boundaries(
             subject=f"the range 0x{question.low:08x}_0x{question.high:08x}",
             problem=f"{SPECIFIED_POSITIONS_DIVIDE} cuts at the positions that it is given, and was given none",
         )
@@ -180,7 +180,7 @@ ALGORITHMS: Final[Mapping[str, SplitAlgorithm]] = MappingProxyType(
 def split_points(algorithm: str, question: SplitQuestion) -> tuple[int, ...]:
     """Return the points at which to cut a bundle; empty if it cannot or need not be cut.
 
-    Raises `UnsupportedAlgorithm`. Raises `InvalidBoundaries` if positions are needed and missing, are not strictly rising, or are not
+    Raises `UnsupportedAlgorithm`, and `CallerError` if positions are needed and missing, are not strictly rising, or are not
     strictly inside.
     """
     divide = ALGORITHMS.get(algorithm)

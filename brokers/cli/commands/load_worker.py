@@ -12,7 +12,7 @@ from equipoise.brokers.cli.kafka_options import PrintConfigOption
 from equipoise.brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, LogOption, TimeoutOption
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
-from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import invalid_log_url, missing_extra
 
 app = group("Average the load of a cluster on Kafka.")
 
@@ -40,7 +40,7 @@ def load_worker(
 
     if not log.startswith("kafka:"):
         problem = "only a cluster on Kafka has load workers; on any other log brokers keep the averages themselves"
-        raise InvalidLogUrl(url=log, problem=problem)
+        raise invalid_log_url(url=log, problem=problem)
     address, settings = address_of(log), kafka_settings()
     if print_config:
         kafka_options.print_config({"log_url": log})
@@ -50,7 +50,7 @@ def load_worker(
     except ModuleNotFoundError as error:
         if error.name not in {"aiokafka", "confluent_kafka", "faust"}:
             raise
-        raise MissingExtra(what="a load worker", extra="load") from error
+        raise missing_extra(what="a load worker", extra="load") from error
     configure(sys.stderr)
     if stop_on_eof:
         end_with_standard_input()

@@ -16,7 +16,7 @@ from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from equipoise.brokers.operations import verbs
-from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
@@ -281,10 +281,10 @@ def parse_points(text: str) -> tuple[int, ...]:
 
 
 def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
-    """Parse all boundaries of a new namespace. Raise `InvalidName` or `InvalidBoundaries`."""
+    """Parse all boundaries of a new namespace. Raise `InvalidName` or `CallerError`."""
     points = parse_points(text)
     if points[0] != 0 or points[-1] != HASH_MAX:
-        raise InvalidBoundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
+        raise invalid_boundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
     check_new_bundles(namespace, len(points) - 1)
     check_cuts(0, HASH_MAX, points[1:-1])
     return points

@@ -225,7 +225,7 @@ def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Import a job. Raise `MissingExtra` if its dependencies are not installed."""
+    """Import a job. Raise `CallerError` if its dependencies are not installed."""
     with delayed_interrupts():
         check_extra()
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.runtime.observations.stores import open_observations
-from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import kafka_settings, log_path
 from equipoise.shedder.load_reports import LoadBus
@@ -21,7 +21,7 @@ def open_load_bus(log_url: str, *, keep: bool = False) -> LoadBus:
     * `memory:NAME` uses the memory of the process.
 
     With `keep`, an embedded log also stores each summary made here in `PATH.observations`; on Kafka the topic keeps them for an hour.
-    Raises `InvalidLogUrl` for any other URL, and for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    Raises `CallerError` for any other URL and without the extra `kafka`, and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
@@ -30,7 +30,7 @@ def open_load_bus(log_url: str, *, keep: bool = False) -> LoadBus:
         return MemoryLoadBus(log_url)
     if log_url.startswith("kafka:"):
         return _on_kafka(log_url)
-    raise InvalidLogUrl(url=log_url, problem="there is no load bus beside a log of this kind")
+    raise invalid_log_url(url=log_url, problem="there is no load bus beside a log of this kind")
 
 
 def _on_kafka(log_url: str) -> LoadBus:
@@ -41,6 +41,6 @@ def _on_kafka(log_url: str) -> LoadBus:
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"the load bus of {log_url}", extra="kafka") from error
+        raise missing_extra(what=f"the load bus of {log_url}", extra="kafka") from error
     clients = Clients(servers=address.servers, settings=kafka_settings())
     return KafkaLoadBus(clients, address.topic, replication=address.replication)

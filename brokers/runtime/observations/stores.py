@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
-from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, MissingExtra
+from equipoise.channel.core.errors import EquipoiseError, invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
 from equipoise.channel.sqlite.file import connect
@@ -78,14 +78,14 @@ def open_observations(log_url: str) -> Observations:
     * `sqlite:PATH`: the file `PATH.observations`.
     * `kafka://SERVERS/TOPIC`: the topic `TOPIC-serving`. Loads are on the load bus.
 
-    The first write creates them. Raise `InvalidLogUrl` for any other URL; for a topic also `MissingExtra` and `InvalidKafkaSetting`.
+    The first write creates them. Raise `CallerError` for any other URL and without the extra `kafka`, and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
         return SqliteObservations(Path(f"{path}{FILE_SUFFIX}"))
     if log_url.startswith("kafka:"):
         return _on_kafka(log_url)
-    raise InvalidLogUrl(url=log_url, problem="no observations are kept beside a log of this kind")
+    raise invalid_log_url(url=log_url, problem="no observations are kept beside a log of this kind")
 
 
 def _on_kafka(log_url: str) -> Observations:
@@ -96,5 +96,5 @@ def _on_kafka(log_url: str) -> Observations:
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
-        raise MissingExtra(what=f"the observations beside {log_url}", extra="kafka") from error
+        raise missing_extra(what=f"the observations beside {log_url}", extra="kafka") from error
     return KafkaObservations(Clients(servers=address.servers, settings=kafka_settings()), address.topic)

@@ -131,7 +131,7 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
     line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     message = "a Spark job needs the extra `spark`: pip install 'equipoise[spark]'"
-    error = {"error": "MissingExtra", "message": message, "what": "a Spark job", "extra": "spark"}
+    error = {"error": "CallerError", "message": message}
     assert ExitCode.USAGE == done.returncode
     assert "" == done.stdout
     assert f"error: {message}\n" == done.stderr if not as_json else error == json.loads(done.stderr)

@@ -42,8 +42,8 @@ USAGE_ERRORS = {
     "an empty file of evidence": (("broker", "--data", "x", "--evidence", "", "--log", "{log}"), "BadParameter", "the name is empty"),
     "a folder for a file": (("broker", "--data", "x", "--evidence", "..", "--log", "{log}"), "BadParameter", "'..' is a directory"),
     "an empty log of a cluster": (("up", "--data", "x", "--log", ""), "InvalidConfig", "log_url"),
-    "an empty log": (("brokers", "list", "--log", "sqlite:"), "InvalidLogUrl", "it has no path"),
-    "a log in memory": (("brokers", "list", "--log", "memory:x"), "InvalidLogUrl", "known only to the process that made it"),
+    "an empty log": (("brokers", "list", "--log", "sqlite:"), "CallerError", "it has no path"),
+    "a log in memory": (("brokers", "list", "--log", "memory:x"), "CallerError", "known only to the process that made it"),
     "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),
     "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "InvalidService", "there is no module nowhere"),
     "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),
@@ -56,7 +56,7 @@ USAGE_ERRORS = {
     "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidTiming", "lease_ms is 1 ms, which is not safe"),
     "positions nobody takes": (
         ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
-        "InvalidBoundaries",
+        "CallerError",
         "range_equally_divide finds its positions itself; use specified_positions_divide to give them",
     ),
 }

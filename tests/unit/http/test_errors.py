@@ -33,13 +33,13 @@ from equipoise.channel.core.errors import (
     Bug,
     DeadlineExceeded,
     EquipoiseError,
-    InvalidBoundaries,
     InvalidName,
     LogDamaged,
     LogStorageFull,
     LogUnavailable,
     OutcomeUnknown,
     Overloaded,
+    invalid_boundaries,
 )
 from equipoise.channel.core.records import Reason
 from tests.unit.http.cluster import run
@@ -59,7 +59,7 @@ CASES = (
     Case(status=404, error=UnknownBundle(bundle="a/b/0x00000000_0xffffffff")),
     Case(status=404, error=UnknownCluster(cluster="x", known="y")),
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
-    Case(status=412, error=InvalidBoundaries(subject="a", problem="b")),
+    Case(status=412, error=invalid_boundaries(subject="a", problem="b")),
     Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
     Case(status=409, error=Cancelled(bundle="a", move="transfer", problem="b")),
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),

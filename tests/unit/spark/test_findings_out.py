@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.core.errors import CallerError
 from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
 from equipoise.spark_jobs.audit.job import told
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
@@ -70,7 +70,7 @@ def test_findings_lie_beside_their_log(tmp_path: Path) -> None:
     """A file has its table beside it, a topic its topic; a log of one process has no place that others see."""
     assert f"in the table findings of {tmp_path}/log.observations" == findings_out(f"sqlite:{tmp_path}/log").place
     assert "to the topic channel-findings" == findings_out("kafka://localhost:1/channel").place
-    with pytest.raises(InvalidLogUrl):
+    with pytest.raises(CallerError, match="cannot open a log at"):
         findings_out("memory:test")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from equipoise.channel.core.errors import InvalidLogUrl, LogWentBack, OperatorError, PeerError
+from equipoise.channel.core.errors import CallerError, LogWentBack, OperatorError, PeerError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
@@ -255,5 +255,5 @@ def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch:
 def test_a_log_that_spark_cannot_read_is_refused(url: str) -> None:
     """A URL that names no file and no topic is refused before anything of Spark is asked."""
     assert not is_on_kafka(url)
-    with pytest.raises(InvalidLogUrl):
+    with pytest.raises(CallerError, match="cannot open a log at"):
         channel_frame(None, url, streaming=False)  # type: ignore[arg-type]  # It is not reached.
