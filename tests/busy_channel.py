@@ -1,8 +1,4 @@
-"""A channel of a busy cluster, as long as one likes, at little cost: renewals that agree, transfers, races lost, and garbage.
-
-May live here: the maker of such a channel. All of it is judged by the real fold while it is made, so that digests are right; renewals,
-nine tenths of a long log, are spelled by a template that gives the bytes of the codec.
-"""
+"""A channel of a busy cluster, as long as one likes, at little cost: renewals that agree, transfers, races lost, and garbage."""
 
 from __future__ import annotations
 

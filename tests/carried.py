@@ -1,7 +1,4 @@
-"""Logs for tests of what is carried from one to another: with a snapshot, cut off, closed.
-
-May live here: how such logs are made without a compactor, and what two of them are compared by.
-"""
+"""Logs for tests of what is carried from one to another: with a snapshot, cut off, closed."""
 
 from __future__ import annotations
 

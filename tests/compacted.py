@@ -1,7 +1,4 @@
-"""Compacted logs for tests: the snapshot of what a log says, and the log cut off, without any of the bounds that an operator's tool has.
-
-May live here: the shortest way from a log to its snapshot, by the product's own rows and marker.
-"""
+"""Compacted logs for tests: the snapshot of what a log says, and the log cut off, without any of the bounds that an operator's tool has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Well-formed records, at least one of every kind and of every shape that a kind has, for tests of what is done with all of them.
-
-May live here: the table `RECORDS`. They are right in form only: no fold was asked about them.
-"""
+"""Well-formed records, at least one of every kind and of every shape that a kind has, for tests of what is done with all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A channel in memory for tests of the fold: proposals go through bytes, and every reader must come to the same view.
-
-May live here: the context `Channel`, what it is set up with, and what two views are compared by.
-"""
+"""A channel in memory for tests of the fold: proposals go through bytes, and every reader must come to the same view."""
 
 from __future__ import annotations
 

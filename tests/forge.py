@@ -1,8 +1,4 @@
-"""Writes one forged record to a living channel, to see that the audit finds it: `python -m tests.forge KIND --log URL`.
-
-May live here: the command line. What is forged stands in `tests.injected.forgeries`. For channels that may be thrown away: some kinds
-change who owns what, and one has the log closed to this version.
-"""
+"""Writes one forged record to a living channel, to see that the audit finds it: `python -m tests.forge KIND --log URL`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A log in memory whose offsets may leap, as those of SQLite do after a restart, and those of Kafka after each transaction.
-
-May live here: `GapLog` alone.
-"""
+"""A log in memory whose offsets may leap, as those of SQLite do after a restart, and those of Kafka after each transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A log in memory that has whatever trouble a test wants, and tells the test what its user does.
-
-May live here: `TroubledLog`. It is a handle like any other: its user is one thread; the test turns its switches from another.
-"""
+"""A log in memory that has whatever trouble a test wants, and tells the test what its user does."""
 
 from __future__ import annotations
 

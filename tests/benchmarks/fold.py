@@ -1,9 +1,5 @@
 """How fast records become a view: `make bench BENCH=fold` prints one JSON line, in less than a minute.
 
-May live here: the stream that is folded, and its measurement. Each record goes from bytes through every check of the codec
-and of the fold, on one core, with the digest that each renewal says compared with the view's own. The parsing of the same
-bytes as JSON, which no reader of the channel could go below, is measured in the same turns as a yardstick.
-
 Rates are per second of this process' own CPU time, which is what one core gives that has nothing else to do; `fold_wall`
 is the fold by the clock on the wall, as it was with the neighbours of that moment.
 """

@@ -1,8 +1,4 @@
-"""What a hundred idle agents cost: `make bench BENCH=idle` prints one JSON line, in about two minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of idle brokers. Four processes with 25 workers each share one
-log; nobody calls and nothing moves, so that what is left is renewals, and reading those of all others.
-"""
+"""What a hundred idle agents cost: `make bench BENCH=idle` prints one JSON line, in about two minutes."""
 
 from __future__ import annotations
 

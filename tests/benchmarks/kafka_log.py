@@ -1,8 +1,4 @@
-"""How fast the log on Kafka is: `make bench BENCH=kafka_log` prints one JSON line, in about a minute.
-
-May live here: the measurements that docs/benchmarks.md quotes of the log on a real Kafka of one node, and what they need of other
-processes. What is measured is measured as for SQLite, by tests/benchmarks/log.py.
-"""
+"""How fast the log on Kafka is: `make bench BENCH=kafka_log` prints one JSON line, in about a minute."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a minute.
-
-May live here: the measurements that docs/benchmarks.md quotes of the log, and what they need of other processes.
-"""
+"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a minute."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a view costs: `make bench BENCH=view` prints one JSON line, in less than a minute.
-
-May live here: the memory of a view of many bundles, and the time of a lookup by hash point in views of several sizes. Every
-view is folded in a process of its own from records, and all its bundles are owned, so that all indexes are filled.
-"""
+"""What a view costs: `make bench BENCH=view` prints one JSON line, in less than a minute."""
 
 from __future__ import annotations
 

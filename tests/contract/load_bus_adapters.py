@@ -1,8 +1,4 @@
-"""Every adapter of `LoadBus`, for the suite that asks the same of each: tests/contract/test_load_bus_contract.py.
-
-May live here: how each is opened, and what must run beside it to make summaries of samples. What is asked of them is the
-suite's business.
-"""
+"""Every adapter of `LoadBus`, for the suite that asks the same of each: tests/contract/test_load_bus_contract.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One suite for every `DecisionLog`: what brokers/balancing/decisions.py promises, asked of each adapter; and what only files can suffer.
-
-May live here: tests that know nothing of an adapter but how to open it, and below them those of the table in the channel's file.
-"""
+"""Check every `DecisionLog` for what brokers/decision_log promises, and what only files can suffer."""
 
 from __future__ import annotations
 

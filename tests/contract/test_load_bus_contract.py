@@ -1,8 +1,4 @@
-"""One suite for every `LoadBus`: what shedder/load_reports.py promises, asked of each adapter; and what only files can suffer.
-
-May live here: tests that know nothing of an adapter but how to open it, and below them those of damaged files. A summary is
-waited for: where a process of its own makes it, it comes later than the sample.
-"""
+"""One suite for every `LoadBus`: what shedder/load_reports.py promises, asked of each adapter; and what only files can suffer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One suite for every `Log`: what channel/core/log.py promises, asked of each adapter.
-
-May live here: tests that know nothing of an adapter but how to open it. What only SQLite can do, or suffer, is in
-tests/unit/test_sqlite_log.py and tests/integration/test_sqlite_log_processes.py.
-"""
+"""One suite for every `Log`: what channel/core/log.py promises, asked of each adapter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One suite for every `Observations`: what its port promises, asked of each adapter; and what only files can suffer.
-
-May live here: tests that know of an adapter only how to open it and how others read what it kept; below them those of the file.
-"""
+"""One suite for every `Observations`: what its port promises, asked of each adapter; and what only files can suffer."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One suite for every `SnapshotStore`, used as snapshot and as history snapshot: the promises of channel/core/snapshot_store.py.
-
-May live here: tests that know nothing of an adapter but how to open its log. What a compactor makes of a snapshot is in
-tests/compaction.
-"""
+"""One suite for every `SnapshotStore`, used as snapshot and as history snapshot: the promises of channel/core/snapshot_store.py."""
 
 from __future__ import annotations
 

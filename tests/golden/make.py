@@ -1,7 +1,5 @@
 """Makes the golden logs of the newest level: `python -m tests.golden.make`. It never writes over one that is there.
 
-May live here: what the logs are made of, and their format. README.md beside this file says why they are kept.
-
 A log is a gzip file of JSON lines. Each line is one entry: its logical `offset`, its bytes (as `text`, or as `base64` where
 they are no UTF-8), and the `verdict`: `accepted` or the reason. Every `DIGEST_INTERVAL` lines, and at the end, the line also
 has the view's `digest` just after it.

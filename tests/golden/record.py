@@ -1,7 +1,5 @@
 """Records the golden channels of the newest level: `python -m tests.golden.record`. It never writes over one that is there.
 
-May live here: what is recorded, and in which files. README.md beside this file says why they are kept.
-
 A channel is recorded as simulated brokers wrote it, with crashes, races, splits and merges, and as it is then compacted, closed and copied.
 Of each there are the SQLite file (`NAME.db.gz`) and its export (`NAME.export.gz`), which has the verdict on each record and
 the digest at its end.

@@ -1,7 +1,4 @@
-"""Golden logs: histories of every level, folded again by today's code, record by record.
-
-May live here: the replay, and what the logs must hold to be worth it.
-"""
+"""Golden logs: histories of every level, folded again by today's code, record by record."""
 
 from __future__ import annotations
 

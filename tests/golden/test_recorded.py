@@ -1,8 +1,4 @@
-"""Recorded channels: files and exports that former versions wrote, opened and folded again by today's code.
-
-May live here: the replay of whole logs with their snapshots, and what they must hold to be worth it. Single records with their
-verdicts are in test_golden.
-"""
+"""Recorded channels: files and exports that former versions wrote, opened and folded again by today's code."""
 
 from __future__ import annotations
 

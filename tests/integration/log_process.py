@@ -1,8 +1,4 @@
-"""A process that uses a log: `python -m tests.integration.log_process COMMAND ...`.
-
-May live here: the commands that tests/integration/test_sqlite_log_processes.py starts, each a few lines. They speak in
-lines on their standard output, so that a test can wait for what they say.
-"""
+"""A process that uses a log: `python -m tests.integration.log_process COMMAND ...`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A cluster of real processes whose channel is copied to another log: from file to file, to a real Kafka, and back.
-
-May live here: what brokers do with a log that was closed, and with a copy of it. What is copied is told in tests/unit/compaction.
-"""
+"""A cluster of real processes whose channel is copied to another log: from file to file, to a real Kafka, and back."""
 
 from __future__ import annotations
 

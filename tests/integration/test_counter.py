@@ -1,7 +1,4 @@
-"""The counter example over real sockets, under load, while its bundles move: and what the judge says of it.
-
-May live here: two brokers of this process, callers, and one stubborn caller who keeps asking old owners.
-"""
+"""The counter example over real sockets, under load, while its bundles move: and what the judge says of it."""
 
 from __future__ import annotations
 

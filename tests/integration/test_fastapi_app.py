@@ -1,7 +1,4 @@
-"""The FastAPI example for real: two programs under uvicorn, each in a thread, with a broker inside each.
-
-May live here: the example as a whole. Its service alone is tested in tests/examples.
-"""
+"""The FastAPI example for real: two programs under uvicorn, each in a thread, with a broker inside each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The log on a real Kafka whose client does not do its part: it asks once too little, is not answered, or dies.
-
-May live here: single calls of the client that are counted, or made to fail. A whole Kafka in trouble is in test_kafka_log.py.
-"""
+"""The log on a real Kafka whose client does not do its part: it asks once too little, is not answered, or dies."""
 
 from __future__ import annotations
 

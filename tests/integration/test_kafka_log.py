@@ -1,7 +1,4 @@
-"""The log on a real Kafka: topics that are refused, strange messages, and a Kafka that goes away and comes back.
-
-May live here: what only a topic can be, suffer or do. What every log does is in tests/contract/test_log_contract.py.
-"""
+"""The log on a real Kafka: topics that are refused, strange messages, and a Kafka that goes away and comes back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Outages of a real Kafka: stopped, slow, cut off, and without the leader of the partition.
-
-May live here: brokers on a topic whose Kafka gets into trouble. Whatever it is, what was in flight is settled once and never twice,
-nobody who is alive is declared dead by an outage, all come back by themselves, and no bundle changes its owner.
-"""
+"""Outages of a real Kafka: stopped, slow, cut off, and without the leader of the partition."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The logs that tests take away from brokers are away, and come back.
-
-May live here: what is promised of a `LogPlace`, whatever keeps the log.
-"""
+"""The logs that tests take away from brokers are away, and come back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One SQLite log in many real processes: one order, nothing lost to `kill -9`, and nobody blocked for ever by SIGSTOP.
-
-May live here: tests that start `log_process`. They wait for what it says, each with a deadline.
-"""
+"""One SQLite log in many real processes: one order, nothing lost to `kill -9`, and nobody blocked for ever by SIGSTOP."""
 
 from __future__ import annotations
 

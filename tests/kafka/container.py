@@ -1,7 +1,4 @@
-"""A Kafka in a container, where an engine for containers runs.
-
-May live here: what knows of containers. It is the Apache image, in the version of the local Kafka.
-"""
+"""A Kafka in a container, where an engine for containers runs."""
 
 from __future__ import annotations
 

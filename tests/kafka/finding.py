@@ -1,7 +1,4 @@
-"""A Kafka for the tests: the first way to one that works on this machine.
-
-May live here: the ways, in their order, and what is the matter if there is none. What tests do with it is in fixtures.py.
-"""
+"""A Kafka for the tests: the first way to one that works on this machine."""
 
 from __future__ import annotations
 

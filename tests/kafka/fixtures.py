@@ -1,7 +1,5 @@
 """The fixtures of tests that need a real Kafka; tests/conftest.py makes them known.
 
-May live here: which Kafka a test gets, for how long, and what is done if this machine has none.
-
 * `kafka`: one for the whole session, shared: fresh topics by `kafka.topic("what for")`, and no harm to it.
 * `own_kafka`: one node of its own for a module, which a test may stop, kill, restart, and cut off by its proxy.
 * `three_kafkas`: three nodes likewise.

@@ -1,8 +1,5 @@
 """A TCP proxy that delays, swallows and resets on command, to stand between clients and Kafka.
 
-May live here: what happens to bytes and connections. It knows nothing of Kafka; but a client of Kafka goes on to the addresses that
-Kafka tells it, so a node must tell it the proxy's, as `proxies` of `Cluster.lay_out` makes it do.
-
 Threads: the connections live on a loop in a thread of its own; commands come from any other, and have happened when they return.
 """
 

@@ -1,7 +1,4 @@
-"""Messages with times that a test chooses: what a node of Kafka with a wrong clock would have stamped.
-
-May live here: calls to Kafka's own client, as in `topics`.
-"""
+"""Messages with times that a test chooses: what a node of Kafka with a wrong clock would have stamped."""
 
 from __future__ import annotations
 

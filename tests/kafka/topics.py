@@ -1,7 +1,4 @@
-"""What tests do with a Kafka beside the channel: make topics, write and read them as they stand, see who leads them.
-
-May live here: calls to Kafka's own client. Nothing of the product is used: it is what is under test.
-"""
+"""What tests do with a Kafka beside the channel: make topics, write and read them as they stand, see who leads them."""
 
 from __future__ import annotations
 

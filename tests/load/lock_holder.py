@@ -1,9 +1,4 @@
-"""Holds the write lock of an SQLite file: what a process does to all others that was stopped inside a write.
-
-    python lock_holder.py FILE SECONDS      (prints a line when it holds the lock)
-
-May live here: that program, and the context in which it runs. Readers go on meanwhile, writers do not.
-"""
+"""Hold the write lock of an SQLite file: `python lock_holder.py FILE SECONDS` prints a line when it holds the lock."""
 
 from __future__ import annotations
 

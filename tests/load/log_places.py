@@ -1,7 +1,4 @@
-"""Where the log of a test or a benchmark lies: the kinds of log that processes can share, and how each is taken away for a while.
-
-May live here: what those who need some log have to know of its kind. Nobody else asks which one it is.
-"""
+"""Where the log of a test or a benchmark lies: the kinds of log that processes can share, and how each is taken away for a while."""
 
 from __future__ import annotations
 

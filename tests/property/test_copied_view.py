@@ -1,7 +1,4 @@
-"""A channel that goes on in another log, after any history: the same verdicts as if it had gone on where it was.
-
-May live here: properties of the genesis of a copy, and of the view that a copy begins with.
-"""
+"""A channel that goes on in another log, after any history: the same verdicts as if it had gone on where it was."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The difference of two views against what the records between them changed, one verdict after the other.
-
-May live here: `channel.core.difference` over random walks, and its slow model, which has read every record of the gap.
-"""
+"""The difference of two views against what the records between them changed, one verdict after the other."""
 
 from __future__ import annotations
 

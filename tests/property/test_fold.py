@@ -1,7 +1,4 @@
-"""The fold over random walks: the invariants of docs/protocol.md after every record, and the slow model's word on each verdict.
-
-May live here: properties of `channel.core.view` over streams, and the slow recomputations that they compare with.
-"""
+"""The fold over random walks: the invariants of docs/protocol.md after every record, and the slow model's word on each verdict."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Histories of random channels against a slow and obvious model, which looks at whole views before and after each record.
-
-May live here: properties of transitions, ownership intervals and transfers over any log. Single stories are told in
-tests/unit/spark/test_histories.py.
-"""
+"""Histories of random channels against a slow and obvious model, which looks at whole views before and after each record."""
 
 from __future__ import annotations
 

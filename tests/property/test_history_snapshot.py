@@ -1,7 +1,4 @@
-"""The history snapshot of a log, wherever that is compacted and whoever dies at it: what stays on the log can be told, view for view.
-
-May live here: histories by `tests.walk`, compacted with any retention, by compactors that die, and such that knew of no history snapshot.
-"""
+"""The history snapshot of a log, wherever that is compacted and whoever dies at it: what stays on the log can be told, view for view."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The index from points to bundles: whatever is cut, joined and changed, it finds what a search through all would find.
-
-May live here: properties of `channel.core.range_index.RangeIndex`, as a view uses it.
-"""
+"""The index from points to bundles: whatever is cut, joined and changed, it finds what a search through all would find."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names and ranges of the hash space: what holds for any text, any number of bundles and any cuts.
-
-May live here: properties over generated values. Examples stand in tests/unit/test_ranges.py.
-"""
+"""Names and ranges of the hash space: what holds for any text, any number of bundles and any cuts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The published schema and the codec: two spellings of one set of rules.
-
-May live here: what holds for any near-valid record, and what the JSON schema says of it.
-"""
+"""The published schema and the codec: two spellings of one set of rules."""
 
 from __future__ import annotations
 

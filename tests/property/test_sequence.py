@@ -1,7 +1,4 @@
-"""Sequences over random walks: however a log is cut into batches, and wherever a sequence is restored, the rows are the same.
-
-May live here: properties of `spark_jobs.sequence` over streams of records, good and bad.
-"""
+"""Sequences over random walks: however a log is cut into batches, and wherever a sequence is restored, the rows are the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""SQLite logs for unit tests: opening them, filling them, and changing their files behind their backs.
-
-May live here: what tests/unit/test_sqlite_log.py and test_sqlite_log_damage.py both do.
-"""
+"""SQLite logs for unit tests: opening them, filling them, and changing their files behind their backs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A channel read to its end, and proposals to it, in the thread that calls; each bounded by one deadline.
-
-May live here: logs in memory and in an SQLite file, and the trouble that they may be in.
-"""
+"""A channel read to its end, and proposals to it, in the thread that calls; each bounded by one deadline."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a broker says of its loss of the channel: since when, why, and what it serves on.
-
-May live here: `brokers.runtime.channel_loss`, with stand-ins for the agent and the clock. Real brokers are in tests/unit/http.
-"""
+"""What a broker says of its loss of the channel: since when, why, and what it serves on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The spelling of records: what round trips, what is refused and why, and what is kept of a record that is refused.
-
-May live here: examples. That codec and published schema agree stands in tests/property/test_schema.py.
-"""
+"""The spelling of records: what round trips, what is refused and why, and what is kept of a record that is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The counter example, spoken to as HTTP speaks to it: each status that it answers, and what is in the store then.
-
-May live here: the handler, over a cluster in virtual time. The same over real sockets is in tests/integration/test_counter.py.
-"""
+"""The counter example, spoken to as HTTP speaks to it: each status that it answers, and what is in the store then."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The counters' store: what is applied once, what is refused, and what a caller hears when the file fails.
-
-May live here: `equipoise.examples.counter_store`, on real files.
-"""
+"""The counters' store: what is applied once, what is refused, and what a caller hears when the file fails."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A deadline tells what is left of it, and ends what waits.
-
-May live here: examples of `channel.system.deadline`.
-"""
+"""A deadline tells what is left of it, and ends what waits."""
 
 from __future__ import annotations
 

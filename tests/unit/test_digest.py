@@ -1,8 +1,4 @@
-"""The digest of a view: what moves it and what does not.
-
-May live here: examples of `channel.core.digest` as a view uses it. That it equals a digest computed anew after every record of
-any stream stands in tests/property/test_fold.py.
-"""
+"""The digest of a view: what moves it and what does not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The public face: what it names, and that it leaves other names to its users.
-
-May live here: `equipoise` itself. What it names is tested where it lives.
-"""
+"""The public face: what it names, and that it leaves other names to its users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which file systems are refused, told by mount tables that are written down here.
-
-May live here: examples; the machine's own mount table is only asked whether it can be read.
-"""
+"""Which file systems are refused, told by mount tables that are written down here."""
 
 from __future__ import annotations
 

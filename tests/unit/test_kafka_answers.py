@@ -1,7 +1,4 @@
-"""What Kafka's answers mean: whether a batch may be there, and what explains that nobody answers.
-
-May live here: answers in, meanings out. No Kafka is needed, and no client of it.
-"""
+"""What Kafka's answers mean: whether a batch may be there, and what explains that nobody answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which Kafka the tests take, and what becomes of them where there is none.
-
-May live here: tests with stand-ins for the ways to a Kafka; the ways themselves are walked in tests/integration.
-"""
+"""Which Kafka the tests take, and what becomes of them where there is none."""
 
 from __future__ import annotations
 

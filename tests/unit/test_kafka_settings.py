@@ -1,7 +1,4 @@
-"""Settings of the Kafka client and addresses of topics, as users write them.
-
-May live here: texts in, settings or typed errors out. No Kafka is needed, and no client of it.
-"""
+"""Settings of the Kafka client and addresses of topics, as users write them."""
 
 from __future__ import annotations
 

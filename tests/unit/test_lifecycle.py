@@ -1,7 +1,4 @@
-"""The tables of the life of a bundle: that they are whole, and that each can be read as what it stands for.
-
-May live here: what holds for all rows. What each row does stands in tests/unit/test_view_bundles.py, against the fold.
-"""
+"""The tables of the life of a bundle: that they are whole, and that each can be read as what it stands for."""
 
 from __future__ import annotations
 

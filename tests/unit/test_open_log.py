@@ -1,7 +1,4 @@
-"""Log URLs: what each form opens, and what is refused in words that help.
-
-May live here: URLs. What the opened log then does is asked in tests/contract/test_log_contract.py.
-"""
+"""Log URLs: what each form opens, and what is refused in words that help."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the product makes beside a log and in data directories is for its owner alone.
-
-May live here: the modes of new files and folders. The log's own files are in tests/unit/test_open_log.py.
-"""
+"""What the product makes beside a log and in data directories is for its owner alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Intentions to records: each is spelled against the entry that it is about, and the fold takes it.
-
-May live here: examples of `channel.core.propose`.
-"""
+"""Intentions to records: each is spelled against the entry that it is about, and the fold takes it."""
 
 from __future__ import annotations
 

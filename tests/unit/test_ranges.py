@@ -1,7 +1,4 @@
-"""Names and ranges of the hash space: Pulsar's own answers, then each rule of spelling by its edges.
-
-May live here: examples. What holds for any text and any number is said in tests/property/test_ranges.py.
-"""
+"""Names and ranges of the hash space: Pulsar's own answers, then each rule of spelling by its edges."""
 
 from __future__ import annotations
 

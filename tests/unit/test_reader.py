@@ -1,7 +1,4 @@
-"""From entries of a log to folded records: offsets, and where a reader must not go on.
-
-May live here: examples of `channel.core.reader`.
-"""
+"""From entries of a log to folded records: offsets, and where a reader must not go on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Where a reader begins: with its own snapshot, the snapshot, or the log; and when it refuses to.
-
-May live here: examples of `channel.snapshots.restore` on logs in memory. That whatever it chooses comes to the same view stands in
-tests/property/test_compaction.py.
-"""
+"""Where a reader begins: with its own snapshot, the snapshot, or the log; and when it refuses to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Views as bytes: what comes back, and what is refused.
-
-May live here: examples of `channel.core.snapshot`; that a fold goes on from any snapshot stands in tests/property/test_fold.py.
-"""
+"""Views as bytes: what comes back, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files of an older format, and the times that entries bear.
-
-May live here: what `channel.sqlite.format` makes of a file, seen through the log that opens it.
-"""
+"""Files of an older format, and the times that entries bear."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What only the SQLite log can meet, and what it then says: a file that is full, locked, denied, replaced; a restart; a long WAL.
-
-May live here: one process and one file that is in order. Damage is in test_sqlite_log_damage.py, contention of processes in
-tests/integration/test_sqlite_log_processes.py.
-"""
+"""What only the SQLite log can meet, and what it then says: a file that is full, locked, denied, replaced; a restart; a long WAL."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files that are no logs, or no longer whole ones: each is refused by a typed error that says what is wrong, and left alone.
-
-May live here: damage to a file that nobody has open.
-"""
+"""Files that are no logs, or no longer whole ones: each is refused by a typed error that says what is wrong, and left alone."""
 
 from __future__ import annotations
 

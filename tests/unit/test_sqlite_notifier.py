@@ -1,7 +1,4 @@
-"""The notifier of the SQLite log: no ring that comes after `listen` is missed, whatever happens to its file.
-
-May live here: bells alone, without a log.
-"""
+"""The notifier of the SQLite log: no ring that comes after `listen` is missed, whatever happens to its file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an SQLite log leaves to the operating system while it is truncated, and what a power cut then takes back.
-
-May live here: which transactions wait for the disk, and files as a disk may have them once the power was cut.
-"""
+"""What an SQLite log leaves to the operating system while it is truncated, and what a power cut then takes back."""
 
 from __future__ import annotations
 

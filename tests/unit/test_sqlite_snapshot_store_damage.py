@@ -1,7 +1,4 @@
-"""SQLite files whose snapshot was damaged: a log that is whole leads on without it, and one that is not says what is lost.
-
-May live here: damage that only this adapter can have. Rows that are of bytes, and not those that were written, are in test_restore.
-"""
+"""SQLite files whose snapshot was damaged: a log that is whole leads on without it, and one that is not says what is lost."""
 
 from __future__ import annotations
 

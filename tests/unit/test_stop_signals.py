@@ -1,7 +1,4 @@
-"""Who hears SIGINT: the handler that a command finds, and the one that it sets.
-
-May live here: handlers. Processes that are started with SIGINT ignored are in tests/integration/test_interrupted_commands.py.
-"""
+"""Who hears SIGINT: the handler that a command finds, and the one that it sets."""
 
 from __future__ import annotations
 

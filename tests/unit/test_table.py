@@ -1,8 +1,4 @@
-"""Questions about a view: lookups by hash point, neighbours, holders, who leads.
-
-May live here: examples of `channel.core.table`. That its indexes agree with a slow recomputation stands in
-tests/property/test_fold.py.
-"""
+"""Questions about a view: lookups by hash point, neighbours, holders, who leads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A channel followed live: listeners, waits with deadlines, and proposals that get their verdict, also through trouble.
-
-May live here: views of a log in memory, and of one in an SQLite file, in one loop.
-"""
+"""A channel followed live: listeners, waits with deadlines, and proposals that get their verdict, also through trouble."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A channel followed live over a truncation: the view after it, who waits, who listens, and what was proposed in the gap.
-
-May live here: what `channel.log.table_view` makes of a resync.
-"""
+"""A channel followed live over a truncation: the view after it, who waits, who listens, and what was proposed in the gap."""
 
 from __future__ import annotations
 

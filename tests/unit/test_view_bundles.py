@@ -1,8 +1,4 @@
-"""The fold's rules about bundles: every row of the two tables of docs/protocol.md, accepted and refused.
-
-May live here: examples of transitions, splits, merges and deaths. The tables are written out anew, since a test that reads
-`channel.core.lifecycle` would only show that it equals itself.
-"""
+"""The fold's rules about bundles: every row of the two tables of docs/protocol.md, accepted and refused."""
 
 from __future__ import annotations
 

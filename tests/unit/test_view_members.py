@@ -1,7 +1,4 @@
-"""The fold's rules about brokers: joining in each of its three ways, leases, leaving, death, removal, and who may publish at all.
-
-May live here: examples of `broker` records, and of the envelope that every record has.
-"""
+"""The fold's rules about brokers: joining in each of its three ways, leases, leaving, death, removal, and who may publish at all."""
 
 from __future__ import annotations
 

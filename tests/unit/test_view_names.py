@@ -1,7 +1,4 @@
-"""The fold's rules about genesis, level, namespaces and policies.
-
-May live here: examples of the keys that an operator makes and removes.
-"""
+"""The fold's rules about genesis, level, namespaces and policies."""
 
 from __future__ import annotations
 
