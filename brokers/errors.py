@@ -19,17 +19,6 @@ class UnsupportedAlgorithm(CallerError):
         super().__init__(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(supported)}")
 
 
-class InvalidTiming(OperatorError):
-    """Durations that would let a live broker be declared dead, or a dead broker's bundles be owned twice."""
-
-    def __init__(self, *, setting: str, value_ms: int, expected: str) -> None:
-        """`setting` has `value_ms`, which must be as `expected`."""
-        self.setting = setting
-        self.value_ms = value_ms
-        self.expected = expected
-        super().__init__(f"{setting} is {value_ms} ms, which is not safe: it must be {expected}")
-
-
 class ChannelLost(DeadlineExceeded):
     """A wait for the channel failed at a broker that has lost the channel."""
 
@@ -89,17 +78,6 @@ class UnknownNamespace(NotFound):
         super().__init__(f"there is no namespace {namespace!r}; create it first: equipoise namespaces create {namespace}")
 
 
-class DataDirectoryInUse(OperatorError):
-    """Another process holds a broker's data directory: that broker is still running."""
-
-    def __init__(self, *, path: str, pid: int | None) -> None:
-        """`path` is the directory, `pid` the process that holds it, or None if its lock file does not have it."""
-        self.path = path
-        self.pid = pid
-        holder = "another process" if pid is None else f"process {pid}"
-        super().__init__(f"the data directory {path} is held by {holder}: its broker is still running; stop it, or name another directory")
-
-
 class DataDirectoryUnusable(OperatorError):
     """A broker's data directory cannot be created, read or written, or is not the one that was locked."""
 
@@ -117,15 +95,6 @@ class InvalidConfig(OperatorError):
         """Each of `problems` has a setting and what is wrong with it."""
         self.problems = problems
         super().__init__(f"these settings cannot be used: {'; '.join(problems)}; correct them and start again")
-
-
-class AddressInUse(OperatorError):
-    """A broker cannot listen on its address."""
-
-    def __init__(self, *, address: str, problem: str, setting: str = "http_port") -> None:
-        """`address` is host:port from `setting`, `problem` the error of the operating system."""
-        self.address, self.problem, self.setting = address, problem, setting
-        super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
 
 
 class InvalidSetting(CallerError):
@@ -371,27 +340,6 @@ class NotReady(PeerError):
         super().__init__(f"broker {broker} is not ready: {problem}; ask again soon, or ask another")
 
 
-class InvalidService(CallerError):
-    """An object is no service, or cannot be loaded or served."""
-
-    def __init__(self, *, service: str, problem: str) -> None:
-        """`service` as given, `problem` what is wrong with it."""
-        self.service = service
-        self.problem = problem
-        super().__init__(f"the service {service!r} cannot be used: {problem}; correct that, and start again")
-
-
-class BrokerFailed(OperatorError):
-    """The process of a broker ended unexpectedly, or did not become ready."""
-
-    def __init__(self, *, broker: str, problem: str, log_file: str) -> None:
-        """`problem` is how `broker` ended, with its last output; `log_file` holds all of it."""
-        self.broker = broker
-        self.problem = problem
-        self.log_file = log_file
-        super().__init__(f"the broker {broker} failed: {problem}; see {log_file}")
-
-
 class UnknownCluster(NotFound):
     """The cluster is not the one of this channel."""
 
@@ -494,3 +442,13 @@ class NoFreshLoad(OperatorError):
         self.problem = problem
         self.advice = advice
         super().__init__(f"there is no fresh load of any broker on {log}: {problem}; {advice}")
+
+
+def invalid_service(service: str, problem: str) -> CallerError:
+    """Return the error for an object that is no service, or cannot be loaded or served."""
+    return CallerError(f"the service {service!r} cannot be used: {problem}; correct that, and start again")
+
+
+def cannot_listen(address: str, problem: str, *, setting: str = "http_port") -> OperatorError:
+    """Return the error for an address (host:port from `setting`) on which a broker cannot listen."""
+    return OperatorError(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")

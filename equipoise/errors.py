@@ -4,7 +4,6 @@ This module only re-exports names.
 """
 
 from equipoise.brokers.errors import NotProposed, Rejected, UnknownNamespace
-from equipoise.brokers.runtime.loop_thread import NotRunning
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
 from equipoise.brokers.testing.virtual_cluster import NotServed, NotSplit
 from equipoise.channel.core.errors import (
@@ -28,7 +27,6 @@ __all__ = [
     "LogUnavailable",
     "NotFound",
     "NotProposed",
-    "NotRunning",
     "NotServed",
     "NotSplit",
     "OperatorError",

@@ -66,7 +66,7 @@ class Agent:
         """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
         `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory, whose exclusive lock this process holds.
-        Raise `InvalidTiming` for unsafe durations.
+        Raise `InvalidConfig` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.brokers.errors import InvalidTiming
+from equipoise.brokers.errors import InvalidConfig
 
 RETRY_DIVISOR: Final = 4
 """A failed renewal is retried after the interval divided by this, so that the end of an outage is noticed soon."""
@@ -71,7 +71,7 @@ class Timing:
         return self.margin_ms // 2
 
     def check(self) -> None:
-        """Raise `InvalidTiming` if these durations could have a live broker declared dead, or two brokers own one bundle."""
+        """Raise `InvalidConfig` if these durations could have a live broker declared dead, or two brokers own one bundle."""
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
         # Half of the grace period covers a sleep hidden from the boot clock, the other half the clocks' rates: margin / 2 >= 2 x rate error
         # x (lease + margin) + rounding, solved for the margin and rounded up.
@@ -111,7 +111,8 @@ class Timing:
         )
         for holds, setting, expected in rules:
             if not holds:
-                raise InvalidTiming(setting=setting, value_ms=getattr(self, setting), expected=expected)
+                problem = f"{setting} is {getattr(self, setting)} ms, which is not safe: it must be {expected}"
+                raise InvalidConfig(problems=(problem,))
 
 
 # `broker.session.timeout.ms` (default 9 s), plus 1 s to elect another leader and inform clients.

@@ -24,7 +24,6 @@ from equipoise.brokers.errors import (
     Cancelled,
     DestinationForbidden,
     InvalidConfig,
-    InvalidTiming,
     NoFreshLoad,
     OutputFailed,
     PolicyLeavesNobody,
@@ -77,7 +76,6 @@ _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (CallerError, ExitCode.USAGE),
     # In commands, settings come from the command line.
     (InvalidConfig, ExitCode.USAGE),
-    (InvalidTiming, ExitCode.USAGE),
     (OperatorError, ExitCode.OPERATOR),
     (Bug, ExitCode.OPERATOR),
 )

@@ -14,7 +14,7 @@ from typing import Final, Self
 from equipoise.brokers.client.http_source import HttpSource
 from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
-from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, NotRunning
+from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import CallerError, Overloaded
 from equipoise.channel.core.ranges import check_namespace, key_hash
@@ -81,10 +81,10 @@ class Client:
     async def __aenter__(self) -> Self:
         """Start. Raises the cause if that fails, such as a log that does not exist or cannot be read, or `DeadlineExceeded`.
 
-        Raises `NotRunning` the second time.
+        Raises `CallerError` the second time.
         """
         if self._problem != _NOT_STARTED:
-            raise NotRunning(what="the client", problem="it was started before")
+            raise not_running(what="the client", problem="it was started before")
         self._problem = _ENDED
         await self._source.start(timeout_ms=START_MS)
         self._problem = None
@@ -98,7 +98,7 @@ class Client:
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """Return the broker that serves `key`. Waits while no broker does, and while the only candidate was reported as wrong.
 
-        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `NotRunning` outside the context.
+        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `CallerError` outside the context.
         """
         point = key_hash(key)
         deadline = Deadline.after(timeout_ms=timeout_ms)
@@ -116,7 +116,7 @@ class Client:
         """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected, or cannot be reached).
 
         `owner` does not return it again until the bundle changes, for at most `DISTRUST_MS`: the trouble may be temporary.
-        Raises `UnknownNamespace`, `InvalidName`, and `NotRunning` outside the context.
+        Raises `UnknownNamespace`, `InvalidName`, and `CallerError` outside the context.
         """
         assigned = self._find(namespace, key_hash(key))
         if assigned is None or assigned.peer is None or assigned.peer.broker != seen.broker:
@@ -131,7 +131,7 @@ class Client:
 
     def _find(self, namespace: str, point: int) -> Assigned | None:
         if self._problem is not None:
-            raise NotRunning(what="the client", problem=self._problem)
+            raise not_running(what="the client", problem=self._problem)
         return self._source.find(check_namespace(namespace), point)
 
     def _distrusted_ms(self, assigned: Assigned) -> int:
@@ -163,7 +163,7 @@ class Client:
 class ClientInThread(InThread):
     """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call it.
 
-    Entering and the calls raise the errors of `Client`, and `NotRunning` outside the context.
+    Entering and the calls raise the errors of `Client`, and `CallerError` outside the context.
     """
 
     def __init__(self, client: Client) -> None:

@@ -18,7 +18,7 @@ from typing import IO, Final
 
 import orjson
 
-from equipoise.brokers.errors import AddressInUse, InvalidConfig
+from equipoise.brokers.errors import InvalidConfig, cannot_listen
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.system import private_files
 
@@ -138,7 +138,7 @@ class LocalBroker:
         return self.ended and not self.will_restart
 
     def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
-        """Return the settings of its process. Raises `InvalidConfig` or `InvalidTiming` if the process would refuse them."""
+        """Return the settings of its process. Raises `InvalidConfig` if the process would refuse them."""
         own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
         if self.pulsar_port is not None:
             own["pulsar_port"] = self.pulsar_port
@@ -147,7 +147,7 @@ class LocalBroker:
         return WorkerConfig.model_validate({**settings, **own})
 
     def check_port(self) -> None:
-        """Raise `AddressInUse` if one of its ports is taken."""
+        """Raise `OperatorError` if one of its ports is taken."""
         for setting, port in (("http_port", self.port), ("pulsar_port", self.pulsar_port)):
             if port is None:
                 continue
@@ -155,7 +155,7 @@ class LocalBroker:
                 socket.create_server((HOST, port)).close()
             except OSError as error:
                 problem = str(error) if error.errno is None else os.strerror(error.errno)
-                raise AddressInUse(address=f"{HOST}:{port}", problem=problem, setting=setting) from error
+                raise cannot_listen(address=f"{HOST}:{port}", problem=problem, setting=setting) from error
 
     def start(
         self,
@@ -216,13 +216,13 @@ def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tu
 
 
 def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
-    """Return ports that are free now and not in `besides`. Raises `AddressInUse`."""
+    """Return ports that are free now and not in `besides`. Raises `OperatorError`."""
     found: list[int] = []
     for port in random.sample(_PORTS, _TRIES_MAX):
         if len(found) < count and port not in besides and _is_free(port):
             found.append(port)
     if len(found) < count:
-        raise AddressInUse(address=HOST, problem=f"none of {_TRIES_MAX} ports that were tried is free")
+        raise cannot_listen(HOST, f"none of {_TRIES_MAX} ports that were tried is free")
     return found
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.brokers.errors import BrokerFailed, DataDirectoryUnusable
+from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.local.local_broker import HOST, LocalBroker, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
@@ -35,6 +35,7 @@ from equipoise.channel.core.errors import (
     LogStorageFull,
     LogTruncated,
     LogUnavailable,
+    OperatorError,
     PeerError,
     invalid_log_url,
 )
@@ -92,11 +93,11 @@ class Happening:
 Tell = Callable[[Happening], None]
 
 
-class StartBrokenOff(CallerError):
-    """The start of a cluster was broken off by its caller."""
+class StartCancelled(CallerError):
+    """The caller cancelled the start of a cluster."""
 
     def __init__(self) -> None:
-        super().__init__("the start of the cluster was broken off; stop what of it runs")
+        super().__init__("the start of the cluster was cancelled; stop the brokers that run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ class LocalCluster:
     def __init__(self, settings: ClusterSettings, *, tell: Tell | None = None) -> None:
         """Start nothing yet.
 
-        Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` and `InvalidTiming` for settings that no broker
+        Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` for settings that no broker
         accepts, or ports that overlap.
         """
         self.settings = settings
@@ -212,10 +213,10 @@ class LocalCluster:
 
         Errors:
 
-        * `AddressInUse` before anything is created.
+        * `OperatorError` before anything is created.
         * `DataDirectoryUnusable`.
-        * `BrokerFailed` if a broker ends or is not ready in time.
-        * `StartBrokenOff`.
+        * `OperatorError` if a broker ends or is not ready in time.
+        * `StartCancelled`.
         * OSError if a process cannot be started.
         * What `open_log` raises, and the error of a log that cannot be followed.
         """
@@ -242,7 +243,7 @@ class LocalCluster:
         self._await_ready(self._members)
 
     def break_off(self) -> None:
-        """Start no more processes, and make a waiting `start` raise `StartBrokenOff` within `LOOK_MS`.
+        """Start no more processes, and make a waiting `start` raise `StartCancelled` within `LOOK_MS`.
 
         It takes no lock and raises nothing, so a signal handler can call it.
         """
@@ -400,16 +401,16 @@ class LocalCluster:
                 if self._failure is not None:
                     raise self._failure
                 if self._stopping:
-                    raise StartBrokenOff
+                    raise StartCancelled
                 for member in members:
                     if member.ended and not member.ready:
-                        problem = f"it ended before it was ready: {member.output.last_words() or 'it said nothing'}"
-                        raise BrokerFailed(broker=member.id, problem=problem, log_file=str(member.output.file))
+                        problem = f"it ended before it was ready: {member.output.last_words() or 'it printed nothing'}"
+                        raise _failed(member, problem)
                 remaining_ms = deadline.remaining_ms()
                 if not remaining_ms:
                     late = next(member for member in members if not member.ready)
                     problem = f"it was not ready within {deadline.timeout_ms} ms"
-                    raise BrokerFailed(broker=late.id, problem=problem, log_file=str(late.output.file))
+                    raise _failed(late, problem)
                 self._changed.wait(min(remaining_ms, LOOK_MS) / 1_000)
 
     # --- the follower ---
@@ -506,6 +507,10 @@ class LocalCluster:
         if self._listener is not None:
             with self._telling:
                 self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
+
+
+def _failed(member: LocalBroker, problem: str) -> OperatorError:
+    return OperatorError(f"the broker {member.id} failed: {problem}; see {member.output.file}")
 
 
 def _read_or_resync(access: Access, *, timeout_ms: int) -> None:

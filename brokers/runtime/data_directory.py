@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
-from equipoise.channel.core.errors import Bug, EquipoiseError, Overloaded
+from equipoise.brokers.errors import DataDirectoryUnusable
+from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Overloaded
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
 
@@ -38,7 +38,7 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         """Lock the directory. Create it if needed.
 
-        Raise `DataDirectoryInUse` if another process holds it, `OperatorError` if locks cannot be trusted, and `DataDirectoryUnusable`.
+        Raise `OperatorError` if another process holds it or locks cannot be trusted, and `DataDirectoryUnusable`.
         """
         self.path = path
         with _typed(path):
@@ -138,7 +138,7 @@ class DataDirectory:
 def nonces_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raise `DataDirectoryInUse` if it lives, `OperatorError` if its lock proves nothing, and `DataDirectoryUnusable` if no broker used
+    Raise `OperatorError` if it lives or its lock proves nothing, and `DataDirectoryUnusable` if no broker used
     the directory. A process that starts later is safe: it joins with a new id.
     """
     with _typed(path):
@@ -165,7 +165,10 @@ def _locked(path: Path, *, flags: int) -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataDirectoryInUse(path=str(path), pid=_pid_in(lock)) from None
+            pid = _pid_in(lock)
+            holder = "another process" if pid is None else f"process {pid}"
+            problem = f"the data directory {path} is held by {holder}: its broker is still running"
+            raise OperatorError(f"{problem}; stop it, or name another directory") from None
         _check_is_at(path, lock)
     except BaseException:
         os.close(lock)

@@ -128,26 +128,19 @@ _PROBLEM_BYTES_MAX: Final = 1_024
 _READ_BYTES: Final = 64 * 1024
 
 
-class HandoverUnavailable(PeerError):
-    """The former owner does not give the state of a bundle."""
-
-    def __init__(self, *, bundle: str, broker: str, problem: str) -> None:
-        """`broker` was asked for the state of `bundle`, and failed with `problem`."""
-        self.bundle = bundle
-        self.broker = broker
-        self.problem = problem
-        super().__init__(f"broker {broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
+def _unavailable(bundle: str, source: Peer, problem: str) -> PeerError:
+    return PeerError(f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
 
 
 async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
     """Return the state of `bundle` that `source` still holds; None if it has none.
 
-    With `digest`, fetch the handover kept under it. Raise `HandoverUnavailable` if `source` cannot be asked, is too slow, or sends more
+    With `digest`, fetch the handover kept under it. Raise `PeerError` if `source` cannot be asked, is too slow, or sends more
     than `STATE_BYTES_MAX`.
     """
     address = own_http(source.addresses)
     if address is None:
-        raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem="it advertises no HTTP address")
+        raise _unavailable(bundle, source, "it advertises no HTTP address")
     query = "" if digest is None else f"?digest={digest}"
     try:
         # aiohttp's own timeout restarts with each redirect, and ends before the session is closed.
@@ -159,14 +152,14 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
             if response.status == HTTPStatus.NO_CONTENT:
                 return None
             if response.status != HTTPStatus.OK:
-                told = await _read(response, _PROBLEM_BYTES_MAX)
-                problem = f"it answers {response.status}: {told[:_PROBLEM_BYTES_MAX].decode('utf-8', 'replace')}"
-                raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=problem)
+                body = await _read(response, _PROBLEM_BYTES_MAX)
+                problem = f"it answers {response.status}: {body[:_PROBLEM_BYTES_MAX].decode('utf-8', 'replace')}"
+                raise _unavailable(bundle, source, problem)
             state = await _read(response, STATE_BYTES_MAX)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address.
-        raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=f"{type(error).__name__}: {error}") from error
+        raise _unavailable(bundle, source, f"{type(error).__name__}: {error}") from error
     if len(state) > STATE_BYTES_MAX:
-        raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem=f"it is larger than {STATE_BYTES_MAX} bytes")
+        raise _unavailable(bundle, source, f"it is larger than {STATE_BYTES_MAX} bytes")
     return state
 
 

@@ -18,14 +18,9 @@ CROSSING_MS: Final = 1_000
 """Extra time of a call from another thread, for the way to the loop and back."""
 
 
-class NotRunning(CallerError):
-    """An object was used outside its context, or its context was entered twice."""
-
-    def __init__(self, *, what: str, problem: str) -> None:
-        """`problem` is why `what` cannot be used."""
-        self.what = what
-        self.problem = problem
-        super().__init__(f"{what} cannot be used: {problem}; use it inside its `with`, and make a new one for each")
+def not_running(what: str, problem: str) -> CallerError:
+    """Return the error for `what`, used outside its context, or entered twice."""
+    return CallerError(f"{what} cannot be used: {problem}; use it inside its `with`, and make a new one for each")
 
 
 class InThread:
@@ -47,9 +42,9 @@ class InThread:
         self._stopping = asyncio.Event()
 
     def __enter__(self) -> Self:
-        """Start. Raise the context's own errors, `DeadlineExceeded`, and `NotRunning` the second time."""
+        """Start. Raise the context's own errors, `DeadlineExceeded`, and `CallerError` the second time."""
         if self._thread is not None:
-            raise NotRunning(what=self._what, problem="it was started before")
+            raise not_running(what=self._what, problem="it was started before")
         self._loop = loop = asyncio.new_event_loop()
         self._problem = "it has ended"
         self._thread = threading.Thread(target=self._serve, args=(loop,), name=f"equipoise {self._what}", daemon=True)
@@ -70,12 +65,12 @@ class InThread:
     def run(self, coroutine: Coroutine[None, None, T], *, timeout_ms: int, what: str) -> T:
         """Return the result of a coroutine on the loop.
 
-        Raise its errors; `DeadlineExceeded` with `what`, after cancelling it; and `NotRunning` outside the context.
+        Raise its errors; `DeadlineExceeded` with `what`, after cancelling it; and `CallerError` outside the context.
         """
         with self._lock:
             if self._loop is None:
                 coroutine.close()  # It will never be awaited.
-                raise NotRunning(what=self._what, problem=self._problem)
+                raise not_running(what=self._what, problem=self._problem)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout_ms / 1_000)
@@ -87,7 +82,7 @@ class InThread:
         except concurrent.futures.CancelledError:
             if self._loop is not None:
                 raise
-            raise NotRunning(what=self._what, problem=self._problem) from None
+            raise not_running(what=self._what, problem=self._problem) from None
 
     async def _enter(self) -> None:
         await self._context.__aenter__()

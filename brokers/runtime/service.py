@@ -98,16 +98,6 @@ class Evidence:
     by_token: bool = False
 
 
-class WrongBundle(CallerError):
-    """A caller began work on a key under the ownership of a bundle that does not hold the key."""
-
-    def __init__(self, *, key: str, bundle: str) -> None:
-        """`key` is not in `bundle`."""
-        self.key = key
-        self.bundle = bundle
-        super().__init__(f"{key!r} does not lie in {bundle}, and its token would not fence it; route the key, and use what that returns")
-
-
 class Ownership:
     """The right to work on one bundle, for one ownership. Ask it when work starts, and again before the work is answered.
 
@@ -149,7 +139,7 @@ class Ownership:
         return self._handle.passes(self._clock.now())
 
     def begin(self, key: str) -> Work:
-        """Start work on `key`. Raises `OwnershipLost` if it may not start, `WrongBundle` if the bundle does not hold the key."""
+        """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the bundle does not hold the key."""
         return Work(self._handle, key, self._clock, self._record)
 
 
@@ -166,7 +156,8 @@ class Work:
         self.token = handle.token
         self._point = key_hash(key)
         if not bundle_contains(handle.low, handle.high, self._point):
-            raise WrongBundle(key=key, bundle=handle.bundle)
+            problem = f"{key!r} does not lie in {handle.bundle}, and its token would not fence it"
+            raise CallerError(f"{problem}; route the key, and use what that returns")
         now = clock.now()
         if not handle.passes(now):
             raise self._lost(handle, now)

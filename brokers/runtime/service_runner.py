@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, fetch_from, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
@@ -84,13 +84,13 @@ class ServiceRunner:
         * `serves_peers`: whether other brokers can fetch state here.
         * `fetch_spilled`: fetches a handover, by bundle and digest.
 
-        Raise `InvalidService`, also for a service with `fetch` that other brokers cannot reach.
+        Raise `CallerError`, also for a service with `fetch` that other brokers cannot reach.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
             _check(service)
             if not serves_peers and type(service).fetch is not Service.fetch:
-                raise InvalidService(service=type(service).__name__, problem=_NO_PEERS)
+                raise invalid_service(service=type(service).__name__, problem=_NO_PEERS)
         self._services = dict(services)
         self._clock = clock
         self._make_ownership = make_ownership
@@ -328,7 +328,8 @@ class ServiceRunner:
     def _service(self, namespace: str) -> Service:
         service = self.service_of(namespace)
         if service is None:
-            raise NotServedHere(namespace=namespace)
+            problem = f"no service of this broker serves namespace {namespace}"
+            raise OperatorError(f"{problem}; give it one, or have another broker take the bundle")
         return service
 
     # --- tasks ---
@@ -405,15 +406,6 @@ def peer_of(broker: BrokerEntry) -> Peer:
     return Peer(broker=broker.broker, addresses=broker.joined.addresses)
 
 
-class NotServedHere(OperatorError):
-    """This broker has no service for the namespace of a bundle. Others of its cluster may have one."""
-
-    def __init__(self, *, namespace: str) -> None:
-        """`namespace` matches no pattern of this broker's services."""
-        self.namespace = namespace
-        super().__init__(f"no service of this broker serves namespace {namespace}; give it one, or have another broker take the bundle")
-
-
 def _told(error: Exception) -> str:
     """Return the problem for the record, with the type if it is not an `EquipoiseError`."""
     return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
@@ -428,27 +420,27 @@ def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `InvalidService` for a pattern that no namespace can match; it is a mistake."""
+    """Raise `CallerError` for a pattern that no namespace can match; it is a mistake."""
     if not _match_pattern(pattern):
         problem = f"no namespace is like {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
-        raise InvalidService(service=pattern, problem=problem)
+        raise invalid_service(service=pattern, problem=problem)
 
 
 def _check(service: object) -> None:
-    """Raise `InvalidService` for a service that would fail at its first bundle.
+    """Raise `CallerError` for a service that would fail at its first bundle.
 
     Examples: a class, an `open` that is not async, a `close` with wrong parameters.
     """
     if not isinstance(service, Service):
-        raise InvalidService(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")
+        raise invalid_service(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")
     for name in (*_ASYNC_METHODS, *_PLAIN_METHODS):
         method = getattr(service, name)
         if inspect.iscoroutinefunction(method) != (name in _ASYNC_METHODS):
             wanted = "`async def`" if name in _ASYNC_METHODS else "a plain `def`"
-            raise InvalidService(service=type(service).__name__, problem=f"its method {name} must be {wanted}")
+            raise invalid_service(service=type(service).__name__, problem=f"its method {name} must be {wanted}")
         parameters = list(inspect.signature(getattr(Service, name)).parameters)[1:]
         try:
             inspect.signature(method).bind(*parameters)
         except TypeError as error:
             problem = f"its method {name} cannot be called with ({', '.join(parameters)}): {error}"
-            raise InvalidService(service=type(service).__name__, problem=problem) from error
+            raise invalid_service(service=type(service).__name__, problem=problem) from error

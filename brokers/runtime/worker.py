@@ -76,7 +76,7 @@ class Worker:
         """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
 
         `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry, and
-        `InvalidService`.
+        `CallerError`.
         """
         self.config = config
         self.clock: Clock = clock or SystemClock()

@@ -19,7 +19,7 @@ from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
 from equipoise.brokers.balancing.namespace_size import check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, NotRunning
+from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker as Host
 from equipoise.brokers.server.main import Broker
@@ -67,7 +67,7 @@ class Worker:
         * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`.
         * `settings`: any other setting of a broker, by name.
 
-        Raises `InvalidConfig` and `InvalidTiming`. The start raises `InvalidService`.
+        Raises `InvalidConfig`. The start raises `CallerError`.
         """
         self._services = service if isinstance(service, Mapping) else {"*": service}
         self._listens = http_port is not None
@@ -120,7 +120,7 @@ class Worker:
         return self._started.broker_id
 
     def check(self) -> None:
-        """Raise `WorkerEnded` if the broker has ended, and `NotRunning` outside the context."""
+        """Raise `WorkerEnded` if the broker has ended, and `CallerError` outside the context."""
         self._started.check()
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
@@ -164,7 +164,7 @@ class Worker:
     @property
     def _started(self) -> Host:
         if self._host is None:
-            raise NotRunning(what="the worker", problem="it has not been started, or has ended")
+            raise not_running(what="the worker", problem="it has not been started, or has ended")
         return self._host
 
     @property
@@ -188,7 +188,7 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
 class WorkerInThread(InThread):
     """A worker in a thread with an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
 
-    Entering and the calls raise the errors of `Worker`, and `NotRunning` outside the context.
+    Entering and the calls raise the errors of `Worker`, and `CallerError` outside the context.
     """
 
     def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.errors import AddressInUse, InvalidConfig, InvalidService
+from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
 from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed, unmatched
 from equipoise.brokers.http.readiness import denying
@@ -225,23 +225,23 @@ def _with_room(config: WorkerConfig) -> WorkerConfig:
 
 
 def _add_routes(app: web.Application, service: Service) -> None:
-    """Add the routes of a service. Raises `InvalidService` if one is invalid."""
+    """Add the routes of a service. Raises `CallerError` if one is invalid."""
     name = type(service).__name__
     try:
         routes: Sequence[object] = list(service.routes())
     except Exception as error:  # User code may raise anything.
-        raise InvalidService(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
+        raise invalid_service(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
     for route in routes:
         if not isinstance(route, web.RouteDef):
-            raise InvalidService(service=name, problem=f"its routes() has {route!r}; each must be what web.get, web.post and the like make")
+            raise invalid_service(name, f"its routes() has {route!r}, which is no aiohttp route; use web.get, web.post or the like")
         if _is_taken(app, route):
             problem = f"its route {route.method} {route.path} clashes with one of the broker or of another service, which would hide it"
-            raise InvalidService(service=name, problem=problem)
+            raise invalid_service(service=name, problem=problem)
         try:
             app.add_routes([typed(route)])
         except Exception as error:  # aiohttp rejects the path or the handler.
             problem = f"its route {route.method} {route.path} cannot be served: {type(error).__name__}: {error}"
-            raise InvalidService(service=name, problem=problem) from error
+            raise invalid_service(service=name, problem=problem) from error
 
 
 def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
@@ -251,7 +251,7 @@ def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
 
 
 def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
-    """Return a listening TCP socket. Raises `AddressInUse` with the `setting` of the port if this fails."""
+    """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -260,6 +260,6 @@ def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
+        raise cannot_listen(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
     listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
     return listening

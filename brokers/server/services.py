@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.service_runner import check_pattern
 
@@ -53,7 +53,7 @@ def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
 def load_services(named: Iterable[str]) -> Mapping[str, Service]:
     """Return services by pattern of namespaces. A class that is named several times gives one instance.
 
-    Raises `InvalidService`, as `service_classes` does.
+    Raises `CallerError`, as `service_classes` does.
     """
     # Two instances of one class would want the same HTTP routes.
     instances: dict[type[Service], Service] = {}
@@ -68,21 +68,21 @@ def load_services(named: Iterable[str]) -> Mapping[str, Service]:
 def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
     """Return the classes of services by pattern, without making instances.
 
-    Modules are searched on Python's path, then in the working directory. Raises `InvalidService`.
+    Modules are searched on Python's path, then in the working directory. Raises `CallerError`.
     """
     classes: dict[str, type[Service]] = {}
     for service in named:
         match = _match_service(_spelled_out(service))
         if match is None:
-            raise InvalidService(service=service, problem="its form is not [PATTERN=]MODULE:CLASS")
+            raise invalid_service(service=service, problem="its form is not [PATTERN=]MODULE:CLASS")
         pattern = match["pattern"] or ALL_NAMESPACES
         check_pattern(pattern)
         if pattern in classes:
-            raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
+            raise invalid_service(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
         kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
         # The class can be imported without the extra, but would fail when the broker starts to listen.
         if speaks_pulsar([kind]) and not _can_speak_pulsar():
-            raise InvalidService(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
+            raise invalid_service(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
     return classes
 
 
@@ -94,12 +94,12 @@ def _spelled_out(service: str) -> str:
 def _class(service: str, *, module: str, name: str) -> type[Service]:
     kind = getattr(_imported(service, module), name, None)
     if kind is None:
-        raise InvalidService(service=service, problem=f"the module {module} has no {name}")
+        raise invalid_service(service=service, problem=f"the module {module} has no {name}")
     if not (isinstance(kind, type) and issubclass(kind, Service)):
-        raise InvalidService(service=service, problem=f"{name} is no class that descends from equipoise.Service")
+        raise invalid_service(service=service, problem=f"{name} is no class that descends from equipoise.Service")
     if isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise InvalidService(service=service, problem=f"{name} leaves out {missing}")
+        raise invalid_service(service=service, problem=f"{name} leaves out {missing}")
     return kind
 
 
@@ -108,7 +108,7 @@ def _instance(kind: type[Service]) -> Service:
         return kind()
     except Exception as error:  # User code may raise anything.
         service = f"{kind.__module__}:{kind.__qualname__}"
-        raise InvalidService(service=service, problem=f"making one failed with {_told(error)}") from error
+        raise invalid_service(service=service, problem=f"making one failed with {_told(error)}") from error
 
 
 def _imported(service: str, module: str) -> ModuleType:
@@ -121,9 +121,9 @@ def _imported(service: str, module: str) -> ModuleType:
         missing = error.name or module
         is_itself = module == missing or module.startswith(f"{missing}.")
         problem = f"there is no module {missing}" if is_itself else f"the module {module} imports {missing}, which is not there"
-        raise InvalidService(service=service, problem=problem) from error
+        raise invalid_service(service=service, problem=problem) from error
     except (Exception, SystemExit) as error:  # User code may raise anything.
-        raise InvalidService(service=service, problem=f"importing {module} failed with {_told(error)}") from error
+        raise invalid_service(service=service, problem=f"importing {module} failed with {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:

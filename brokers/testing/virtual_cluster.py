@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.namespace_size import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
-from equipoise.brokers.runtime.loop_thread import NotRunning
+from equipoise.brokers.runtime.loop_thread import not_running
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
@@ -79,7 +79,7 @@ class Cluster(Generic[S]):
         """`service` makes the service of one broker; usually it is the class of the service.
 
         `serves_peers`: brokers fetch state from one another, as a `Worker` with `http_port` and `equipoise broker` do. Without it
-        the start of a broker refuses a service with `fetch`, with `InvalidService`.
+        the start of a broker refuses a service with `fetch`, with `CallerError`.
 
         `brokers` are ids, or the number of brokers `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
         `InvalidName` for an impossible id, and `InvalidRequest` for a number below 0 or an id that is given twice.
@@ -99,12 +99,12 @@ class Cluster(Generic[S]):
         self._last_reason = "none"
 
     def __enter__(self) -> Self:
-        """Start the brokers; each is a member when this returns. Raises `NotRunning` the second time, and `CallerError` in a coroutine."""
+        """Start the brokers; each is a member when this returns. Raises `CallerError` the second time, and in a coroutine."""
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             raise CallerError("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
         if self._is_open is not None:
-            raise NotRunning(what="the cluster", problem="it was started before")
+            raise not_running(what="the cluster", problem="it was started before")
         self._is_open = True
         self._runner.__enter__()
         try:
@@ -272,10 +272,10 @@ class Cluster(Generic[S]):
     # --- implementation ---
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
-        """Return the result of a coroutine on the cluster's loop. Raises what it raises, and `NotRunning` outside the context."""
+        """Return the result of a coroutine on the cluster's loop. Raises what it raises, and `CallerError` outside the context."""
         if not self._is_open:
             coroutine.close()  # It will never be awaited.
-            raise NotRunning(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
+            raise not_running(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
         return self._runner.run(coroutine)
 
     def _member(self, broker: str) -> Member:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from compose.local_kafka.errors import NoCluster, OtherLayout, PortTaken
+from compose.local_kafka.errors import LocalKafkaError, NoCluster
 from compose.local_kafka.jars import class_path
 from compose.local_kafka.locked import locked
 from compose.local_kafka.node import READY_S, STOP_S, Node
@@ -66,14 +66,14 @@ class Cluster:
 
     @classmethod
     def laid_out(cls, folder: Path) -> Self:
-        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `OtherLayout` if its file cannot be read."""
+        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `LocalKafkaError` if its file cannot be read."""
         folder = folder.absolute()
         try:
             return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
         except FileNotFoundError:
-            raise NoCluster(folder=str(folder), problem="there is no local Kafka") from None
+            raise NoCluster(str(folder), "there is no local Kafka") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise OtherLayout(folder=str(folder), problem=f"{_layout_file(folder).name} is not as we write it ({error!r})") from error
+            raise _other_layout(folder, f"{_layout_file(folder).name} cannot be read ({error!r})") from error
 
     @classmethod
     def lay_out(
@@ -89,7 +89,7 @@ class Cluster:
         """Return the cluster of a folder. Lays it out if it does not exist, and anew if no node runs; its data stays.
 
         `port` is the first node's port for clients; the next nodes use the following ports. With 0 the former ports are used, or free ones.
-        Raises `OtherLayout` if the folder holds a different Kafka, or a running one with other settings.
+        Raises `LocalKafkaError` if the folder holds a different Kafka, or a running one with other settings.
         """
         assert nodes in NODES, f"{nodes} nodes"
         folder = folder.absolute()
@@ -100,7 +100,7 @@ class Cluster:
             cluster = cls(folder, replace(wanted, ports=_ports(nodes, port)))
         else:
             if len(known.nodes) != nodes:
-                raise OtherLayout(folder=str(folder), problem=f"the number of its nodes is {len(known.nodes)}, not {nodes}")
+                raise _other_layout(folder, f"the number of its nodes is {len(known.nodes)}, not {nodes}")
             if known.is_running:
                 known.check_same(wanted, port=port)
                 return known
@@ -127,14 +127,14 @@ class Cluster:
     def node(self, number: int) -> Node:
         """Return a node by its number, from 1. Raises `NoCluster`."""
         if not 1 <= number <= len(self.nodes):
-            raise NoCluster(folder=str(self.folder), problem=f"it has no node {number}, only 1 to {len(self.nodes)}")
+            raise NoCluster(str(self.folder), f"it has no node {number}, only 1 to {len(self.nodes)}")
         return self.nodes[number - 1]
 
     def check_same(self, wanted: Layout, *, port: int) -> None:
-        """Raise `OtherLayout` unless the running cluster has the wanted settings and begins at `port` (0 for any)."""
+        """Raise `LocalKafkaError` unless the running cluster has the wanted settings and begins at `port` (0 for any)."""
         running = replace(self.layout, cluster_id=wanted.cluster_id, ports=())
         if running != wanted or port not in (0, self.layout.ports[0].client):
-            raise OtherLayout(folder=str(self.folder), problem=f"it runs at {self.address}, with other settings than those asked for")
+            raise _other_layout(self.folder, f"it runs at {self.address}, with other settings than those asked for")
 
     def write(self) -> None:
         """Write the layout, and the settings of the nodes."""
@@ -149,7 +149,7 @@ class Cluster:
     def start(self, *, timeout_s: float = READY_S) -> None:
         """Start the nodes that do not run, and wait until they serve.
 
-        Raises `PortTaken`, `NodeFailed` (after killing the started nodes), `ToolMissing`, `JarsNotFetched`.
+        Raises `LocalKafkaError`, `LocalKafkaError` (after killing the started nodes), `NotInstalled`.
         """
         with locked(self.folder):
             starting = [node for node in self.nodes if node.pid is None]
@@ -169,14 +169,14 @@ class Cluster:
                 raise
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed. Raises `NotStopped`."""
+        """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed. Raises `LocalKafkaError`."""
         for node in self.nodes:  # All at once: the last ones would wait in vain for a majority.
             node.ask_to_stop()
         for node in self.nodes:
             node.stop(timeout_s=timeout_s)
 
     def kill(self) -> None:
-        """Kill all nodes (`kill -9`). Raises `NotStopped`."""
+        """Kill all nodes (`kill -9`). Raises `LocalKafkaError`."""
         for node in self.nodes:
             node.kill()
 
@@ -186,7 +186,7 @@ class Cluster:
             with socket.socket() as trying:
                 trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As Java does, so that a port closed just now is usable.
                 if not _binds(trying, port):
-                    raise PortTaken(port=port)
+                    raise _port_taken(port)
 
 
 def _layout_file(folder: Path) -> Path:
@@ -216,7 +216,7 @@ def free_ports(count: int) -> list[int]:
             if len(found) < count and _binds(holding.enter_context(socket.socket()), port):
                 found.append(port)
     if len(found) < count:
-        raise PortTaken(port=port_max)
+        raise _port_taken(port_max)
     return found
 
 
@@ -226,3 +226,11 @@ def _binds(trying: socket.socket, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _other_layout(folder: Path, problem: str) -> LocalKafkaError:
+    return LocalKafkaError(f"{folder} holds another Kafka: {problem}; stop that one, and remove its folder if its topics may go")
+
+
+def _port_taken(port: int) -> LocalKafkaError:
+    return LocalKafkaError(f"port {port} is taken by another program; name another port, or 0 for any that are free")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.errors import JarsNotFetched, ToolMissing
+from compose.local_kafka.errors import NotInstalled
 from compose.local_kafka.locked import locked
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
@@ -24,10 +24,10 @@ _PACKAGES: Final = {"java": "default-jre-headless", "mvn": "maven"}
 
 
 def tool(name: str) -> str:
-    """Return the path of `java` or `mvn`. Raises `ToolMissing`."""
+    """Return the path of `java` or `mvn`. Raises `NotInstalled`."""
     found = shutil.which(name)
     if found is None:
-        raise ToolMissing(tool=name, package=_PACKAGES[name])
+        raise NotInstalled(f"a local Kafka needs {name}, which is not on the path; on Debian: apt-get install {_PACKAGES[name]}")
     return found
 
 
@@ -41,7 +41,7 @@ def kafka_version() -> str:
 def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: None) -> str:
     """Return Java's class path for Kafka. Fetches missing jars, and reports that to `telling`, since it takes time.
 
-    Raises `ToolMissing`, `JarsNotFetched`.
+    Raises `NotInstalled`.
     """
     digest = hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
     kept = home / f"class-path-{digest}.txt"
@@ -58,12 +58,18 @@ def _is_whole(kept: Path) -> bool:
 
 
 def _fetch(kept: Path) -> None:
-    """Fetch the jars with Maven, and write their class path. Raises `ToolMissing`, `JarsNotFetched`."""
+    """Fetch the jars with Maven, and write their class path. Raises `NotInstalled`."""
     goals = ["dependency:build-classpath", "-DincludeScope=runtime", f"-Dmdep.outputFile={kept}"]
     words = [tool("mvn"), "--quiet", "--batch-mode", f"--file={POM}", *goals]
     try:
         fetched = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FETCH_S)
     except subprocess.TimeoutExpired as error:
-        raise JarsNotFetched(problem=f"it was not done within {_FETCH_S:.0f} s") from error
+        raise _not_fetched(f"it did not end within {_FETCH_S:.0f} s") from error
     if fetched.returncode:
-        raise JarsNotFetched(problem=f"{fetched.stdout}{fetched.stderr}".strip())
+        raise _not_fetched(f"{fetched.stdout}{fetched.stderr}".strip())
+
+
+def _not_fetched(output: str) -> NotInstalled:
+    return NotInstalled(
+        f"Maven could not fetch the jars of Kafka; check that it reaches its repository, and try again. Its output:\n{output}"
+    )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.errors import NodeFailed, NotStopped, NotSuspended
+from compose.local_kafka.errors import LocalKafkaError
 from compose.local_kafka.jars import class_path, tool
 from compose.local_kafka.process import handle, has_ended, pid_of, send, stands_still, start
 from compose.local_kafka.server_properties import spelled
@@ -24,7 +24,7 @@ _SUSPEND_S: Final = 15.0  # It takes up to 60 ms on a busy machine.
 _KILL_S: Final = 15.0  # The time for the kernel to free 500 MB on a machine that swaps.
 _LOOK_S: Final = 0.05
 _FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones with three nodes.
-_LAST_WORDS_BYTES: Final = 4_000
+_PRINTED_BYTES: Final = 4_000
 _STARTED: Final = b"Kafka Server started"  # Logged by KafkaRaftServer once other nodes and clients may use it.
 # Java's defaults suit servers that run for weeks: in the first minutes they spend more on compiling than Kafka on its work. With these
 # options a node is ready in half the time, and 3,000 single appends cost it 0.8 s of a core instead of 6.5.
@@ -71,7 +71,7 @@ class Node:
         self._properties.write_text(spelled(properties))
 
     def format(self, cluster_id: str) -> None:
-        """Format its data folder for the cluster, unless that is done. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`, `NotInstalled`."""
         if (self.data / "meta.properties").exists():
             return
         options = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(self._properties)]
@@ -79,27 +79,27 @@ class Node:
         try:
             formatted = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FORMAT_S)
         except subprocess.TimeoutExpired as error:
-            raise NodeFailed(node=self.name, problem=f"was not formatted within {_FORMAT_S:.0f} s", last_words="") from error
+            raise self._failure(f"was not formatted within {_FORMAT_S:.0f} s", output="") from error
         if formatted.returncode:
-            raise NodeFailed(node=self.name, problem="could not be formatted", last_words=f"{formatted.stdout}{formatted.stderr}".strip())
+            raise self._failure("could not be formatted", output=f"{formatted.stdout}{formatted.stderr}".strip())
 
     def begin(self) -> None:
-        """Start its process; `wait_ready` waits until it serves. Raises `ToolMissing`, `JarsNotFetched`."""
+        """Start its process; `wait_ready` waits until it serves. Raises `NotInstalled`."""
         self._said_before_bytes = self._output.stat().st_size if self._output.exists() else 0
         start([*self._java(), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
-        """Wait until it serves. Raises `NodeFailed`."""
+        """Wait until it serves. Raises `LocalKafkaError`."""
         deadline_s = time.monotonic() + timeout_s
-        while _STARTED not in self._said():
+        while _STARTED not in self._printed():
             if self.pid is None:
-                raise NodeFailed(node=self.name, problem="ended while it started", last_words=self._last_words())
+                raise self._failure("ended while it started")
             if time.monotonic() > deadline_s:
-                raise NodeFailed(node=self.name, problem=f"was not ready within {timeout_s:.0f} s", last_words=self._last_words())
+                raise self._failure(f"was not ready within {timeout_s:.0f} s")
             time.sleep(_LOOK_S)
 
     def start(self, *, timeout_s: float = READY_S) -> None:
-        """Start it with its former data, unless it runs. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        """Start it with its former data, unless it runs. Raises `LocalKafkaError`, `NotInstalled`."""
         if self.pid is None:
             self.begin()
             self.wait_ready(timeout_s=timeout_s)
@@ -109,7 +109,7 @@ class Node:
         self._signal(signal.SIGTERM)
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Stop it cleanly, or kill it after `timeout_s`. Raises `NotStopped`."""
+        """Stop it cleanly, or kill it after `timeout_s`. Raises `LocalKafkaError`."""
         self.ask_to_stop()
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None or has_ended(held, timeout_s=timeout_s):
@@ -117,23 +117,23 @@ class Node:
         self.kill()
 
     def kill(self) -> None:
-        """Kill it (`kill -9`), and wait until it is gone. Raises `NotStopped`."""
+        """Kill it (`kill -9`), and wait until it is gone. Raises `LocalKafkaError`."""
         with handle(self._pid_file, mark=self._mark) as held:
             if held is None:
                 return
             send(held, signal.SIGKILL)
             if not has_ended(held, timeout_s=_KILL_S):
-                raise NotStopped(node=self.name, pid=pid_of(self._pid_file) or 0)
+                raise self._stuck(pid_of(self._pid_file), "was killed and does not end")
 
     def suspend(self) -> None:
-        """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `NotSuspended`."""
+        """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `LocalKafkaError`."""
         with handle(self._pid_file, mark=self._mark) as held:
             pid = pid_of(self._pid_file)
             if held is None or pid is None:
                 return
             send(held, signal.SIGSTOP)
             if not stands_still(pid, timeout_s=_SUSPEND_S):
-                raise NotSuspended(node=self.name, pid=pid)
+                raise self._stuck(pid, "was suspended and still runs")
 
     def resume(self) -> None:
         """Let it go on after `suspend`."""
@@ -148,7 +148,7 @@ class Node:
         memory = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
         return [tool("java"), *memory, *_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", class_path()]
 
-    def _said(self) -> bytes:
+    def _printed(self) -> bytes:
         """Return its output since its last start."""
         if not self._output.exists():
             return b""
@@ -156,5 +156,12 @@ class Node:
             output.seek(self._said_before_bytes)
             return output.read()
 
-    def _last_words(self) -> str:
-        return self._said()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
+    def _failure(self, problem: str, *, output: str | None = None) -> LocalKafkaError:
+        """Return the error for a node that did not start. `output` is its own by default."""
+        printed = self._printed()[-_PRINTED_BYTES:].decode(errors="replace").strip() if output is None else output
+        too_old = "; Kafka 4 needs Java 17 or newer" if "UnsupportedClassVersionError" in printed else ""
+        return LocalKafkaError(f"{self.name} of the local Kafka {problem}{too_old}; it printed:\n{printed or 'nothing'}")
+
+    def _stuck(self, pid: int | None, problem: str) -> LocalKafkaError:
+        """Return the error for a node that the kernel holds in a call that does not end, such as to a hung disk."""
+        return LocalKafkaError(f"{self.name} of the local Kafka, process {pid or 0}, {problem}; check the disk that it writes to")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryInUse
 from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
+from equipoise.channel.core.errors import OperatorError
 
 pytestmark = pytest.mark.integration
 
@@ -49,10 +49,9 @@ def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
         with process(tmp_path, "second") as late:
-            assert "DataDirectoryInUse" == word_of(late)
-        with pytest.raises(DataDirectoryInUse) as caught:
+            assert "OperatorError" == word_of(late)
+        with pytest.raises(OperatorError, match=f"held by process {holder.pid}:"):
             nonces_of_dead(tmp_path)
-        assert holder.pid == caught.value.pid
     assert {"first"} == nonces_of_dead(tmp_path)
 
 
@@ -74,7 +73,7 @@ def test_a_stopped_process_is_not_dead(tmp_path: Path) -> None:
         assert "holding" == word_of(holder)
         holder.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-        with pytest.raises(DataDirectoryInUse):
+        with pytest.raises(OperatorError):
             nonces_of_dead(tmp_path)
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryInUse, InvalidConfig, InvalidService, Rejected, UnknownNamespace
+from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.server.embedded import Worker, WorkerInThread
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced, OperatorError
 from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
@@ -177,7 +177,7 @@ def test_state_that_nobody_could_fetch_is_refused_at_the_start() -> None:
     """A service with `fetch` needs an address of its broker; without one the worker does not start, and says what to do."""
 
     async def story() -> None:
-        with pytest.raises(InvalidService, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
+        with pytest.raises(CallerError, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
             async with Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"}):
                 pass
 
@@ -367,7 +367,7 @@ def test_a_name_is_taken_once(tmp_path: Path, log_url: str) -> None:
     """A second worker of the same name finds the directory locked; its own thread ends, and the first one serves on."""
     with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
         worker.create_namespace(NAMESPACE)
-        with pytest.raises(DataDirectoryInUse), Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread():
+        with pytest.raises(OperatorError), Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread():
             pass
         assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import BrokerFailed, InvalidConfig, InvalidTiming
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_cluster import ClusterSettings, Happening, LocalCluster, What
 from equipoise.brokers.operations.access import Access, opened, until
 from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
-from equipoise.channel.core.errors import Bug, LogStorageFull
+from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
 from equipoise.channel.core.view import View
 from tests.load.log_places import LogPlace, settled_ms
 
@@ -186,7 +186,7 @@ def test_a_member_is_told_before_the_start_returns(tmp_path: Path, log_url: str)
 
 def test_settings_that_no_broker_takes_are_refused_before_anything_starts(tmp_path: Path) -> None:
     """Durations that are not safe, unknown settings, and those that each broker has for itself are errors of the caller's."""
-    for settings, kind in (({"lease_ms": 1}, InvalidTiming), ({"lease": 1}, InvalidConfig), ({"broker_id": "b"}, InvalidConfig)):
+    for settings, kind in (({"lease_ms": 1}, InvalidConfig), ({"lease": 1}, InvalidConfig), ({"broker_id": "b"}, InvalidConfig)):
         with pytest.raises(kind):
             LocalCluster(ClusterSettings(directory=tmp_path / "cluster", settings=settings))
     assert [] == list(tmp_path.iterdir())
@@ -235,9 +235,10 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
     """A service that cannot be found ends the start with its words, and all processes are gone."""
     diary = Diary()
     cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), tell=diary)
-    with pytest.raises(BrokerFailed, match="it ended before it was ready: error: ") as caught, cluster:
+    with pytest.raises(OperatorError, match="it ended before it was ready: error: ") as caught, cluster:
         raise AssertionError("it started")
-    assert (True, True) == (caught.value.broker in cluster.broker_ids, cluster.wait_until_all_ended(timeout_ms=0))
+    assert any(broker in str(caught.value) for broker in cluster.broker_ids)
+    assert cluster.wait_until_all_ended(timeout_ms=0)
     assert [What.ENDED] * 2 == [what for what in diary.told() if what is What.ENDED]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import OtherLayout, PortTaken
+from compose.local_kafka.errors import LocalKafkaError
 from tests.kafka.finding import ROOT
 from tests.kafka.fixtures import Kafka, OwnKafka
 from tests.kafka.proxy import Direction
@@ -106,12 +106,12 @@ def test_a_folder_is_one_kafka_however_often_it_is_opened(own_kafka: OwnKafka) -
     again = Cluster.lay_out(folder, proxies=layout.proxies, extra=layout.extra)
     assert own_kafka.address == again.address
     assert own_kafka.cluster.node(1).pid == again.node(1).pid
-    with pytest.raises(OtherLayout, match="other settings"):
+    with pytest.raises(LocalKafkaError, match="other settings"):
         Cluster.lay_out(folder, proxies=layout.proxies)
-    with pytest.raises(OtherLayout, match="the number of its nodes is 1, not 3"):
+    with pytest.raises(LocalKafkaError, match="the number of its nodes is 1, not 3"):
         Cluster.lay_out(folder, nodes=3, proxies=layout.proxies, extra=layout.extra)
     beside = Cluster.lay_out(folder.parent / "beside", port=layout.ports[0].client)
-    with pytest.raises(PortTaken, match=str(layout.ports[0].client)):
+    with pytest.raises(LocalKafkaError, match=str(layout.ports[0].client)):
         beside.start()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from compose.local_kafka import jars
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import JarsNotFetched, NodeFailed, ToolMissing
+from compose.local_kafka.errors import LocalKafkaError, NotInstalled
 from compose.local_kafka.node import Node
 
 pytestmark = pytest.mark.integration
@@ -53,16 +53,16 @@ def node(tmp_path: Path) -> Node:
 
 def test_a_missing_program_is_named_with_what_brings_it(programs: Path, tmp_path: Path) -> None:
     """Without Java or Maven the error says which package has it."""
-    with pytest.raises(ToolMissing, match=r"needs mvn.*apt-get install maven"):
+    with pytest.raises(NotInstalled, match=r"needs mvn.*apt-get install maven"):
         jars.class_path(home=tmp_path)
-    with pytest.raises(ToolMissing, match=r"needs java.*apt-get install default-jre-headless"):
+    with pytest.raises(NotInstalled, match=r"needs java.*apt-get install default-jre-headless"):
         jars.tool("java")
 
 
 def test_what_maven_complains_about_is_passed_on(programs: Path, tmp_path: Path) -> None:
     """When Maven fails, its own words are in the error."""
     script(programs, "mvn", "echo no route to the repository; exit 1")
-    with pytest.raises(JarsNotFetched, match="no route to the repository"):
+    with pytest.raises(NotInstalled, match="no route to the repository"):
         jars.class_path(home=tmp_path)
 
 
@@ -104,13 +104,13 @@ def test_a_node_that_cannot_start_says_why(programs: Path, tmp_path: Path, monke
     """The last words of a node that ends while it starts are in the error, not those of the start before."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     failing = node(tmp_path)
-    script(programs, "java", "echo the first reason; exit 1")
+    script(programs, "java", "echo java.lang.UnsupportedClassVersionError: the first reason; exit 1")
     failing.begin()
-    with pytest.raises(NodeFailed, match=r"ended while it started(.|\n)*the first reason"):
+    with pytest.raises(LocalKafkaError, match=r"ended while it started; Kafka 4 needs Java 17 or newer(.|\n)*the first reason"):
         failing.wait_ready()
     script(programs, "java", "echo the second reason; exit 1")
     failing.begin()
-    with pytest.raises(NodeFailed, match="the second reason") as caught:
+    with pytest.raises(LocalKafkaError, match="the second reason") as caught:
         failing.wait_ready()
     assert "the first reason" not in str(caught.value)
 
@@ -121,7 +121,7 @@ def test_a_node_that_is_not_ready_in_time_says_so(programs: Path, tmp_path: Path
     script(programs, "java", "while :; do sleep 0.1; done")
     hanging = node(tmp_path)
     hanging.begin()
-    with pytest.raises(NodeFailed, match="was not ready within 0 s"):
+    with pytest.raises(LocalKafkaError, match="was not ready within 0 s"):
         hanging.wait_ready(timeout_s=0.1)
     assert hanging.pid is not None
     hanging.kill()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
-from equipoise.brokers.errors import DataDirectoryInUse, Rejected, UnknownNamespace
+from equipoise.brokers.errors import Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.errors import EquipoiseError, ForeignLog
+from equipoise.channel.core.errors import EquipoiseError, ForeignLog, OperatorError
 from equipoise.channel.core.ranges import even_boundaries, key_hash
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
@@ -233,11 +233,11 @@ def test_a_restart_with_its_directory_replaces_its_former_self_at_once(tmp_path:
 
 @pytest.mark.parametrize(
     ("settings", "error"),
-    [({"data_dir": "a"}, DataDirectoryInUse), ({"cluster": "another"}, ForeignLog)],
+    [({"data_dir": "a"}, OperatorError), ({"cluster": "another"}, ForeignLog)],
     ids=["directory of a running broker", "log of another cluster"],
 )
 def test_a_start_that_cannot_be_is_refused(tmp_path: Path, log_url: str, settings: dict[str, str], error: type[EquipoiseError]) -> None:
-    """A locked directory and another cluster's log refuse the start by their own errors."""
+    """A locked directory and another cluster's log refuse the start."""
 
     async def story() -> None:
         async with party(tmp_path, log_url, "a") as guests:

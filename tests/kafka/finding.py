@@ -26,7 +26,7 @@ _LEASH_S: Final = 30.0
 def some_kafka(folder: Path) -> Iterator[str]:
     """The address of a Kafka: the one that is given; else one in a container, where an engine runs; else a local one.
 
-    It may be of one node, and be shared: it is not to be stopped. Raises `ToolMissing` or `JarsNotFetched` if there is no way to one.
+    It may be of one node, and be shared: it is not to be stopped. Raises `NotInstalled` if there is no way to one.
     """
     with ExitStack() as running:
         if given := os.environ.get(GIVEN):

@@ -19,7 +19,7 @@ from typing import Final
 import pytest
 
 from compose.local_kafka.cluster import Cluster
-from compose.local_kafka.errors import JarsNotFetched, ToolMissing
+from compose.local_kafka.errors import NotInstalled
 from compose.local_kafka.node import Node
 from tests.kafka.finding import EAGER_CLEANER, GIVEN, local_kafka, some_kafka
 from tests.kafka.proxy import TcpProxy
@@ -154,7 +154,7 @@ def or_skipped() -> Iterator[None]:
     """Skip the tests that need what the body needs, aloud, if this machine lacks it; under CI they fail."""
     try:
         yield
-    except (ToolMissing, JarsNotFetched) as error:
+    except NotInstalled as error:
         text = f"no Kafka: none is given in {GIVEN}, no container engine answers, and {error}"
         if is_required():
             pytest.fail(text)

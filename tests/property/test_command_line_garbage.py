@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.brokers.cli.commands import channel_commands
-from equipoise.brokers.errors import BrokerFailed
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
+from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.records import Document
 from tests.folding import Channel
 from tests.ruled import set_policy
@@ -89,7 +89,7 @@ async def end_at_once(*_: object) -> None:
 
 def refuse_to_start(_: LocalCluster) -> None:
     """As `LocalCluster.start`, where no port is free."""
-    raise BrokerFailed(broker="b", problem="there is no room", log_file="broker.log")
+    raise OperatorError("there is no room")
 
 
 def filled(name: str, folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.errors import InvalidConfig, InvalidTiming
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http import app
 from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
@@ -66,14 +66,14 @@ def test_durations_go_by_the_kind_of_log() -> None:
 def test_a_lease_that_kafkas_failover_outlasts_is_refused() -> None:
     """The embedded log's lease is too short for Kafka; where its session timeout is shorter, the operator says so."""
     kafka = "kafka://localhost:9092/channel"
-    with pytest.raises(InvalidTiming, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"):
+    with pytest.raises(InvalidConfig, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"):
         config(log_url=kafka, lease_ms=9_000)
     assert 9_000 == config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500).lease_ms
 
 
 def test_durations_that_are_not_safe_are_refused() -> None:
     """A margin that a stall could outlast is refused, and the error says what it must be."""
-    with pytest.raises(InvalidTiming, match="at least 460"):
+    with pytest.raises(InvalidConfig, match="at least 460"):
         config(margin_ms=459)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
+from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime.data_directory import QUEUED_MAX, DataDirectory, DirectoryThread
-from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, OperatorError, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 PATIENCE_MS = 20_000
@@ -108,7 +108,7 @@ def test_the_lock_is_held_until_the_last_write_is_made(tmp_path: Path) -> None:
         bench.write("last")
         with pytest.raises(DeadlineExceeded):
             await bench.thread.stop(Deadline.after(timeout_ms=1))
-        with pytest.raises(DataDirectoryInUse):
+        with pytest.raises(OperatorError):
             DataDirectory(tmp_path)
         await bench.stop()
         assert ["last"] == bench.order

@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from equipoise.brokers.runtime import handover as module
-from equipoise.brokers.runtime.handover import HandoverUnavailable, fetch_from
+from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import PeerError
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 
@@ -73,14 +74,14 @@ def test_state_comes_as_it_was_left() -> None:
 def test_too_much_is_not_read(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is larger than the bound is refused, whether or not it says so beforehand."""
     monkeypatch.setattr(module, "STATE_BYTES_MAX", 1_000)
-    with pytest.raises(HandoverUnavailable, match="larger than 1000 bytes"):
+    with pytest.raises(PeerError, match="larger than 1000 bytes"):
         fetched(handler)
 
 
 def test_all_of_it_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """An owner that begins to answer and falls silent is given up on."""
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.05)
-    with pytest.raises(HandoverUnavailable, match="TimeoutError"):
+    with pytest.raises(PeerError, match="TimeoutError"):
         fetched(silent)
 
 
@@ -91,7 +92,7 @@ def test_all_of_it_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_answer_that_is_none_is_told_in_short(handler: Handler, told: str) -> None:
     """A refusal is told with its status and the beginning of its text; nobody is followed elsewhere."""
-    with pytest.raises(HandoverUnavailable, match=told) as caught:
+    with pytest.raises(PeerError, match=told) as caught:
         fetched(handler)
     assert len(str(caught.value)) < 2_000
 
@@ -99,5 +100,5 @@ def test_an_answer_that_is_none_is_told_in_short(handler: Handler, told: str) ->
 @pytest.mark.parametrize("addresses", [{}, {"http": "http://127.0.0.1:1"}, {"http": "no address"}], ids=["none", "nobody", "nonsense"])
 def test_an_owner_that_cannot_be_found_is_told(addresses: dict[str, str]) -> None:
     """An owner without an address, with nobody at it, or with one that is none, is named in the error."""
-    with pytest.raises(HandoverUnavailable, match="broker b does not hand over"):
+    with pytest.raises(PeerError, match="broker b does not hand over"):
         asyncio.run(fetch_from(Peer(broker="b", addresses=addresses), BUNDLE))

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from equipoise.brokers.client.client import Client
-from equipoise.brokers.runtime.loop_thread import InThread, NotRunning
+from equipoise.brokers.runtime.loop_thread import InThread
 from equipoise.brokers.server.embedded import Worker
-from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from tests.unit.test_virtual_cluster import Diary
 
 PATIENCE_MS = 10_000
@@ -64,13 +64,13 @@ def test_it_is_entered_asked_and_left_in_its_thread() -> None:
 def test_who_comes_too_early_or_too_late_is_told() -> None:
     """Before its start, after its end, and for a second start there is a typed error, and no thread."""
     door, before = Doors().in_thread(), threading.active_count()
-    with pytest.raises(NotRunning, match=r"the door cannot be used: it has not been started; use it inside its `with`"):
+    with pytest.raises(CallerError, match=r"the door cannot be used: it has not been started; use it inside its `with`"):
         ask(door)
     with door:
         pass
-    with pytest.raises(NotRunning, match="it has ended"):
+    with pytest.raises(CallerError, match="it has ended"):
         ask(door)
-    with pytest.raises(NotRunning, match="it was started before"), door:
+    with pytest.raises(CallerError, match="it was started before"), door:
         pass
     assert before == threading.active_count()
 
@@ -92,16 +92,16 @@ def test_who_waits_at_its_end_is_told() -> None:
         await asyncio.Event().wait()
 
     def wait(door: InThread) -> None:
-        with pytest.raises(NotRunning, match="it has ended") as caught:
+        with pytest.raises(CallerError, match="it has ended") as caught:
             door.run(hang(), timeout_ms=PATIENCE_MS, what="nothing")
-        told.append(caught.value.what)
+        told.append(str(caught.value))
 
     with Doors().in_thread() as door:
         waiting = threading.Thread(target=wait, args=(door,))
         waiting.start()
         assert asked.wait(PATIENCE_MS / 1_000)
     waiting.join()
-    assert ["the door"] == told
+    assert ["the door cannot be used: it has ended; use it inside its `with`, and make a new one for each"] == told
 
 
 def test_a_call_is_bounded() -> None:
@@ -113,15 +113,15 @@ def test_a_call_is_bounded() -> None:
 def test_workers_and_clients_say_so_too() -> None:
     """A worker and a client that are used outside their contexts say what to do, with a thread and without one."""
     worker = Worker("memory:never", Diary(), http_port=0)
-    with pytest.raises(NotRunning, match="the worker cannot be used"):
+    with pytest.raises(CallerError, match="the worker cannot be used"):
         worker.ownership("shop/orders", "key")
-    with pytest.raises(NotRunning, match="the worker cannot be used: it has not been started"):
+    with pytest.raises(CallerError, match="the worker cannot be used: it has not been started"):
         worker.in_thread().route("shop/orders", "key")
-    with pytest.raises(NotRunning, match="the client cannot be used: it has not been started"):
+    with pytest.raises(CallerError, match="the client cannot be used: it has not been started"):
         Client("memory:never").in_thread().owner("shop/orders", "key")
     with worker.in_thread() as running:
         assert running.broker_id == worker.broker_id
-    with pytest.raises(NotRunning, match="the worker cannot be used: it has ended"):
+    with pytest.raises(CallerError, match="the worker cannot be used: it has ended"):
         running.create_namespace("shop/orders")
-    with pytest.raises(NotRunning):
+    with pytest.raises(CallerError):
         _ = running.broker_id

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from equipoise.brokers.errors import InvalidConfig, InvalidService
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -19,7 +19,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server import main as module
 from equipoise.brokers.server.main import Broker
-from equipoise.channel.core.errors import LogDamaged, LogUnavailable
+from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
 from equipoise.channel.system.deadline import Deadline
 from tests.troubled_log import TroubledLog
 
@@ -58,7 +58,7 @@ def fail() -> object:
         (fail, r"its routes\(\) fails with KeyError: 'no such setting'"),
         (lambda: None, r"its routes\(\) fails with TypeError"),
         (lambda: [web.static("/files", ".")], "StaticDef"),
-        (lambda: ["/path"], "'/path'; each must be what web.get"),
+        (lambda: ["/path"], "'/path', which is no aiohttp route"),
         (lambda: [web.get("path", handler)], "its route GET path cannot be served: ValueError"),
         (lambda: [web.get("/{", handler)], "its route GET /{ cannot be served: ValueError"),
         (lambda: [web.get("/health", handler)], "its route GET /health clashes"),
@@ -73,7 +73,7 @@ def test_routes_that_cannot_be_served_are_refused(make: Callable[[], object], pr
         async with Broker(config, {"*": service}):
             pass
 
-    with pytest.raises(InvalidService, match=problem):
+    with pytest.raises(CallerError, match=problem):
         asyncio.run(start(Routed(make)))
     asyncio.run(start(Routed(lambda: [web.get("/mine", handler)])))
 
@@ -81,10 +81,10 @@ def test_routes_that_cannot_be_served_are_refused(make: Callable[[], object], pr
 def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker whose thread cannot be started is aborted, so that its directory is free for the next start."""
 
-    def fail_to_sit_down(*_: object) -> None:
+    def fail_to_start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(workers, "sit_down", fail_to_sit_down)
+    monkeypatch.setattr(workers.Subscription, "start", fail_to_start)
 
     async def start() -> None:
         with pytest.raises(RuntimeError, match="can't start new thread"):

@@ -9,13 +9,12 @@ import pytest
 
 from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Prepare
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
-from equipoise.brokers.errors import InvalidService
 from equipoise.brokers.runtime import service_runner as module
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.channel.core.entries import bundle_entry
-from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.shedder.bundle_load import BundleLoad
 from tests.unit.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, settled
@@ -136,7 +135,7 @@ def test_cuts_that_are_none_are_a_problem_not_a_silence() -> None:
 @pytest.mark.parametrize("service", [Odd, object(), "a service"], ids=["a class", "an object", "a text"])
 def test_what_is_no_service_is_refused_at_once(service: object) -> None:
     """A worker does not join with something that would only fail when its first bundle comes."""
-    with pytest.raises(InvalidService, match=r"no instance of a subclass of equipoise\.Service"):
+    with pytest.raises(CallerError, match=r"no instance of a subclass of equipoise\.Service"):
         ServiceRunner(
             {"*": service},  # type: ignore[dict-item]  # the mistake itself
             clock=SystemClock(),
@@ -149,7 +148,7 @@ def test_what_is_no_service_is_refused_at_once(service: object) -> None:
 @pytest.mark.parametrize("pattern", ["", " ", "a b", "[*", "[]", "acme/ord&rs", "acme/\u00fc"])
 def test_a_pattern_that_no_namespace_matches_is_refused_at_once(pattern: str) -> None:
     """Whoever gives a service to no namespace meant another pattern, and is told before the broker joins."""
-    with pytest.raises(InvalidService, match="no namespace is like"):
+    with pytest.raises(CallerError, match="no namespace is like"):
         Bench(pattern)
 
 
@@ -191,7 +190,7 @@ def test_a_service_that_takes_less_than_it_is_given_is_refused_at_once() -> None
         (Lazy(), "load must be a plain `def`"),
     )
     for service, problem in cases:
-        with pytest.raises(InvalidService, match=problem):
+        with pytest.raises(CallerError, match=problem):
             ServiceRunner(
                 {"*": service},
                 clock=SystemClock(),

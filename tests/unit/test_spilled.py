@@ -9,9 +9,10 @@ import pytest
 
 from equipoise.brokers.agent.effects import Close
 from equipoise.brokers.agent.events import Closed
-from equipoise.brokers.runtime.handover import HandoverUnavailable, Note, Spilled
+from equipoise.brokers.runtime.handover import Note, Spilled
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import FetchSpilled
+from equipoise.channel.core.errors import PeerError
 from tests.folding import channel_with
 from tests.unit.service_bench import BUNDLE, Bench, settled
 
@@ -70,7 +71,7 @@ def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureF
     """The next owner learns why nothing comes; after the death of the former owner there is nothing to learn."""
 
     async def refuse(_source: Peer, bundle: str, _digest: str) -> bytes | None:
-        raise HandoverUnavailable(bundle=bundle, broker="source", problem="it answers 404")
+        raise PeerError(f"broker source does not hand over the state of {bundle}: it answers 404")
 
     async def another(_source: Peer, _bundle: str, _digest: str) -> bytes | None:
         return b"of another bundle"

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.errors import DataDirectoryInUse
 from equipoise.brokers.runtime import callers
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -24,7 +23,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.errors import LogReplaced, LogStorageFull, LogUnavailable, Overloaded
+from equipoise.channel.core.errors import LogReplaced, LogStorageFull, LogUnavailable, OperatorError, Overloaded
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
@@ -282,7 +281,7 @@ def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None
     held = DataDirectory(tmp_path / "a")
     config = WorkerConfig(log_url="memory:troubled", data_dir=tmp_path / "a", broker_id="a", evidence=tmp_path / "evidence")
     worker = Worker(config, {}, addresses={})
-    with pytest.raises(DataDirectoryInUse):
+    with pytest.raises(OperatorError):
         asyncio.run(worker.start())
     held.close()
     assert not (tmp_path / "evidence").exists()

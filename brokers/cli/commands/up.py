@@ -23,7 +23,7 @@ from equipoise.brokers.cli.kafka_options import PrintConfigOption
 from equipoise.brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
-from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartBrokenOff
+from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartCancelled
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
 from equipoise.channel.log.open_log import log_path
@@ -109,7 +109,7 @@ def up(
 
 def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> None:
     try:
-        with suppress(StartBrokenOff):
+        with suppress(StartCancelled):
             cluster.start()
             _say_ready(cluster, as_json=as_json)
         while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):

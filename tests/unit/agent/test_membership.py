@@ -12,7 +12,7 @@ from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
 from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.errors import InvalidTiming
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.log import Entry
@@ -90,7 +90,7 @@ def is_suspect(stage: Stage, broker: str, *, at: str, log_is_readable: bool = Tr
 
 def test_unsafe_durations_make_no_agent() -> None:
     """A broker whose margin is too small for its lease does not even start."""
-    with pytest.raises(InvalidTiming):
+    with pytest.raises(InvalidConfig):
         Lone(timing=Timing(margin_ms=100))
 
 

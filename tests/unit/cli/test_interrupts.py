@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.cli.commands.up import _signals
-from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster, StartBrokenOff
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster, StartCancelled
 
 # A process that sends itself a SIGINT when it comes to import `module`, or at its very end, and then runs a command line.
 PROGRAM = """
@@ -85,7 +85,7 @@ def test_the_signals_of_up_raise_nothing(tmp_path: Path) -> None:
     with _signals(cluster) as heard:
         os.kill(os.getpid(), signal.SIGINT)
         assert ([signal.SIGINT], 0) == (heard, cluster.killed)
-        with pytest.raises(StartBrokenOff):
+        with pytest.raises(StartCancelled):
             cluster.start()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)

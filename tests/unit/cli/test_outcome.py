@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 import equipoise.brokers.errors
 from equipoise.brokers.cli.options import publisher
 from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
-from equipoise.brokers.errors import Cancelled, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
+from equipoise.brokers.errors import Cancelled, InvalidConfig, OutputFailed, Rejected
 from equipoise.channel.core import errors, propose
-from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OperatorError, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {
@@ -31,11 +31,10 @@ CASES = {
     "cancelled": (Cancelled(bundle="b", move="split", problem="p"), ExitCode.REFUSED),
     "caller": (InvalidName(what="namespace", name="n", expected="e"), ExitCode.USAGE),
     "config": (InvalidConfig(problems=("p",)), ExitCode.USAGE),
-    "timing": (InvalidTiming(setting="lease_ms", value_ms=1, expected="more"), ExitCode.USAGE),
     "peer": (LogUnavailable(log="l", problem="p"), ExitCode.UNAVAILABLE),
     "unknown": (OutcomeUnknown(log="l", subject="s", problem="p"), ExitCode.UNAVAILABLE),
     "deadline": (DeadlineExceeded(what="w", waited_ms=1), ExitCode.UNAVAILABLE),
-    "operator": (DataDirectoryInUse(path="d", pid=7), ExitCode.OPERATOR),
+    "operator": (OperatorError("p"), ExitCode.OPERATOR),
     "bug": (Bug("b"), ExitCode.OPERATOR),
     "output": (OutputFailed(output="the standard output", problem="p"), ExitCode.OPERATOR),
     "system": (PermissionError(13, "Permission denied", "file"), ExitCode.OPERATOR),

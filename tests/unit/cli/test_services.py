@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import InvalidService
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.server import services
 from equipoise.brokers.server.services import load_services
+from equipoise.channel.core.errors import CallerError
 
 MODULE = """
 from equipoise.brokers.runtime.service import Service
@@ -85,7 +85,7 @@ MISTAKES = {
 @pytest.mark.parametrize("service", MISTAKES)
 def test_each_mistake_is_told(service: str) -> None:
     """A service that cannot be loaded is the caller's mistake, and the error says which."""
-    with pytest.raises(InvalidService) as caught:
+    with pytest.raises(CallerError) as caught:
         load_services([service])
     assert MISTAKES[service] in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_a_class_for_several_patterns_is_one_instance() -> None:
 
 def test_a_pattern_has_one_service() -> None:
     """Two services for one pattern are refused, since only one of them could serve."""
-    with pytest.raises(InvalidService, match="have a service already"):
+    with pytest.raises(CallerError, match="have a service already"):
         load_services(["x/*=services_here:Good", "x/*=services_here:Good"])
 
 
@@ -106,5 +106,5 @@ def test_pulsar_without_its_extra_is_told_how_to_get_it(monkeypatch: pytest.Monk
     """Whoever names the service without its libraries is told what to install, before a broker starts."""
     monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
     assert "counter" == services.default_service()
-    with pytest.raises(InvalidService, match=r"pip install 'equipoise\[pulsar\]'"):
+    with pytest.raises(CallerError, match=r"pip install 'equipoise\[pulsar\]'"):
         load_services(["shop/*=pulsar"])

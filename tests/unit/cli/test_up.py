@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.cli.options import LOG_VARIABLE
-from equipoise.brokers.local.local_cluster import LocalCluster, StartBrokenOff
+from equipoise.brokers.local.local_cluster import LocalCluster, StartCancelled
 from tests.unit.cli.fabricated import run
 
 
@@ -20,7 +20,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every start is broken off at once, in an empty working folder."""
 
     def start(_: LocalCluster) -> None:
-        raise StartBrokenOff
+        raise StartCancelled
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LocalCluster, "start", start)

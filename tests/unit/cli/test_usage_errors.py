@@ -45,15 +45,15 @@ USAGE_ERRORS = {
     "an empty log": (("brokers", "list", "--log", "sqlite:"), "CallerError", "it has no path"),
     "a log in memory": (("brokers", "list", "--log", "memory:x"), "CallerError", "known only to the process that made it"),
     "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),
-    "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "InvalidService", "there is no module nowhere"),
+    "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "CallerError", "there is no module nowhere"),
     "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),
     "a setting of another": (("up", "--data", "x", "--set", "http_port=1"), "InvalidConfig", "it is each broker's own in a local cluster"),
     "a broker's settings": (
         ("broker", "--data", "x", "--log", "{log}", "--set", "lease_ms=1"),
-        "InvalidTiming",
+        "InvalidConfig",
         "lease_ms is 1 ms, which is not safe",
     ),
-    "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidTiming", "lease_ms is 1 ms, which is not safe"),
+    "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidConfig", "lease_ms is 1 ms, which is not safe"),
     "positions nobody takes": (
         ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
         "CallerError",

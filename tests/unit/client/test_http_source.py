@@ -17,9 +17,8 @@ from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.client.http_source import events
 from equipoise.brokers.errors import UnknownNamespace
-from equipoise.brokers.runtime.loop_thread import NotRunning
 from equipoise.brokers.runtime.service import Peer
-from equipoise.channel.core.errors import DeadlineExceeded, InvalidName, Overloaded
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
 
 pytestmark = pytest.mark.integration
 
@@ -221,18 +220,18 @@ def test_who_waits_is_told_that_the_client_has_ended() -> None:
         async with serving(silent) as address:
             client = Client(address)
             peer = Peer(broker="b", addresses={})
-            with pytest.raises(NotRunning, match="it has not been started"):
+            with pytest.raises(CallerError, match="it has not been started"):
                 await owner(client)
             async with client:
                 with pytest.raises(DeadlineExceeded):
                     await client.owner("tenant/ns", "key", timeout_ms=0)
                 waiting = asyncio.ensure_future(client.owner("tenant/ns", "key", timeout_ms=24 * 3_600_000))
                 await asyncio.sleep(0)
-            with pytest.raises(NotRunning, match="it has ended"):
+            with pytest.raises(CallerError, match="it has ended"):
                 await waiting
-            with pytest.raises(NotRunning, match="it has ended"):
+            with pytest.raises(CallerError, match="it has ended"):
                 client.misrouted("tenant/ns", "key", peer)
-            with pytest.raises(NotRunning, match="it was started before"):
+            with pytest.raises(CallerError, match="it was started before"):
                 await client.__aenter__()
 
     run(story)

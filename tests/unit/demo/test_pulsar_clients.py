@@ -78,7 +78,7 @@ def test_a_client_that_does_not_start_is_an_error(clients: Together) -> None:
     ],
 )
 def test_a_client_that_goes_wrong_later_is_a_problem(clients: Together, lines: tuple[str, ...], problem: str) -> None:
-    """A client that ends early, or prints an invalid line, is a problem at the stop. The others end as usual."""
+    """A client that ends early, or prints an invalid line, is a problem at the stop."""
 
     async def run() -> str | None:
         async with clients(*lines) as together:
@@ -150,7 +150,7 @@ def note(tally: MessageTally, *lines: tuple[str, str, int, int]) -> None:
 
 
 def test_a_pause_is_the_time_to_the_receipt() -> None:
-    """Receipts are counted. A message that failed is not, and has no pause."""
+    """Receipts are counted, and a message that failed has no pause."""
     tally = tally_of(("sent", ORDERS, 0, 0), ("sent", ORDERS, 1, 0), ("receipted", ORDERS, 0, 20 * MS), ("failed", ORDERS, 1, 90 * MS))
     assert (1, 20.0, 20.0) == (tally.receipted, tally.longest_pause_ms, tally.recent_pause_ms)
 

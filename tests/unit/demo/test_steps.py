@@ -135,7 +135,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uneven_brokers_become_even(tmp_path: Path) -> None:
-    """The step shows the plan, the deviation before and after, and a reason. It restores the settings."""
+    """The step shows the plan, the deviation before and after, and a reason, and restores the settings."""
 
     async def story() -> None:
         async with set_up(tmp_path) as setup:
