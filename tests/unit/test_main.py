@@ -20,6 +20,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server import main as module
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
+from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
 from tests.troubled_log import TroubledLog
 
@@ -84,7 +85,7 @@ def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, mon
     def fail_to_start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(workers.Subscription, "start", fail_to_start)
+    monkeypatch.setattr(Subscription, "start", fail_to_start)
 
     async def start() -> None:
         with pytest.raises(RuntimeError, match="can't start new thread"):
