@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import orjson
 from equipoise.brokers.errors import InvalidConfig, cannot_listen
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.system import private_files
+from equipoise.channel.system.free_ports import HOST, free_ports
 
 RESTART_MS_MIN: Final = 500
 RESTART_MS_MAX: Final = 10_000
@@ -48,11 +48,6 @@ class RestartPause:
         return pause_ms
 
 
-HOST: Final = "127.0.0.1"
-
-# Below the ports that Linux gives to outgoing connections. One of those could take a broker's port while the broker is down.
-_PORTS: Final = range(10_000, 32_000)
-_TRIES_MAX: Final = 1_000
 _LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
 _ERRORS: Final = ("error", "critical")
 
@@ -210,28 +205,9 @@ def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tu
     if len(set(named)) < len(named):
         problem = f"pulsar_port: the ports of {count} brokers from {pulsar_port} on overlap with those from http_port={http_port} on"
         raise InvalidConfig(problems=(problem,))
-    free = iter(_free_ports(count * firsts.count(0), besides=named))
+    free = iter(free_ports(count * firsts.count(0), besides=named))
     rows: list[list[int]] = [list(range(first, first + count) if first else islice(free, count)) for first in firsts]
     return list(zip(rows[0], rows[1] if len(rows) > 1 else [None] * count, strict=True))
-
-
-def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
-    """Return ports that are free now and not in `besides`. Raises `OperatorError`."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, _TRIES_MAX):
-        if len(found) < count and port not in besides and _is_free(port):
-            found.append(port)
-    if len(found) < count:
-        raise cannot_listen(HOST, f"none of {_TRIES_MAX} ports that were tried is free")
-    return found
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def ending_of(code: int) -> str:

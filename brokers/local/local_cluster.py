@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from equipoise.brokers.errors import DataDirectoryUnusable
-from equipoise.brokers.local.local_broker import HOST, LocalBroker, ports_of
+from equipoise.brokers.local.local_broker import LocalBroker, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.operations.access import Access, resync
 from equipoise.brokers.operations.death_declaration import declare_dead
@@ -45,6 +45,7 @@ from equipoise.channel.log.blocking_view import RETRY_MS, read_on
 from equipoise.channel.log.open_log import is_in_memory, open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.free_ports import HOST
 
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import random
-import socket
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
@@ -19,17 +16,13 @@ from compose.local_kafka.jars import class_path
 from compose.local_kafka.locked import locked
 from compose.local_kafka.node import READY_S, STOP_S, Node
 from compose.local_kafka.server_properties import HOST, Ports, server_properties
+from equipoise.channel.system.free_ports import are_free, free_ports
 
 NODES: Final = (1, 3)
 """How many nodes a cluster may have. Two would be less available than one, since both are needed for a majority."""
 
 HEAP_MB: Final = 256
 """Kafka's heap in MB. The process uses about twice that."""
-
-_PORT_MIN: Final = 10_000
-_KERNELS_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# A few thousand ports are unused by default, so a hundred tries that are all taken do not happen by chance.
-_TRIES_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +176,8 @@ class Cluster:
     def _check_ports(self, node: Node) -> None:
         ports = self.layout.ports[node.number - 1]
         for port in (ports.client, ports.controller, *([ports.proxied] if self.layout.proxies else [])):
-            with socket.socket() as trying:
-                trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As Java does, so that a port closed just now is usable.
-                if not _binds(trying, port):
-                    raise _port_taken(port)
+            if not are_free(port):
+                raise LocalKafkaError(f"port {port} is taken by another program; name another port, or 0 for any that are free")
 
 
 def _layout_file(folder: Path) -> Path:
@@ -204,33 +195,5 @@ def _ports(nodes: int, first: int) -> tuple[Ports, ...]:
     return tuple(Ports(client=ports[node], controller=ports[nodes + node], proxied=ports[2 * nodes + node]) for node in range(nodes))
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, outside the kernel's range for outgoing connections.
-
-    A port in that range could be taken while its node is down, and the node could not restart.
-    """
-    port_max = int(_KERNELS_PORTS.read_text().split()[0])
-    found: list[int] = []
-    with ExitStack() as holding:
-        for port in random.sample(range(_PORT_MIN, port_max), _TRIES_MAX):
-            if len(found) < count and _binds(holding.enter_context(socket.socket()), port):
-                found.append(port)
-    if len(found) < count:
-        raise _port_taken(port_max)
-    return found
-
-
-def _binds(trying: socket.socket, port: int) -> bool:
-    try:
-        trying.bind((HOST, port))
-    except OSError:
-        return False
-    return True
-
-
 def _other_layout(folder: Path, problem: str) -> LocalKafkaError:
     return LocalKafkaError(f"{folder} holds another Kafka: {problem}; stop that one, and remove its folder if its topics may go")
-
-
-def _port_taken(port: int) -> LocalKafkaError:
-    return LocalKafkaError(f"port {port} is taken by another program; name another port, or 0 for any that are free")

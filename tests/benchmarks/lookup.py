@@ -9,7 +9,6 @@ no access log); they are asked in turns, by the same client, for the same path, 
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import uvloop
 from aiohttp import web
 
 from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.system.free_ports import free_row
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running
 from tests.load.http_load import Load, load
@@ -97,18 +97,12 @@ async def measure(directory: Path, bare_port: int) -> dict[str, object]:
     }
 
 
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server((HOST, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def main() -> None:
     """Measure and print, or be the yardstick."""
     if sys.argv[1:2] == ["--bare"]:
         uvloop.run(serve_bare(int(sys.argv[2])))
     before = machine()
-    port = free_port()
+    port = free_row(1)
     with tempfile.TemporaryDirectory() as folder, bare_server(port):
         results = uvloop.run(measure(Path(folder), port))
     conditions = f"{before}, {CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same CPUs, {BUNDLES} bundles"

@@ -16,9 +16,9 @@ from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.brokers.operations.access import opened, until
 from equipoise.channel.core import propose
 from equipoise.channel.core.view import View
+from equipoise.channel.system.free_ports import free_row
 from equipoise.compaction.importing import AHEAD
 from tests.kafka.fixtures import Kafka
-from tests.ports import free_row_of_ports
 from tests.repeats import times
 from tests.unit.cli.fabricated import owned_channel, run, write
 
@@ -82,7 +82,7 @@ def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: 
     if kind == "kafka":
         kafka: Kafka = request.getfixturevalue("kafka")
         logs[1] = f"kafka://{kafka.address}/{kafka.topic('copied channel')}"
-    port = free_row_of_ports(2)
+    port = free_row(2)
     before = worked_on(tmp_path, logs[0], port)
     for old, new in ((logs[0], logs[1]), (logs[1], logs[2])):
         base = copied(old, new)
@@ -124,7 +124,7 @@ def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
 def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     """An export of a log that is lost makes a topic on which brokers go on, far above what the backup has."""
     lost, restored = f"sqlite:{tmp_path}/lost.db", f"kafka://{kafka.address}/{kafka.topic('restored channel')}"
-    port = free_row_of_ports(2)
+    port = free_row(2)
     before = worked_on(tmp_path, lost, port)
     assert 0 == run("channel", "export", str(tmp_path / "backup.zst"), log=lost).exit_code
     result = run("channel", "import", str(tmp_path / "backup.zst"), restored, "--json")

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.streams.session import check_java
-from tests.ports import free_row_of_ports
 from tests.pulsar.programs import is_required
 from tests.unit.cli.fabricated import owned_channel, write
 
@@ -92,7 +92,7 @@ def test_what_runs_until_it_is_stopped_hears_an_interrupt(name: str, tmp_path: P
         except OperatorError as error:
             (pytest.fail if is_required() else pytest.skip)(str(error))
     log = write(owned_channel().entries, tmp_path)
-    words = [word.format(log=log, port=free_row_of_ports(1)) for word in case.words]
+    words = [word.format(log=log, port=free_row(1)) for word in case.words]
     with ignoring(words, tmp_path) as process:
         assert process.stdout is not None
         said = []

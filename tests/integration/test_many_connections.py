@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.channel.system.free_ports import free_row
 from tests import pulsar_speech
-from tests.ports import free_row_of_ports
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +80,7 @@ def asked(url: str) -> tuple[int, str]:
 
 def test_idle_callers_over_http_shut_nobody_out_of_the_other_port(tmp_path: Path) -> None:
     """With more idle connections than there are files, clients of Pulsar connect, and callers over HTTP are told why not."""
-    http_port = free_row_of_ports(2)
+    http_port = free_row(2)
     with broker(tmp_path, http_port, http_port + 1), ExitStack() as idle:
         for _ in range(2 * FILES_MAX):
             with suppress(OSError):  # The broker may end it before it is made.

@@ -17,9 +17,9 @@ from typing import Final
 
 import pytest
 
+from equipoise.channel.system.free_ports import free_row
 from tests.code_blocks import Block, blocks
 from tests.house_rules import ROOT
-from tests.ports import free_row_of_ports
 from tests.pulsar.programs import is_required
 
 pytestmark = pytest.mark.integration
@@ -38,7 +38,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.answers: list[str] = []
-        self._http = free_row_of_ports(6)
+        self._http = free_row(6)
         self._pulsar = self._http + 3
         self._environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
         self._running: list[tuple[str, subprocess.Popen[str], Path]] = []

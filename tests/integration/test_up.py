@@ -23,7 +23,7 @@ from equipoise.brokers.operations.access import opened, until
 from equipoise.brokers.operations.asking import ask_at
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
-from tests.ports import free_row_of_ports
+from equipoise.channel.system.free_ports import free_row
 from tests.unit.cli.fabricated import run
 
 pytestmark = pytest.mark.integration
@@ -39,7 +39,7 @@ class Up:
     """A running `equipoise up --json`, with what it has said so far."""
 
     def __init__(self, folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> None:
-        self.port = free_row_of_ports(2 * BROKERS)
+        self.port = free_row(2 * BROKERS)
         self.log = log or f"sqlite:{folder}/channel.db"
         command = [
             sys.executable,
@@ -304,7 +304,7 @@ def test_a_cluster_whose_brokers_end_by_an_error_says_why(tmp_path: Path) -> Non
 def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
     """A service that cannot be made ends the start with the broker's own words, and leaves no process."""
     (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)
-    port = free_row_of_ports(BROKERS)
+    port = free_row(BROKERS)
     command = [
         sys.executable,
         "-m",
@@ -325,7 +325,7 @@ def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
     """One line says which address is taken and what to do; no process is started, and nothing is made."""
-    port = free_row_of_ports(BROKERS)
+    port = free_row(BROKERS)
     with socket.create_server(("127.0.0.1", port + 2)):
         result = run("up", "--data", str(tmp_path / "cluster"), "--http-port", str(port), "--service", "counter")
     address = f"127.0.0.1:{port + 2}"

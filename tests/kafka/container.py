@@ -13,8 +13,8 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.docker_client import DockerClient
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-from compose.local_kafka.cluster import free_ports
 from compose.local_kafka.jars import kafka_version
+from equipoise.channel.system.free_ports import free_ports
 
 _PULL_AND_START_S: Final = 300  # An image of 400 MB over a slow line, or a start on a busy machine.
 

@@ -97,11 +97,14 @@ def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             if address[1] == 10_001:
                 raise OSError
 
-        def close(self) -> None:
+        def __enter__(self) -> None:
             """Nothing is held."""
 
-    monkeypatch.setattr("equipoise.brokers.local.local_broker.socket", SimpleNamespace(create_server=Server))
-    monkeypatch.setattr("equipoise.brokers.local.local_broker.random", SimpleNamespace(sample=lambda ports, count: ports[:count]))
+        def __exit__(self, *_: object) -> None:
+            """Nothing is held."""
+
+    monkeypatch.setattr("equipoise.channel.system.free_ports.socket", SimpleNamespace(create_server=Server))
+    monkeypatch.setattr("equipoise.channel.system.free_ports.random", SimpleNamespace(sample=lambda ports, count: ports[:count]))
     assert [(10_000, 10_003), (10_002, 10_004)] == ports_of(0, 0, 2)
     assert [(10_002, 10_000), (10_003, 10_001)] == ports_of(0, 10_000, 2)
     assert [(10_000, None)] == ports_of(0, None, 1)

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.free_ports import free_row
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.streams.errors import ArchiveInUse
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
-from tests.ports import free_row_of_ports
 from tests.repeats import times
 from tests.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark_logs import WrittenStream
@@ -52,7 +52,7 @@ class Said:
 
 def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """What is no record is found: on the screen, in the archive, in the table beside the log; the next tells only what came since."""
-    url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_row_of_ports(1)
+    url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_row(1)
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
