@@ -18,7 +18,7 @@ from equipoise.brokers.balancing.settings.pulsar_settings import (
 from equipoise.brokers.balancing.settings.setting_values import spelled
 from equipoise.brokers.cli.output import Row, print_line
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.runtime.config import FOLLOWING
+from equipoise.brokers.runtime.config import DERIVED
 
 FILE_BYTES_MAX: Final = 1 << 20
 """The largest file read. Pulsar's own has 100 KiB."""
@@ -45,7 +45,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a file, overridden by those `given`."""
-    said = {name for setting in given for name in FOLLOWING.get(setting, ())}
+    said = {name for setting in given for name in DERIVED.get(setting, ())}
     taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in said}
     return taken | dict(given)
 

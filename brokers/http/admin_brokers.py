@@ -110,7 +110,7 @@ class Brokers:
 
         With `digest`: the handover that was too large for its record.
         """
-        state = await self._worker.fetch_parted(bundle_of(request), parameter_of(request, "digest"))
+        state = await self._worker.fetch_released(bundle_of(request), parameter_of(request, "digest"))
         return done() if state is None else web.Response(body=state, content_type="application/octet-stream")
 
 

@@ -59,12 +59,12 @@ KILL_MS: Final = 5_000
 """How long a killed process may take to end: it may be writing to a slow disk."""
 
 LOOK_MS: Final = 100
-"""How often a start checks whether it was broken off: a signal handler cannot notify."""
+"""How often a start checks whether it was cancelled: a signal handler cannot notify."""
 
 _FOLLOW_MS: Final = 1_000
 
 
-class What(StrEnum):
+class EventKind(StrEnum):
     """What happened to a broker."""
 
     STARTED = "started"
@@ -82,16 +82,16 @@ class What(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class ClusterEvent:
     """Something that happened to `broker` (None: to the whole cluster), as text, and as `details` for programs."""
 
-    what: What
+    what: EventKind
     broker: str | None
     text: str
     details: Mapping[str, str | int | None] = field(default_factory=dict)
 
 
-Tell = Callable[[Happening], None]
+Report = Callable[[ClusterEvent], None]
 
 
 class StartCancelled(CallerError):
@@ -134,10 +134,10 @@ class ClusterSettings:
 class LocalCluster:
     """Broker processes on this machine, from `start` to `stop_all`. As a context, it calls both.
 
-    `tell` receives all happenings, from several threads, one call at a time. Methods identify a broker by its number.
+    `report` receives all happenings, from several threads, one call at a time. Methods identify a broker by its number.
     """
 
-    def __init__(self, settings: ClusterSettings, *, tell: Tell | None = None) -> None:
+    def __init__(self, settings: ClusterSettings, *, report: Report | None = None) -> None:
         """Start nothing yet.
 
         Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` for settings that no broker
@@ -156,10 +156,10 @@ class LocalCluster:
             count=settings.load_workers,
             log_url=self.log_url,
             environment=settings.environment,
-            tell=lambda text, details: self._tell(What.LOAD_WORKER, None, text, **details),
+            report=lambda text, details: self._report(EventKind.LOAD_WORKER, None, text, **details),
         )
-        self._listener = tell
-        self._telling = threading.Lock()
+        self._listener = report
+        self._reporting = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = False  # No process is started from now on.
         self._closing = False  # All have ended: the follower may end.
@@ -295,12 +295,12 @@ class LocalCluster:
     def pause(self, number: int) -> None:
         """Pause a broker (SIGSTOP): it neither serves nor renews."""
         self._members[number].signal(signal.SIGSTOP)
-        self._tell(What.PAUSED, self._members[number], "is paused")
+        self._report(EventKind.PAUSED, self._members[number], "is paused")
 
     def resume(self, number: int) -> None:
         """Resume a paused broker (SIGCONT)."""
         self._members[number].signal(signal.SIGCONT)
-        self._tell(What.RESUMED, self._members[number], "goes on")
+        self._report(EventKind.RESUMED, self._members[number], "resumes")
 
     def stop(self, number: int) -> None:
         """Stop a broker, or kill it after `stop_ms`. On return it is gone, and declared dead if necessary."""
@@ -331,7 +331,7 @@ class LocalCluster:
             )
             member.watch = threading.Thread(target=self._watch, args=(member, process), name=f"watch {member.id}", daemon=True)
             member.watch.start()
-        self._tell(What.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
+        self._report(EventKind.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a process. Then declare the broker dead, and restart it if requested."""
@@ -345,7 +345,7 @@ class LocalCluster:
             member.death_declaration_wanted = self.settings.declare_dead and self._follows
             self._changed.notify_all()
         output = member.output
-        self._tell(What.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
+        self._report(EventKind.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
         self._wake()
         with self._changed:
             self._changed.wait_for(lambda: not member.death_declaration_wanted)  # The follower bounds this wait.
@@ -354,13 +354,13 @@ class LocalCluster:
 
     def _start_again(self, member: LocalBroker) -> None:
         pause_ms = member.pause.next_ms()
-        self._tell(What.STARTS_AGAIN, member, f"starts again in {pause_ms} ms", pause_ms=pause_ms)
+        self._report(EventKind.STARTS_AGAIN, member, f"restarts in {pause_ms} ms", pause_ms=pause_ms)
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or member.end_expected, pause_ms / 1_000)
         try:
             self._spawn(member, again=True)
         except OSError as error:
-            self._tell(What.ENDED, member, f"could not be started again: {error}")
+            self._report(EventKind.ENDED, member, f"could not be restarted: {error}")
         finally:
             with self._changed:
                 member.will_restart = False
@@ -441,8 +441,8 @@ class LocalCluster:
             self._changed.notify_all()
         access.log.close()
         if failure is not None:
-            self._tell(
-                What.UNWATCHED, None, f"from now on nobody who dies is declared dead at once: {failure}", error=type(failure).__name__
+            self._report(
+                EventKind.UNWATCHED, None, f"brokers that die are no longer declared dead at once: {failure}", error=type(failure).__name__
             )
 
     def _read_on(self, access: Access, *, timeout_ms: int) -> None:
@@ -459,7 +459,7 @@ class LocalCluster:
         if member.ended:
             return
         # Report it before `start` can return, so that a later message that all are ready is the last.
-        self._tell(What.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
+        self._report(EventKind.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
         with self._changed:
             member.ready = True
             self._changed.notify_all()
@@ -483,9 +483,9 @@ class LocalCluster:
                 problem = str(error)
                 break
             for death_declaration in death_declarations:
-                text = f"is declared dead at offset {death_declaration.offset}, bundles that it held: {death_declaration.bundles}"
-                self._tell(
-                    What.DECLARED_DEAD,
+                text = f"is declared dead at offset {death_declaration.offset}, its bundles: {death_declaration.bundles}"
+                self._report(
+                    EventKind.DECLARED_DEAD,
                     member,
                     text,
                     offset=death_declaration.offset,
@@ -495,7 +495,9 @@ class LocalCluster:
             problem = None
             break
         if problem is not None:
-            self._tell(What.NOT_DECLARED_DEAD, member, f"could not be declared dead, the others will notice its silence: {problem}")
+            self._report(
+                EventKind.NOT_DECLARED_DEAD, member, f"could not be declared dead; the other brokers will notice its silence: {problem}"
+            )
         with self._changed:
             member.death_declaration_wanted = False
             self._changed.notify_all()
@@ -504,10 +506,10 @@ class LocalCluster:
         if self._log is not None:
             self._log.wake()
 
-    def _tell(self, what: What, member: LocalBroker | None, text: str, **details: str | int | None) -> None:
+    def _report(self, what: EventKind, member: LocalBroker | None, text: str, **details: str | int | None) -> None:
         if self._listener is not None:
-            with self._telling:
-                self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
+            with self._reporting:
+                self._listener(ClusterEvent(what=what, broker=None if member is None else member.id, text=text, details=details))
 
 
 def _failed(member: LocalBroker, problem: str) -> OperatorError:

@@ -22,7 +22,7 @@ from equipoise.brokers.local.local_broker import Output, RestartPause
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times its own limit."""
 
-TellOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
+ReportOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
 """Receives what happened to a load worker, as text and as details for programs."""
 
 
@@ -31,7 +31,7 @@ def can_run() -> bool:
     return find_spec("faust") is not None
 
 
-class _Place:
+class _Worker:
     """One worker: its current process, and the thread that watches it."""
 
     def __init__(self, number: int, directory: Path) -> None:
@@ -45,67 +45,67 @@ class _Place:
 class LocalLoadWorkers:
     """The load workers of one log, identified by number."""
 
-    def __init__(self, directory: Path, *, count: int, log_url: str, environment: Mapping[str, str], tell: TellOfWorker) -> None:
-        """Start nothing yet. Worker i logs to `directory/load-worker-i.log`. `tell` is called from several threads."""
+    def __init__(self, directory: Path, *, count: int, log_url: str, environment: Mapping[str, str], report: ReportOfWorker) -> None:
+        """Start nothing yet. Worker i logs to `directory/load-worker-i.log`. `report` is called from several threads."""
         self._log_url = log_url
         self._environment = environment
-        self._tell = tell
-        self._places = tuple(_Place(number, directory) for number in range(count))
+        self._report = report
+        self._workers = tuple(_Worker(number, directory) for number in range(count))
         self._changed = threading.Condition()
-        self._wanted = False  # Whether a worker that ends is restarted.
+        self._restarts = False  # Whether a worker that ends is restarted.
 
     @property
     def pids(self) -> tuple[int, ...]:
         """The ids of the running processes."""
         with self._changed:
-            return tuple(place.process.pid for place in self._places if place.process is not None)
+            return tuple(worker.process.pid for worker in self._workers if worker.process is not None)
 
     def start(self) -> None:
         """Start all, and return at once. Raises OSError on failure. The caller must call `stop` in any case."""
-        self._wanted = True
-        for place in self._places:
-            self._spawn(place)
-            place.watch = threading.Thread(target=self._watch, args=(place,), name=f"watch load worker {place.number}", daemon=True)
-            place.watch.start()
+        self._restarts = True
+        for worker in self._workers:
+            self._spawn(worker)
+            worker.watch = threading.Thread(target=self._watch, args=(worker,), name=f"watch load worker {worker.number}", daemon=True)
+            worker.watch.start()
 
     def stop(self) -> None:
         """Stop all at once, and kill those that take longer than `STOP_MS`."""
-        self._want_no_more()
+        self._stop_restarts()
         self.signal(signal.SIGCONT)  # A paused process would not receive SIGTERM.
         self.signal(signal.SIGTERM)
         give_up_s = time.monotonic() + STOP_MS / 1_000
-        for place in self._places:
-            if place.watch is not None:
-                place.watch.join(max(0.0, give_up_s - time.monotonic()))
+        for worker in self._workers:
+            if worker.watch is not None:
+                worker.watch.join(max(0.0, give_up_s - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
         """Kill all (SIGKILL), and wait until they are gone. None runs until the next `start`."""
-        self._want_no_more()
+        self._stop_restarts()
         self.signal(signal.SIGKILL)
-        for place in self._places:
-            if place.watch is not None:
-                place.watch.join()
+        for worker in self._workers:
+            if worker.watch is not None:
+                worker.watch.join()
 
     def signal(self, number: int) -> None:
         """Send a signal to all that run. One that ends because of it is restarted, unless all are being stopped."""
         with self._changed:
-            for place in self._places:
-                if place.process is not None:
-                    place.process.send_signal(number)
+            for worker in self._workers:
+                if worker.process is not None:
+                    worker.process.send_signal(number)
 
-    def _want_no_more(self) -> None:
+    def _stop_restarts(self) -> None:
         with self._changed:
-            self._wanted = False
+            self._restarts = False
             self._changed.notify_all()
 
-    def _spawn(self, place: _Place) -> None:
+    def _spawn(self, worker: _Worker) -> None:
         with self._changed:
-            if not self._wanted:
+            if not self._restarts:
                 return
-            place.output.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with place.output.opened() as log_file:
-                place.process = subprocess.Popen(
+            worker.output.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with worker.output.opened() as log_file:
+                worker.process = subprocess.Popen(
                     # -P keeps the working folder from hiding an installed package.
                     [sys.executable, "-P", "-m", "equipoise.brokers.cli", "load-worker", "--stop-on-eof", "--log", self._log_url],
                     stdin=subprocess.PIPE,  # We hold its other end, so a load worker never outlives its parent.
@@ -114,29 +114,29 @@ class LocalLoadWorkers:
                     env={**os.environ, **self._environment},
                     start_new_session=True,  # Ctrl-C is for the parent.
                 )
-            place.pause.started()
-            pid = place.process.pid
-        self._tell_of(place, f"started as process {pid}, log in {place.output.file}", pid=pid)
+            worker.pause.started()
+            pid = worker.process.pid
+        self._report_on(worker, f"started as process {pid}, log in {worker.output.file}", pid=pid)
 
-    def _watch(self, place: _Place) -> None:
+    def _watch(self, worker: _Worker) -> None:
         """Wait for the end of each process of one worker, and start the next, until all are to stop."""
-        while (process := place.process) is not None:
+        while (process := worker.process) is not None:
             code = process.wait()
             assert process.stdin is not None, "it was started with one"
             process.stdin.close()
             with self._changed:
-                place.process = None
-                is_wanted = self._wanted
-            output = place.output
-            self._tell_of(place, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
-            if not is_wanted:
+                worker.process = None
+                restarts = self._restarts
+            output = worker.output
+            self._report_on(worker, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
+            if not restarts:
                 return
             with self._changed:
-                self._changed.wait_for(lambda: not self._wanted, place.pause.next_ms() / 1_000)
+                self._changed.wait_for(lambda: not self._restarts, worker.pause.next_ms() / 1_000)
             try:
-                self._spawn(place)
+                self._spawn(worker)
             except OSError as error:
-                self._tell_of(place, f"could not be started again: {error}")
+                self._report_on(worker, f"could not be restarted: {error}")
 
-    def _tell_of(self, place: _Place, text: str, **details: str | int | None) -> None:
-        self._tell(f"load worker {place.number} {text}", {"load_worker": place.number, **details})
+    def _report_on(self, worker: _Worker, text: str, **details: str | int | None) -> None:
+        self._report(f"load worker {worker.number} {text}", {"load_worker": worker.number, **details})

@@ -20,7 +20,7 @@ _logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Beginning:
+class _Operation:
     """An operation in progress: the fields of its line, except the duration."""
 
     fields: dict[str, object]
@@ -36,10 +36,10 @@ class BundleLines:
         self._broker = broker
         self._now_ns = now_ns
         # At most one entry per bundle that is moving to or from this broker.
-        self._begun: dict[str, _Beginning] = {}
+        self._in_progress: dict[str, _Operation] = {}
         self._reasons_of_arrivals: dict[str, str | None] = {}
 
-    def begun(self, effect: Effect, view: View) -> None:
+    def carried_out(self, effect: Effect, view: View) -> None:
         """Note an effect of the agent that opens or closes a bundle."""
         if isinstance(effect, Open):
             bundle, token = effect.handle.bundle, effect.handle.token
@@ -50,19 +50,19 @@ class BundleLines:
             destination = None if effect.moved_to is None else effect.moved_to.broker
             self._begin(bundle, token, view, destination=destination, reason=self._moves.reason(bundle))
         elif isinstance(effect, Abandon):
-            self._begun.pop(effect.bundle, None)
+            self._in_progress.pop(effect.bundle, None)
 
     def _begin(self, bundle: str, token: int, view: View, **why: str | None) -> None:
         entry = view.bundles.get(bundle)
         fields: dict[str, object] = {"bundle": bundle, "token": token, "offset": None if entry is None else entry.last, **why}
-        self._begun[bundle] = _Beginning(fields=fields, at_ns=self._now_ns())
+        self._in_progress[bundle] = _Operation(fields=fields, at_ns=self._now_ns())
 
     def ended(self, event: Event) -> None:
         """Write the line of a finished operation. The runner of services logs failures."""
         if isinstance(event, Opened | Closed):
-            begun = self._begun.pop(event.bundle, None)
-            if begun is not None and not (isinstance(event, Opened) and event.problem is not None):
-                self._write("opened" if isinstance(event, Opened) else "closed", begun.fields, self._now_ns() - begun.at_ns)
+            operation = self._in_progress.pop(event.bundle, None)
+            if operation is not None and not (isinstance(event, Opened) and event.problem is not None):
+                self._write("opened" if isinstance(event, Opened) else "closed", operation.fields, self._now_ns() - operation.at_ns)
 
     def moved(self, move: Move, view: View) -> None:
         """Write the line of an ended move, if this broker took part."""

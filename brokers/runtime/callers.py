@@ -26,10 +26,10 @@ _logger: Final = logging.getLogger(__name__)
 LISTENERS_MAX: Final = 2_048
 """Listeners at a time: each costs the fold about 1 us. Operators' moves use at most half."""
 
-Told = TypeVar("Told", Folded, Resync)
+EventT = TypeVar("EventT", Folded, Resync)
 
 
-def _passed_over(_resync: Resync) -> None:
+def _ignore(_resync: Resync) -> None:
     """Ignore a resync."""
 
 
@@ -49,7 +49,7 @@ class Listeners:
         self._listeners: dict[int, tuple[Callable[[Folded], None], Callable[[Resync], None]]] = {}
         self._numbers = itertools.count(1)
 
-    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _passed_over) -> Callable[[], None]:
+    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _ignore) -> Callable[[], None]:
         """Call `listener` with every record from now on. Return a function that ends this.
 
         Call `resynced` where records were truncated unread. Raise `Overloaded` if too many listen.
@@ -63,18 +63,18 @@ class Listeners:
     def folded(self, folded: Folded) -> None:
         """Call all listeners with a record."""
         for listener, _ in tuple(self._listeners.values()):
-            self._tell(listener, folded)
+            self._call(listener, folded)
 
     def resynced(self, resync: Resync) -> None:
         """Call all listeners with a resync."""
         for _, listener in tuple(self._listeners.values()):
-            self._tell(listener, resync)
+            self._call(listener, resync)
 
-    def _tell(self, listener: Callable[[Told], None], told: Told) -> None:
+    def _call(self, listener: Callable[[EventT], None], event: EventT) -> None:
         try:
-            listener(told)
+            listener(event)
         except Exception:
-            _logger.exception("a listener failed", extra={"broker": self._broker, "offset": told.offset})
+            _logger.exception("listener failed", extra={"broker": self._broker, "offset": event.offset})
 
 
 T = TypeVar("T")

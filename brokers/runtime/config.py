@@ -25,7 +25,7 @@ from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 _TIMING: Final = Timing()
 
 # Defaults that depend on the kind of log. The fields' own defaults are those of the embedded log.
-_BY_KIND_OF_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
+_DEFAULTS_BY_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
 
 # A cluster with a lease of an hour would hardly heal; a deadline above a day is a mistake of the unit.
 _PROMISE_MS_MAX: Final = 3_600_000
@@ -44,7 +44,7 @@ _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
 
-FOLLOWING: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProxyType(
+DERIVED: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProxyType(
     {
         "balance": {"balancing.enabled": bool},
         "balance_interval_ms": {
@@ -84,114 +84,126 @@ class WorkerConfig(BaseModel):
 
     log_url: str = Field(
         min_length=1,
-        description="The log that all brokers of a cluster share: `sqlite:PATH`, one file on this machine, "
+        description="The log that all brokers of a cluster share: `sqlite:PATH` (one file on this machine), "
         "`kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or `memory:NAME`.",
     )
     data_dir: NamedPath = Field(
-        description="The directory of this one broker: its lock, its nonces, its snapshot. On a disk of this machine, never copied, "
-        "never shared. A broker that loses it comes back only after its former lease has run out.",
+        description="The broker's own directory, for its lock, instance ids and snapshot. Use a local disk, and never copy or share the "
+        "directory. Without it, the broker can rejoin only after its former lease has expired.",
     )
-    cluster: Text = Field(default="equipoise", description="The cluster's id. The log of another cluster is refused.")
+    cluster: Text = Field(default="equipoise", description="The cluster's id. A broker refuses the log of another cluster.")
     broker_id: str | None = Field(
-        default=None, description="The broker's id, the same over restarts; HOST:PORT of its HTTP address if it is not given, as in Pulsar."
+        default=None,
+        description="The broker's id, which must stay the same over restarts. Default: HOST:PORT of its HTTP address, as in Pulsar.",
     )
     host: str = Field(
         default="127.0.0.1",
-        description="The address that HTTP listens on. Anything but loopback needs `insecure`, for nobody is asked who they are.",
+        description="The address on which HTTP listens. Any address other than loopback needs `insecure`, because there is no "
+        "authentication.",
     )
-    http_port: int = Field(default=8080, ge=0, le=65_535, description="The port that HTTP listens on; 0 takes any that is free.")
-    insecure: bool = Field(default=False, description="Listen where other machines can reach it, although whoever reaches it may do all.")
+    http_port: int = Field(default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port.")
+    insecure: bool = Field(default=False, description="Allow a `host` that other machines can reach. Every client there has full access.")
     advertised_host: str | None = Field(
-        default=None, description="The host that clients are told; `host` if it is not given. Needed where `host` stands for all addresses."
+        default=None, description="The host that clients use. Default: `host`. Required if `host` stands for all addresses."
     )
     http_hosts: Names = Field(
         default=(),
         max_length=DOCUMENT_ENTRIES_MAX,
-        description="More names, with commas between them, by which HTTP may ask for this broker (header Host), such as that of a proxy. "
-        "Its own are always taken: loopback, `host`, those that it advertises, the address that a caller connected to.",
+        description="Further names that HTTP accepts in the header Host, separated by commas, for example a proxy's. Always accepted: "
+        "loopback, `host`, the advertised names, and the address that the client connected to.",
     )
     http_connections_max: int = Field(
         default=11_000,
         ge=1,
         le=1_000_000,
-        description="Connections over HTTP: 10,000 that follow assignments, and others. One more is answered 503. An idle one costs "
-        "20 KiB, and one of the files that the system lets a process open.",
+        description="The maximum of HTTP connections: 10,000 that follow assignments, and others. Further ones get 503. An idle connection "
+        "costs 20 KiB and one open file.",
     )
     http_idle_ms: DeadlineMs = Field(
         default=75_000,
-        description="A connection over HTTP is closed that sends no whole head of a request for so long, or takes nothing of an answer.",
+        description="The broker closes an HTTP connection that sends no complete request head, or takes nothing of an answer, for this "
+        "long.",
     )
-    http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take; then it is answered 408.")
+    http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take. After that, the answer is 408.")
 
     capacity: int = Field(
-        default=100, ge=1, le=INTEGER_MAX, description="A weight: a broker of 200 is to carry twice the load of one of 100."
+        default=100, ge=1, le=INTEGER_MAX, description="The broker's weight: a broker of 200 gets twice the load of a broker of 100."
     )
     cpu_cores: float | None = Field(
         default=None,
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="How many CPUs there are for this broker and its child processes; as many as the control group and the affinity of "
-        "the process allow if it is not given. Its load report tells how much of them it uses.",
+        description="The number of CPUs for this broker and its child processes. Load reports give CPU use as a share of it. Default: what "
+        "the control group and the CPU affinity of the process allow.",
     )
-    failure_domain: Text | None = Field(default=None, description="What may fail as a whole with this broker: a rack, a zone.")
+    failure_domain: Text | None = Field(default=None, description="What can fail as a whole together with this broker: a rack, a zone.")
     labels: dict[Text, Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]] = Field(
-        default_factory=dict, max_length=DOCUMENT_ENTRIES_MAX, description="Anything else that a policy may ask about this broker."
+        default_factory=dict, max_length=DOCUMENT_ENTRIES_MAX, description="Further properties of this broker, for policies."
     )
 
     pulsar_port: int | None = Field(
-        default=None, ge=0, le=65_535, description="The port for clients of Apache Pulsar, 0 for any that is free; none without it."
+        default=None, ge=0, le=65_535, description="The port for Apache Pulsar's clients. 0 means any free port. Default: no port."
     )
     pulsar_connections_max: int = Field(
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="Connections of Pulsar's clients. An idle one costs 4 KiB, and one of the files that the system lets a process open.",
+        description="The maximum of connections of Pulsar clients. An idle connection costs 4 KiB and one open file.",
     )
     pulsar_connections_per_address_max: int = Field(
-        default=6_000, ge=1, le=1_000_000, description="The same from one address, so that one host cannot shut out the others."
+        default=6_000,
+        ge=1,
+        le=1_000_000,
+        description="The maximum of connections of Pulsar clients from one address, so that one host cannot use up all of them.",
     )
     pulsar_message_bytes_max: int = Field(
         default=5 * 1024 * 1024,
         ge=1_024,
         le=128 * 1024 * 1024,
-        description="The largest message of Pulsar's clients, in bytes. Alike on all brokers: clients keep the last that they were told.",
+        description="The largest message of Pulsar clients, in bytes. Set the same value on all brokers: a client keeps the "
+        "last value that it received.",
     )
     pulsar_keep_alive_ms: DeadlineMs = Field(
         default=30_000,
-        description="A client of Pulsar that is silent for so long is asked for a sign of life; after as long again it is given up.",
+        description="The broker pings a Pulsar client that is silent for this long. It disconnects the client after the same time again.",
     )
     pulsar_settle_ms: int = Field(
         default=2,
         ge=0,
         le=SETTLE_MS_MAX,
-        description="How long a program has, when a topic moves, to take out what its library holds for it and then throws away; in Java "
-        "at least 25. As long as it takes to work off the longest burst loses nothing, and deliveries pause for as much longer.",
+        description="How long a client has, when its topic moves, to process the messages in its library's queue, which the library then "
+        "discards. Java clients need at least 25. To lose nothing, set the time that the longest burst takes. Deliveries pause "
+        "for as much longer.",
     )
-    pulsar_stats_ms: DeadlineMs = Field(default=10_000, description="The window of the rates in the stats of Pulsar's topics.")
+    pulsar_stats_ms: DeadlineMs = Field(default=10_000, description="The time window of the rates in the stats of Pulsar topics.")
 
     lease_ms: Promise = Field(
         default=_TIMING.lease_ms,
-        description="How long the broker may serve after it decided on its last accepted renewal. Shorter: a dead broker's bundles "
-        "move sooner; longer: a slow log or a stall costs less often a living one its bundles. On Kafka 15,000, 3,000 and 1,000 are the "
-        "defaults of this setting and the next two.",
+        description="How long the broker may serve after it decided on its last accepted renewal. A shorter lease moves a dead broker's "
+        "bundles sooner. A longer lease survives longer stalls and a slower log. Defaults on Kafka: lease 15,000, renewal "
+        "3,000, grace period 1,000.",
     )
-    renew_ms: Promise = Field(default=_TIMING.renew_ms, description="How often it renews. Each renewal is a record that all brokers read.")
+    renew_ms: Promise = Field(
+        default=_TIMING.renew_ms, description="The interval of renewals. Each renewal is a record that all brokers read."
+    )
     margin_ms: Promise = Field(
         default=_TIMING.margin_ms,
-        description="How long others wait beyond the lease before they declare it dead: covers clocks of unequal rate, stalls, and sleeps "
-        "that the clocks hide.",
+        description="The grace period: how long other brokers wait beyond the lease before they declare this broker dead. It covers clocks "
+        "of unequal rate, stalls, and sleeps that the clocks do not show.",
     )
-    round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest time from append to read-back that is normal.")
+    round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest normal time from an append to its read-back.")
     reconnect_ms: Promise = Field(default=_TIMING.reconnect_ms, description="The longest reconnect after an outage of the log.")
     failover_ms: int = Field(
         default=_TIMING.failover_ms,
         ge=0,
         le=_PROMISE_MS_MAX,
-        description="How long the log is away while it replaces a node of its own that has died: on Kafka its session timeout "
-        "(broker.session.timeout.ms) and an election. A lease that does not outlast it is refused.",
+        description="How long the log is unavailable while it replaces one of its own nodes. On Kafka: its session timeout "
+        "(broker.session.timeout.ms) and an election. The lease must outlast it.",
     )
-    stall_ms: Promise = Field(default=_TIMING.stall_ms, description="The longest stall of the process that must not cost it its bundles.")
+    stall_ms: Promise = Field(
+        default=_TIMING.stall_ms, description="The longest stall of the process after which it must still have its bundles."
+    )
     clock_rate_error_ppm: int = Field(
         default=_TIMING.clock_rate_error_ppm,
         ge=0,
@@ -199,63 +211,64 @@ class WorkerConfig(BaseModel):
         description="How much faster or slower than true time a clock may run, in millionths.",
     )
     prepare_ms: DeadlineMs = Field(default=_TIMING.prepare_ms, description="The service's deadline to warm up for a bundle.")
-    open_ms: DeadlineMs = Field(default=_TIMING.open_ms, description="The service's deadline to open a bundle; nobody serves it meanwhile.")
+    open_ms: DeadlineMs = Field(
+        default=_TIMING.open_ms, description="The service's deadline to open a bundle, which no broker serves meanwhile."
+    )
     close_ms: DeadlineMs = Field(
         default=_TIMING.close_ms,
-        description="The service's deadline to close a bundle, which nobody serves meanwhile, or to discard what it prepared. A "
-        "service that overruns it and cannot be stopped ends its process.",
+        description="The service's deadline to close a bundle, which no broker serves meanwhile, or to discard what it prepared. If a "
+        "service overruns it and cannot be stopped, its process ends.",
     )
     log_wait_ms: int = Field(
         default=60_000,
         ge=0,
         le=_DEADLINE_MS_MAX,
-        description="How long a start waits for a log that is away before it fails; meanwhile `/health` answers, and `/ready` says why it "
-        "is not. What is wrong with the log is no reason to wait.",
+        description="How long a start waits for an unavailable log. Meanwhile `/health` answers, and `/ready` gives the reason. Any other "
+        "problem of the log ends the start at once.",
     )
     drain_ms: DeadlineMs = Field(
         default=30_000,
-        description="The deadline of a graceful stop: what has not been moved away by then is let go without a new owner.",
+        description="The deadline of a graceful stop. Bundles that have not moved by then are released without a new owner.",
     )
 
-    lookup_ms: DeadlineMs = Field(
-        default=10_000, description="How long a lookup is held while its bundle has no owner that can be named; then it fails."
-    )
+    lookup_ms: DeadlineMs = Field(default=10_000, description="How long a lookup waits for an owner of its bundle before it fails.")
     admin_ms: DeadlineMs = Field(
-        default=60_000, description="How long an admin call waits for what it asked for to be done; the move itself goes on after it."
+        default=60_000, description="How long an admin call waits for its result. The operation itself continues after that."
     )
 
     evidence: NamedPath | None = Field(
-        default=None, description="A file to which each piece of finished work is added as a line, for an independent judge. For tests."
+        default=None, description="A file for evidence: one line for each finished piece of work, for an independent checker. For tests."
     )
     observations: bool = Field(
         default=True,
-        description="Whether it puts down, beside the channel, from when until when it served each bundle, and on the embedded log its "
-        "load reports: for audits and archives (`equipoise spark`). No broker reads them.",
+        description="Record beside the channel when this broker served each bundle, and on the embedded log its load reports. Audits and "
+        "archives (`equipoise spark`) read them; brokers do not.",
     )
-    balance: bool = Field(default=True, description="Whether this broker, when it leads, moves bundles to even out the load.")
+    balance: bool = Field(default=True, description="Whether this broker, when it leads, moves bundles to balance the load.")
     balance_interval_ms: DeadlineMs = Field(
-        default=5_000, description="The time between two rounds of the balancer. Shorter follows load sooner, and moves more."
+        default=5_000, description="The interval of the balancer's rounds. A shorter interval follows the load sooner, and moves more."
     )
     balancing: dict[str, Value] = Field(
         default_factory=dict,
-        description="Settings of balancing, GROUP.FIELD, over those that follow from `balance` and `balance_interval_ms`; the channel's "
-        "are over them. Any setting with a dot in its name is one of these.",
+        description="Settings of balancing (GROUP.FIELD). They override what follows from `balance` and `balance_interval_ms`; settings on "
+        "the channel override them. A setting with a dot in its name belongs here.",
     )
     compact_records: int = Field(
         default=50_000,
         ge=0,
         le=INTEGER_MAX,
-        description="The leader has the log compacted once so many records were added; 0 is never. Fewer: starts are quicker; each "
-        "compaction reads all that was added, and writes what changed.",
+        description="The leader compacts the log after this many new records; 0 means never. A smaller number makes starts quicker. Each "
+        "compaction reads the new records and writes what changed.",
     )
     compact_age_ms: DeadlineMs = Field(
         default=3_600_000,
-        description="The same after so much time, if anything was added at all. Bounds how much an idle cluster's start reads.",
+        description="The leader compacts the log after this time, if there are new records. It bounds how much a start on an idle cluster "
+        "reads.",
     )
     retain: str = Field(
         default=RETAIN_BY_DEFAULT,
-        description="How much of what is compacted stays on the log for those who look back: a time (`7d`, `12h`), a size (`64MiB`) or "
-        "`10000 offsets`; never less than the newest ten minutes.",
+        description="How much compacted history stays on the log: a time (`7d`, `12h`), a size (`64MiB`) or a number (`10000 offsets`). At "
+        "least the newest ten minutes stay.",
     )
 
     @model_validator(mode="wrap")
@@ -265,7 +278,9 @@ class WorkerConfig(BaseModel):
         try:
             config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
-            raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())) from None
+            raise InvalidConfig(
+                problems=tuple(_described(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())
+            ) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
         if problems:
             raise InvalidConfig(problems=tuple(problems))
@@ -291,7 +306,7 @@ class WorkerConfig(BaseModel):
     @property
     def base_settings(self) -> BalancingSettings:
         """The settings of balancing that the channel does not override."""
-        following = {name: follows(getattr(self, setting)) for setting, row in FOLLOWING.items() for name, follows in row.items()}
+        following = {name: follows(getattr(self, setting)) for setting, row in DERIVED.items() for name, follows in row.items()}
         return with_values(BalancingSettings(), following | self.balancing)
 
     @property
@@ -335,7 +350,7 @@ def _with_timing(values: object) -> object:
     if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
         return values  # The model reports it.
     timing = timing_of(values["log_url"])
-    return {**{setting: getattr(timing, setting) for setting in _BY_KIND_OF_LOG}, **values}
+    return {**{setting: getattr(timing, setting) for setting in _DEFAULTS_BY_LOG}, **values}
 
 
 def _with_balancing(values: object) -> object:
@@ -347,13 +362,13 @@ def _with_balancing(values: object) -> object:
     return {**plain, "balancing": {**values.get("balancing", {}), **dotted}} if dotted else plain
 
 
-def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
+def _described(location: tuple[int | str, ...], kind: str, message: str) -> str:
     setting = ".".join(str(part) for part in location)
-    problem = "there is no such setting" if kind == "extra_forbidden" else _in_our_words(message)
+    problem = "there is no such setting" if kind == "extra_forbidden" else _as_requirement(message)
     return f"{setting}: {problem}" if setting else problem
 
 
-def _in_our_words(message: str) -> str:
+def _as_requirement(message: str) -> str:
     """Turn pydantic's message into the rest of a sentence about a setting: "it must be ..."."""
     rest = message.removeprefix("Input should be ")
     return message if rest == message else f"it must be {rest}"
@@ -372,20 +387,20 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
     except CallerError as error:
         problems["retain"] = str(error)
     if not _is_host(config.host):
-        problems["host"] = f"{config.host!r} is neither an address nor the name of a host"
+        problems["host"] = f"{config.host!r} is neither an address nor a host name"
     elif not config.insecure and not _is_loopback(config.host):
         problems["host"] = (
             f"{config.host} can be reached from other machines, and there is no authentication yet; "
-            "listen on 127.0.0.1, or say `insecure` if the network itself keeps strangers out"
+            "listen on 127.0.0.1, or set `insecure` if the network itself keeps others out"
         )
     if config.advertised_host is None:
         if _is_any_address(config.host):
-            problems["advertised_host"] = f"{config.host} stands for all addresses; say which of them clients are to use"
+            problems["advertised_host"] = f"{config.host} stands for all addresses; set the one that clients use"
     elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
-        problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients could reach"
-    strange = next((name for name in config.http_hosts if not _is_host(name)), None)
-    if strange is not None:
-        problems["http_hosts"] = f"{strange!r} is neither an address nor the name of a host; a name has no port"
+        problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients can reach"
+    invalid = next((name for name in config.http_hosts if not _is_host(name)), None)
+    if invalid is not None:
+        problems["http_hosts"] = f"{invalid!r} is neither an address nor a host name; a name has no port"
     problems |= _problems_of_balancing(config.balancing)
     for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
         if path is not None and "\0" in str(path):

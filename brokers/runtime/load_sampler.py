@@ -35,7 +35,7 @@ class LoadSampler:
         self._clock = clock
         self._fresh_ms = fresh_ms
         self._sample: Sample | None = None
-        self._told: Mapping[int, str] = {}
+        self._logged: Mapping[int, str] = {}
 
     def latest(self) -> Sample:
         """Return the last sample if fresh, else a new one. Invalid reports are logged and left out."""
@@ -49,36 +49,36 @@ class LoadSampler:
         problems: dict[int, str] = {}
         for number, service in enumerate(self._services):
             try:
-                said: object = service.load()
+                loads_of_service: object = service.load()
             except Exception as error:  # noqa: BLE001 - a service may raise anything
                 problems[number] = f"it raises {type(error).__name__}: {error}"
                 continue
-            if not isinstance(said, Mapping):
-                problems[number] = f"it returns {type(said).__name__}, not a mapping from names of bundles to loads"
+            if not isinstance(loads_of_service, Mapping):
+                problems[number] = f"it returns {type(loads_of_service).__name__}, not a mapping from names of bundles to loads"
                 continue
-            for name, load in said.items():
+            for name, load in loads_of_service.items():
                 # The fast path: a broker may have thousands of bundles, sampled every few seconds.
                 checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
                 else:
                     problems[number] = checked
-        self._tell(problems)
+        self._log(problems)
         return loads
 
-    def _tell(self, problems: Mapping[int, str]) -> None:
+    def _log(self, problems: Mapping[int, str]) -> None:
         """Log each problem once, when it appears."""
         for number, problem in problems.items():
-            if self._told.get(number) != problem:
+            if self._logged.get(number) != problem:
                 service = type(self._services[number]).__name__
-                _logger.error("a service cannot tell its load: %s", problem, extra={"broker": self._broker, "service": service})
-        self._told = problems
+                _logger.error("load of a service failed: %s", problem, extra={"broker": self._broker, "service": service})
+        self._logged = problems
 
 
 def _checked(name: object, load: object) -> BundleLoad | str:
     """Return a load in plain numbers, which any report can hold; or the problem with it."""
     if not isinstance(name, str) or not isinstance(load, BundleLoad):
-        return f"it says {load!r:.100} of {name!r:.100}, which is not a BundleLoad of a bundle"
+        return f"it reports {load!r:.100} of {name!r:.100}, which is not a BundleLoad of a bundle"
     try:
         return BundleLoad(
             calls_per_second=float(load.calls_per_second),
@@ -87,7 +87,7 @@ def _checked(name: object, load: object) -> BundleLoad | str:
             messaging=_plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None,
         )
     except Exception as error:  # noqa: BLE001 - a number of a kind of its own may raise anything
-        return f"what it says of {name} is no number: {type(error).__name__}: {error}"
+        return f"the load of {name} is not a number: {type(error).__name__}: {error}"
 
 
 def _is_plain(load: BundleLoad) -> bool:

@@ -64,7 +64,7 @@ class _LookupDurations(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram in Prometheus' form: cumulative, up to infinity."""
-        text = "Lookups, from the request to its answer."
+        text = "Time of lookups, from the request to its answer."
         family = HistogramMetricFamily("equipoise_lookup_duration_seconds", text, labels=("broker", "outcome"))
         for outcome, counts in self._counts.items():
             bounds = (*map(floatToGoString, _SECONDS), "+Inf")
@@ -109,9 +109,9 @@ class Metrics:
             return Histogram(f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS)
 
         rejected = counter("records_rejected_total", "Records of the channel that the fold rejected, since the start.", "reason")
-        text = "How long bundles were on the move, in the whole cluster, as this broker reads it."
+        text = "Time that moves took in the whole cluster, as this broker reads them."
         move = histogram("move_duration_seconds", text, "kind", "result")
-        in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are not simply owned.", "state")
+        in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are in a state other than owned.", "state")
         # Resolve labels once, so each series starts at 0: one that appears with its first event has no rate.
         self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
         self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
@@ -122,15 +122,17 @@ class Metrics:
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
-        self._lease_left = gauge("lease_left_seconds", "How long this broker may still serve without a renewal.").labels(broker)
-        self._lag = gauge("reader_lag_records", "Records that stand on the log and are not folded here yet.").labels(broker)
-        text = "How long the channel has been lost to this broker; 0 while it has it."
+        self._lease_left = gauge("lease_left_seconds", "Remaining time for which this broker may serve without a renewal.").labels(broker)
+        self._lag = gauge("reader_lag_records", "Records on the log that this broker has not folded yet.").labels(broker)
+        text = "Time since this broker lost the channel; 0 while it has the channel."
         self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)
-        text = "Bundles that outlast this broker's lease while the channel is lost, because their namespace says so."
+        text = "Bundles that this broker serves past its lease while the channel is lost, because their namespace allows it."
         self._serving_on = gauge("bundles_serving_on", text, "namespace")
         self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
-        self._resyncs = counter("reader_resyncs_total", "How often truncation took what this broker had not read yet.").labels(broker)
-        self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
+        self._resyncs = counter("reader_resyncs_total", "Resyncs of this broker: records were truncated before it read them.").labels(
+            broker
+        )
+        self._alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker
@@ -279,10 +281,10 @@ class BalancingMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield our metrics, then Pulsar's under both of its names."""
         yield self._ours("balancing_rounds", "Rounds of balancing that this broker decided.", ("kind", "result", "reason"), self._rounds)
-        text = "Reports of load that a round of this broker left out, since they hold what cannot be, by who gave them."
+        text = "Load reports with impossible figures that a round of this broker left out, by reporting broker."
         yield self._ours("load_reports_refused", text, ("reporter",), {(reporter,): count for reporter, count in self._refused.items()})
         gauge = GaugeMetricFamily(
-            "equipoise_balancing_moves_under_way", "Moves that this broker asked for and waits for.", labels=("broker",)
+            "equipoise_balancing_moves_under_way", "Moves that this broker requested and that have not ended.", labels=("broker",)
         )
         gauge.add_metric((self._broker,), self._under_way)
         yield gauge
@@ -301,20 +303,20 @@ class BalancingMetrics(Collector):
             name, text = _RESOURCES.get(resource.name, resource.name), f"This broker's use of its {resource.name}, in percent."
             values: Values = {(): self._used_percent[resource.name]} if self._used_percent else {}
             yield _Series(name=f"lb_{name}_usage", text=text, metric=_LOADING, kind="gauge", values=values)
-        text = "The use of this broker's busiest resource, a fraction: as it is (max), and weighed and averaged (max_ema)."
+        text = "The use of this broker's busiest resource, a fraction: now (max), and weighted and averaged (max_ema)."
         yield _Series(name="lb_resource_usage", text=text, metric=_LOADING, kind="gauge", labels=("feature",), values=self._used)
-        text = "Mean and deviation of all brokers' max_ema, as the leader's last round found them."
+        text = "Mean and deviation of all brokers' max_ema in the leader's last round."
         labels = ("feature", "stat")
         yield _Series(name="lb_resource_usage_stats", text=text, metric=_UNLOADING, kind="gauge", labels=labels, values=self._spread)
         text = "Brokers from which rounds have moved bundles."
         yield _Series(name="lb_unload_broker", text=text, metric=_UNLOADING, values={(): self._unloaded_brokers})
         text = "Bundles that rounds have moved."
         yield _Series(name="lb_unload_bundle", text=text, metric=_UNLOADING, values={(): _successes(self._unloads)})
-        text, labels = "Decisions of rounds, by what they were and why.", ("result", "reason")
+        text, labels = "Decisions of rounds, by result and reason.", ("result", "reason")
         yield _Series(name="lb_unload_broker_breakdown", text=text, metric=_UNLOADING, labels=labels, values=_by_outcome(self._unloads))
-        text = "Bundles that were split because they carried too much."
+        text = "Bundles that were split because of their load."
         yield _Series(name="lb_bundles_split", text=text, metric=_SPLITTING, values={(): _successes(self._splits)})
-        text = "Decisions to split, by what came of them and why."
+        text = "Decisions to split, by result and reason."
         yield _Series(name="lb_bundles_split_breakdown", text=text, metric=_SPLITTING, labels=labels, values=_by_outcome(self._splits))
 
 
@@ -346,16 +348,16 @@ class CompactionMetrics:
             return Gauge(f"equipoise_{name}", text, ("broker",), registry=registry).labels(broker)
 
         self._horizon = gauge("compaction_horizon_offset", "The offset up to which this broker has compacted the channel.")
-        self._duration = gauge("compaction_duration_seconds", "How long the last compaction by this broker took.")
+        self._duration = gauge("compaction_duration_seconds", "Duration of the last compaction by this broker.")
         self._uncompacted = gauge("uncompacted_records", "Records folded since this broker's last compaction, or its start.")
         self._archived = gauge(
-            "archive_archived_offset", "The lowest offset up to which every archive that holds the log has read; 0: none does."
+            "archive_archived_offset", "The offset up to which every archive with a retention hold has read; 0 without archives."
         )
-        self._lapsed = gauge("archive_holds_lapsed", "Archives whose holds are too old to count.")
-        text = "The offset of the first record of the last compaction that has a time ahead of the clock; 0: none has."
+        self._lapsed = gauge("archive_holds_lapsed", "Archives whose retention holds are too old to count.")
+        text = "The offset of the first record in the last compaction whose time is ahead of the clock; 0 without one."
         self._ahead = gauge("log_clock_ahead_offset", text)
-        gauge("compaction_age_seconds", "The time since the last compaction by this broker.").set_function(self._age_s)
-        text = "Compactions by this broker that did not come to their end."
+        gauge("compaction_age_seconds", "Time since the last compaction by this broker.").set_function(self._age_s)
+        text = "Compactions by this broker that failed."
         self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:

@@ -15,7 +15,7 @@ from equipoise.channel.core.view import View
 
 _logger: Final = logging.getLogger(__name__)
 
-_TOLD_AGAIN_NS: Final = 2_000_000_000
+_INTERVAL_NS: Final = 2_000_000_000
 """Interval of progress lines, for an operator who waits."""
 
 _ESTIMATED_AFTER_NS: Final = 500_000_000
@@ -45,7 +45,7 @@ class ReplayProgress:
         self._broker = broker
         self._now_ns = now_ns
         self._what: str | None = None
-        self._began_ns = self._told_ns = 0
+        self._began_ns = self._logged_ns = 0
         self._done = 0
         self._left: int | None = None
 
@@ -75,10 +75,10 @@ class ReplayProgress:
     def _go_on(self, what: str, done: int, left: int | None) -> None:
         now_ns = self._now_ns()
         if what != self._what:
-            self._what, self._began_ns, self._told_ns = what, now_ns, now_ns
+            self._what, self._began_ns, self._logged_ns = what, now_ns, now_ns
         self._done, self._left = done, left
-        if now_ns - self._told_ns >= _TOLD_AGAIN_NS:
-            self._told_ns = now_ns
+        if now_ns - self._logged_ns >= _INTERVAL_NS:
+            self._logged_ns = now_ns
             way = self.left
             assert way is not None, "it is under way"
             seconds = None if way.seconds is None else round(way.seconds, 1)
@@ -116,9 +116,9 @@ class ReplayCheck:
         try:
             other = await asyncio.to_thread(self._snapshots.refold, self._log_url, offset)
         except EquipoiseError as error:
-            _logger.warning("the log could not be folded again: %s", error, extra={"broker": self._broker})
+            _logger.warning("replay check failed: the log could not be folded: %s", error, extra={"broker": self._broker})
         except Exception:
-            _logger.exception("the log could not be folded again", extra={"broker": self._broker})
+            _logger.exception("replay check failed: the log could not be folded", extra={"broker": self._broker})
         finally:
             self._task = None  # The next alarm starts another check in any case.
         if other is not None and other != digest:

@@ -22,6 +22,7 @@ from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, fetch_from, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
@@ -39,7 +40,7 @@ _ABANDON_MS: Final = 2_000
 _QUESTION_MS: Final = 10_000
 
 # Released bundles whose state a next owner may fetch within seconds. A drain releases all: a largest namespace, at 200 bytes each.
-_PARTED_MAX: Final = 65_536
+_RELEASED_MAX: Final = 65_536
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
 _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
@@ -101,7 +102,7 @@ class ServiceRunner:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
-        self._parted: dict[str, int] = {}
+        self._released: dict[str, int] = {}
         self._serves_peers = serves_peers
         self._fetch_spilled = fetch_spilled
         self._spilled = Spilled()
@@ -137,18 +138,18 @@ class ServiceRunner:
         else:
             self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
-    async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
+    async def fetch_released(self, bundle: str, digest: str | None = None) -> bytes | None:
         """Return the state that the service holds of a bundle closed here, if any.
 
         With `digest`, return the handover kept under it. Raise `DeadlineExceeded`, and the service's errors.
         """
         if digest is not None:
             return self._spilled.get(digest)
-        token = self._parted.get(bundle)
+        token = self._released.get(bundle)
         if token is None:
             return None
-        parted = _bundle_named(bundle)
-        fetching = self._service(parted.namespace).fetch(parted, token)
+        released = _bundle_named(bundle)
+        fetching = self._service(released.namespace).fetch(released, token)
         return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
 
     async def all_fetched(self) -> None:
@@ -173,7 +174,7 @@ class ServiceRunner:
         await self._ended(lambda: (*self._running.values(), *self._background), Deadline.after(timeout_ms=_ABANDON_MS))
         for task in (*self._running.values(), *self._background):
             if not task.done():
-                _logger.error("a service could not be stopped", extra={"doing": task.get_name()})
+                _logger.error("service not stopped", extra={"doing": task.get_name()})
         unstoppable = [task.get_name() for task in self._running.values() if not task.done()]
         if unstoppable:
             self._end_process(f"the service could not be stopped: {', '.join(unstoppable)}")
@@ -203,8 +204,8 @@ class ServiceRunner:
         try:
             await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
         except Exception as error:  # noqa: BLE001 - any exception of a service is its refusal
-            _tell("a service refuses a bundle", error, {"bundle": bundle.name})
-            problem = _told(error)
+            _log_failure("service refused a bundle", error, {"bundle": bundle.name})
+            problem = error_text(error)
         if self._is_current(bundle.name):
             self._step(Prepared(bundle=bundle.name, problem=problem))
 
@@ -215,15 +216,15 @@ class ServiceRunner:
         try:
             await self._service(handle.namespace).open(ownership, await self._arrived(effect, ownership))
         except Exception as error:  # noqa: BLE001 - as above
-            _tell("a service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
-            problem = _told(error)
+            _log_failure("service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
+            problem = error_text(error)
         if not self._is_current(handle.bundle):
             return
         if problem is None and self._last_deadline is not None:
             self._begin_closing(ownership.bundle, ownership.token, None, self._last_deadline)
             return
         if problem is None:
-            self._parted.pop(handle.bundle, None)
+            self._released.pop(handle.bundle, None)
             self.ownerships[handle.bundle] = ownership
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
@@ -239,8 +240,8 @@ class ServiceRunner:
                 if handover is not None and digest_of(handover) == note.digest:
                     return handover
             except (EquipoiseError, TimeoutError) as error:
-                problem = _told(error)
-        _logger.warning("the handover of %s did not come: %s", effect.handle.bundle, problem, extra={"bundle": effect.handle.bundle})
+                problem = error_text(error)
+        _logger.warning("handover of %s not received: %s", effect.handle.bundle, problem, extra={"bundle": effect.handle.bundle})
         ownership.handover_problem = problem
         return None
 
@@ -257,15 +258,15 @@ class ServiceRunner:
             handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
         except Exception as error:
             _logger.exception("close failed", extra={"bundle": bundle.name})
-            recorded: bytes | None = Note(problem=f"its close failed: {_told(error)}").encode()
+            recorded: bytes | None = Note(problem=f"its close failed: {error_text(error)}").encode()
         else:
             recorded = self._for_record(bundle.name, handover, is_moving=moved_to is not None)
         if not self._is_current(bundle.name):
             return
-        self._parted.pop(bundle.name, None)
-        if len(self._parted) >= _PARTED_MAX:
-            del self._parted[next(iter(self._parted))]
-        self._parted[bundle.name] = token
+        self._released.pop(bundle.name, None)
+        if len(self._released) >= _RELEASED_MAX:
+            del self._released[next(iter(self._released))]
+        self._released[bundle.name] = token
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
@@ -284,9 +285,9 @@ class ServiceRunner:
         elif (digest := self._spilled.keep(handover)) is None:
             problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
         else:
-            _logger.info("the handover of %s is kept for its next owner: %d bytes", bundle, len(handover), extra={"bundle": bundle})
+            _logger.info("handover of %s kept for its next owner: %d bytes", bundle, len(handover), extra={"bundle": bundle})
             return Note(digest=digest).encode()
-        _logger.error("the handover of %s is lost: %s", bundle, problem, extra={"bundle": bundle})
+        _logger.error("handover of %s lost: %s", bundle, problem, extra={"bundle": bundle})
         return Note(problem=problem).encode()
 
     async def _discard(self, bundle: Bundle) -> None:
@@ -305,8 +306,8 @@ class ServiceRunner:
                 service = self._service(entry.namespace)
                 cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
         except Exception as error:  # noqa: BLE001 - as above
-            _tell("a service cannot tell where to cut a bundle", error, {"bundle": entry.name})
-            problem = _told(error)
+            _log_failure("service gave no split points", error, {"bundle": entry.name})
+            problem = error_text(error)
         self._step(CutsFound(bundle=entry.name, asked_at=entry.last, cuts=cuts, problem=problem))
 
     def _reshape(self, effect: Reshaped) -> None:
@@ -323,7 +324,7 @@ class ServiceRunner:
             else:
                 service.merge(gone[0], gone[1], children[0])
         except Exception:
-            _logger.exception("a service failed to follow a split or merge", extra={"bundle": gone[0].name})
+            _logger.exception("split or merge failed in a service", extra={"bundle": gone[0].name})
 
     def _service(self, namespace: str) -> Service:
         service = self.service_of(namespace)
@@ -372,7 +373,7 @@ class ServiceRunner:
         if task is None or task.done():
             return
         task.cancel()
-        _logger.error("a service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing})
+        _logger.error("service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing})
 
         def end_if_still_running() -> None:
             if not task.done():
@@ -383,7 +384,7 @@ class ServiceRunner:
 
 def end_process(problem: str) -> None:
     """End this process at once."""
-    _logger.critical("the process ends: %s", problem)
+    _logger.critical("process ends: %s", problem)
     os._exit(70)  # EX_SOFTWARE. Skips exit handlers, too.
 
 
@@ -406,12 +407,7 @@ def peer_of(broker: BrokerEntry) -> Peer:
     return Peer(broker=broker.broker, addresses=broker.joined.addresses)
 
 
-def _told(error: Exception) -> str:
-    """Return the problem for the record, with the type if it is not an `EquipoiseError`."""
-    return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
-
-
-def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
+def _log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> None:
     """Log what a service raised. Only unexpected errors need a traceback."""
     if isinstance(error, EquipoiseError):
         _logger.warning("%s: %s", what, error, extra=fields)
@@ -422,7 +418,7 @@ def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
 def check_pattern(pattern: str) -> None:
     """Raise `CallerError` for a pattern that no namespace can match; it is a mistake."""
     if not _match_pattern(pattern):
-        problem = f"no namespace is like {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
+        problem = f"no namespace matches {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
         raise invalid_service(service=pattern, problem=problem)
 
 

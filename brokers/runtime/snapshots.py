@@ -46,7 +46,7 @@ class Snapshots:
         try:
             return restored(log, cluster=self._cluster, own=own, progress=progress)
         except LogUnavailable as error:
-            _logger.warning("the log is waited for: %s", error)
+            _logger.warning("waiting for the log: %s", error)
             return None if own is None else Reader(log=log.name, cluster=self._cluster, view=own)
 
     def _load(self) -> View | None:
@@ -77,7 +77,7 @@ class Snapshots:
     def _saved(self, error: EquipoiseError | None) -> None:
         self._is_writing = False
         if error is not None:
-            _logger.warning("no snapshot was written, the next start folds more: %s", error)
+            _logger.warning("no snapshot written, the next start folds more records: %s", error)
 
     def refold(self, url: str, offset: int) -> int | None:
         """Fold the log up to `offset` with a handle of its own. Return the digest; None if it cannot be known.

@@ -99,7 +99,7 @@ class Worker:
         )
         self.services = self._runner.services
         self.service_of = self._runner.service_of
-        self.fetch_parted = self._runner.fetch_parted
+        self.fetch_released = self._runner.fetch_released
         self.all_fetched = self._runner.all_fetched
         for service in self.services:
             service.host = self
@@ -123,7 +123,7 @@ class Worker:
         self.replay_progress = ReplayProgress(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None
         self.ended: WorkerEnded | None = None
-        self._letting_go: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
         self._caught_up = False
         self._recorders = Recorders(config, clock=self.clock)
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
@@ -201,10 +201,10 @@ class Worker:
                 waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
                 await asyncio.wait([self._finished], timeout=waited_s)
             if not self._finished.done():
-                _logger.warning("the broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
+                _logger.warning("broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
         finally:
             self._end(None)
-            await self._has_let_go()
+            await self._has_release()
 
     async def abort(self) -> None:
         """Release everything without a record for other brokers, as if the process had died.
@@ -212,7 +212,7 @@ class Worker:
         Services are not notified: operations are cancelled, open bundles are not closed.
         """
         self._end(None, abruptly=True)
-        await self._has_let_go()
+        await self._has_release()
 
     async def finished(self) -> None:
         """Wait until the agent has ended. Raise the error that ended it."""
@@ -224,11 +224,11 @@ class Worker:
         if self.ended is not None:
             raise self.ended.with_traceback(None)  # All callers share it.
 
-    async def _has_let_go(self) -> None:
-        if self._letting_go is not None:
-            await asyncio.shield(self._letting_go)
+    async def _has_release(self) -> None:
+        if self._releasing is not None:
+            await asyncio.shield(self._releasing)
 
-    async def _let_go(self, *, abruptly: bool, is_sound: bool) -> None:
+    async def _release(self, *, abruptly: bool, is_sound: bool) -> None:
         """In this order: close services, finish writes, release the directory's lock.
 
         Save only a sound view: after a failure, the next start must not begin with it.
@@ -249,7 +249,7 @@ class Worker:
             try:
                 await self._directory.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
             except DeadlineExceeded as error:
-                _logger.warning("the data directory stays locked: %s", error, extra={"broker": self.broker_id})
+                _logger.warning("data directory stays locked: %s", error, extra={"broker": self.broker_id})
 
     def drain(self) -> None:
         """Take no new bundles and move all away, without leaving."""
@@ -298,7 +298,7 @@ class Worker:
                 raise
             self._fail(error)
         except Exception as error:
-            _logger.exception("a step failed", extra={"broker": self.broker_id})
+            _logger.exception("step failed", extra={"broker": self.broker_id})
             self._fail(Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}"))
         finally:
             self._stepping = False
@@ -320,7 +320,7 @@ class Worker:
         elif isinstance(effect, Append):
             self._subscription.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
-            self._lines.begun(effect, self.agent.view)
+            self._lines.carried_out(effect, self.agent.view)
             self._recorders.carried_out(effect)
             self._runner.carry_out(effect)
         elif isinstance(effect, Answered):
@@ -397,17 +397,17 @@ class Worker:
         if error is None:
             self._finished.set_result(None)
         else:
-            _logger.error("the broker ends: %s", error, extra={"broker": self.broker_id})
+            _logger.error("broker ends: %s", error, extra={"broker": self.broker_id})
             self._finished.set_exception(error)
             self._finished.exception()  # Marked as retrieved: there may be no caller of `finished`.
         self.ended = WorkerEnded(broker=self.broker_id, problem="it has left the cluster" if error is None else str(error))
         self.ended.__cause__ = error
         self._waiting.end(self.ended)
         self._requests.end(self.ended)
-        self._letting_go = asyncio.get_running_loop().create_task(
-            self._let_go(abruptly=abruptly, is_sound=error is None), name=f"the end of broker {self.broker_id}"
+        self._releasing = asyncio.get_running_loop().create_task(
+            self._release(abruptly=abruptly, is_sound=error is None), name=f"the end of broker {self.broker_id}"
         )
-        self._letting_go.add_done_callback(lambda task: task.cancelled() or task.exception())  # As above.
+        self._releasing.add_done_callback(lambda task: task.cancelled() or task.exception())  # As above.
 
     def _refold(self, effect: Refold) -> None:
         """Check this broker's view against the log after views diverged. Stop if ours is wrong."""

@@ -60,14 +60,12 @@ class Balancing:
         self._operations = Operations(worker)
         self._scheduler = Scheduler()
         self._moves: set[asyncio.Task[None]] = set()
-        self._told: Mapping[str, str] = {}
+        self._logged: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
         self._memory = Memory()
         self._placement: Placement | None = None
         self._looked_ms = worker.clock.now().boot_ms
-        self._failures = LoggedFailures(
-            _logger, broker=worker.broker_id, failed="a round of balancing failed", over="balancing succeeds again"
-        )
+        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="balancing round failed", over="balancing succeeds again")
 
     async def run(self) -> None:
         """Place by the load reports, and shed while this broker leads. At the end, cancel the moves in progress."""
@@ -109,7 +107,7 @@ class Balancing:
         """Drop the moves that have not started, and reset the hits: balancing is off, or another broker leads."""
         self._memory = self._memory.without_hits()
         for move in self._scheduler.dropped():
-            _logger.info("a move is not begun any more", extra={"bundle": move.bundle, "destination": move.destination})
+            _logger.info("move not started, because it is no longer needed", extra={"bundle": move.bundle, "destination": move.destination})
 
     def _sheds(self, settings: BalancingSettings) -> bool:
         return self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
@@ -144,7 +142,7 @@ class Balancing:
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
         planned = plan_round(cluster, settings, placement, resting=resting, choose=self._choose)
         self._memory = planned.plan.memory
-        self._tell(planned.plan)
+        self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
         self._scheduler.planned(planned.plan.moves)
         self._begin_moves()
@@ -160,19 +158,19 @@ class Balancing:
         refused = {summary.broker: fault for summary in reports if (fault := fault_of_summary(summary)) is not None}
         for broker, problem in refused.items():
             if self._refused.get(broker) != problem:
-                _logger.warning("a load report cannot be true, and is left out: %s", problem, extra={"broker": broker})
+                _logger.warning("load report left out, because it cannot be true: %s", problem, extra={"broker": broker})
                 self._metrics.refused(broker)
         self._refused = refused
 
-    def _tell(self, plan: Plan) -> None:
+    def _log(self, plan: Plan) -> None:
         """Log why nothing moves, for each stay and for the round, if the reason has changed."""
-        told = {stay.subject: stay.reason for stay in plan.stays}
+        stays = {stay.subject: stay.reason for stay in plan.stays}
         if plan.idle is not None:
-            told["the round"] = plan.idle.reason
-        for subject, reason in told.items():
-            if self._told.get(subject) != reason:
+            stays["the round"] = plan.idle.reason
+        for subject, reason in stays.items():
+            if self._logged.get(subject) != reason:
                 _logger.debug("stays", extra={"subject": subject, "reason": reason})
-        self._told = told
+        self._logged = stays
 
     # --- moves ---
 
@@ -197,12 +195,12 @@ class Balancing:
         """Start the planned moves that have a free slot and are still right."""
         settings, view = self._settings(), self._worker.view
         rounds = settings.balancing
-        begun = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
-        stale = stale_moves(view, begun, settings.placement) if begun else {}
-        for move in begun:
+        started = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
+        stale = stale_moves(view, started, settings.placement) if started else {}
+        for move in started:
             if move.bundle in stale:
                 fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}
-                _logger.info("a move was not made: %s", stale[move.bundle], extra=fields)
+                _logger.info("move failed: %s", stale[move.bundle], extra=fields)
                 self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
                 continue
             task = asyncio.get_running_loop().create_task(self._move(move, rounds.move_timeout_ms), name=f"move of {move.bundle}")
@@ -228,7 +226,7 @@ class Balancing:
             owner = _id_of(view, made[0].owner) if made else None
             self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, live=_live_in(view))
         except EquipoiseError as error:
-            _logger.info("a move was not made: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
+            _logger.info("move failed: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
         finally:
             self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
             self._begin_moves()

@@ -32,7 +32,7 @@ _NICE: Final = 10
 _OUTPUT_BYTES_MAX: Final = 1 << 16
 """The most output of a child: one document, or one error."""
 
-_TOLD_BYTES: Final = 500
+_QUOTED_BYTES: Final = 500
 """How much unexpected output of a child an error quotes."""
 
 NOT_BEGUN: Final = -1
@@ -95,7 +95,7 @@ async def compact_in_child(compaction: Compaction) -> Done:
         with suppress(OSError):  # The child may have ended already. A failure to lower its priority does no harm.
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         async with asyncio.timeout(COMPACT_S_MAX):
-            output, errors = await _said(child)
+            output, errors = await _output_of(child)
             code = await child.wait()
     except TimeoutError:
         problem = f"it had not ended after {COMPACT_S_MAX} s"
@@ -107,7 +107,7 @@ async def compact_in_child(compaction: Compaction) -> Done:
     return _done(compaction, code, output, errors)
 
 
-async def _said(child: Process) -> tuple[bytes, bytes]:
+async def _output_of(child: Process) -> tuple[bytes, bytes]:
     """Return all output of a child, up to a limit that no valid output reaches. Its input stays open meanwhile."""
     assert child.stdout is not None, "it was asked for"
     assert child.stderr is not None, "it was asked for"
@@ -116,23 +116,23 @@ async def _said(child: Process) -> tuple[bytes, bytes]:
 
 
 async def _all_of(stream: asyncio.StreamReader) -> bytes:
-    said = b""
-    while len(said) < _OUTPUT_BYTES_MAX and (more := await stream.read(_OUTPUT_BYTES_MAX - len(said))):
-        said += more
-    return said
+    output = b""
+    while len(output) < _OUTPUT_BYTES_MAX and (more := await stream.read(_OUTPUT_BYTES_MAX - len(output))):
+        output += more
+    return output
 
 
 def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Done:
     """Return the result of a child that has ended. Raises `CompactionFailed`."""
     try:
         if code == 0:
-            told = orjson.loads(output)
-            horizon, ahead = told["horizon"], told["ahead"]
+            result = orjson.loads(output)
+            horizon, ahead = result["horizon"], result["ahead"]
             return Done(NOT_BEGUN if horizon is None else int(horizon), None if ahead is None else int(ahead))
-        said = orjson.loads(errors.splitlines()[-1])
-        error, problem = str(said["error"]), str(said["message"])
+        failure = orjson.loads(errors.splitlines()[-1])
+        error, problem = str(failure["error"]), str(failure["message"])
     except (ValueError, LookupError, TypeError):
-        error, problem = "Bug", f"it ended with code {code} and said {(output + errors)[-_TOLD_BYTES:]!r}"
+        error, problem = "Bug", f"it ended with code {code} and printed {(output + errors)[-_QUOTED_BYTES:]!r}"
     raise CompactionFailed(log=compaction.log_url, error=error, problem=problem)
 
 
@@ -158,7 +158,7 @@ class Compacting:
         self._records = 0
         self._since_ms = worker.clock.now().boot_ms
         self._not_before_ms = self._since_ms
-        self._told: str | None = None
+        self._logged_error: str | None = None
         self._lapsed: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -199,7 +199,7 @@ class Compacting:
             self._failed(error)
             return
         took_ms = clock.now().boot_ms - began_ms
-        self._since_ms, self._told = began_ms, None
+        self._since_ms, self._logged_error = began_ms, None
         # Records folded during the compaction may or may not be in the snapshot. Counting them again is the safe error.
         self._records = max(self._records - began_records, 0)
         if horizon != NOT_BEGUN:
@@ -207,17 +207,17 @@ class Compacting:
             metrics.uncompacted(self._records)
             fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
             _logger.info("compacted the channel", extra=fields)
-            self._tell_holds()
-            self._tell_clock(ahead)
+            self._report_holds()
+            self._report_clock(ahead)
 
-    def _tell_clock(self, ahead: int | None) -> None:
+    def _report_clock(self, ahead: int | None) -> None:
         self._worker.metrics.compaction.clock_ahead(ahead)
         if ahead is not None:
             self._worker.metrics.alarm("log_clock")
             text = "a record has a time ahead of this machine's clock: set the clock of the machine that stores the log, or of this one"
             _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": "log_clock", "offset": ahead})
 
-    def _tell_holds(self) -> None:
+    def _report_holds(self) -> None:
         """Report the archives whose retention holds keep the log long, and those whose holds have lapsed because they stopped moving."""
         held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
         self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
@@ -235,7 +235,7 @@ class Compacting:
             _logger.info("%s", error, extra={"broker": broker})
             return
         self._worker.metrics.compaction.failed()
-        if self._told != error.error:
-            self._told = error.error
+        if self._logged_error != error.error:
+            self._logged_error = error.error
             self._worker.metrics.alarm("compaction")
             _logger.warning("%s", error, extra={"broker": broker, "alarm": "compaction", "error": error.error})

@@ -34,7 +34,7 @@ class DecisionWriter:
         self._counted = counted
         self._waiting: asyncio.Queue[Decision] = asyncio.Queue(_WAITING_MAX)
         self._shed: tuple[Decision, int] | None = None
-        self._failures = LoggedFailures(_logger, broker=broker, failed="a decision is not kept", over="decisions are kept again")
+        self._failures = LoggedFailures(_logger, broker=broker, failed="decision not stored", over="decisions are stored again")
 
     def decided(self, decision: Decision) -> None:
         """Count a decision, and queue it for writing if it has news. Splits and merges always have."""

@@ -180,7 +180,7 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
     """
     path = log_path(log_url)
     if log_url.startswith("kafka:"):
-        problem = f"data_dir: say where broker {broker} keeps its data, by which it comes back as itself; its log lies elsewhere"
+        problem = f"data_dir: name a directory for the data of broker {broker}, which is needed because its log is on other machines"
         raise InvalidConfig(problems=(problem,))
     return None if path is None else f"{path}.brokers/broker-{broker}"
 

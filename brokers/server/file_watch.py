@@ -55,7 +55,7 @@ class FileWatch:
         drains_after_ms = self._drains_after_ms()
         if not self._has_drained and drains_after_ms is not None and now_ms - self._short_since_ms >= drains_after_ms:
             self._has_drained = True
-            _logger.error("the broker drains, restart it: %s", problem, extra={"broker": worker.broker_id})
+            _logger.error("broker drains, restart it: %s", problem, extra={"broker": worker.broker_id})
             worker.drain()
 
     def _drains_after_ms(self) -> int | None:

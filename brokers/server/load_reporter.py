@@ -41,7 +41,7 @@ class LoadReporter:
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
         self._reported: Reported | None = None
-        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="load was not reported", over="load is reported again")
+        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="load not reported", over="load is reported again")
 
     def bundles(self) -> Sequence[BundleTraffic]:
         """Return the average load of each open bundle, by name, as of the last sample; empty before the first.
@@ -101,7 +101,7 @@ class LoadReporter:
         try:
             await asyncio.to_thread(self._bus.withdraw, self._worker.broker_id)
         except EquipoiseError as error:
-            _logger.info("the load report stays behind until it is too old: %s", error, extra={"broker": self._worker.broker_id})
+            _logger.info("load report not removed, it expires: %s", error, extra={"broker": self._worker.broker_id})
 
 
 class _Gate:

@@ -215,8 +215,8 @@ def _with_room(config: WorkerConfig) -> WorkerConfig:
     if shares == wanted:
         return config
     _logger.warning(
-        "this process may have only %d files open: it takes %d connections over HTTP in place of %d (http_connections_max), and %d of "
-        "Pulsar's clients in place of %d (pulsar_connections_max); raise that limit (ulimit -n) to %d, or set less",
+        "connection limits reduced: this process may open only %d files. HTTP connections: %d instead of %d (http_connections_max); "
+        "Pulsar connections: %d instead of %d (pulsar_connections_max). Raise the limit (ulimit -n) to %d, or set smaller limits",
         *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
         extra={"broker": config.id},
     )

@@ -72,7 +72,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
     """
     classes: dict[str, type[Service]] = {}
     for service in named:
-        match = _match_service(_spelled_out(service))
+        match = _match_service(_full_name(service))
         if match is None:
             raise invalid_service(service=service, problem="its form is not [PATTERN=]MODULE:CLASS")
         pattern = match["pattern"] or ALL_NAMESPACES
@@ -86,7 +86,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
     return classes
 
 
-def _spelled_out(service: str) -> str:
+def _full_name(service: str) -> str:
     pattern, equals, name = service.rpartition("=")
     return f"{pattern}{equals}{_NAMED.get(name, name)}"
 
@@ -108,7 +108,7 @@ def _instance(kind: type[Service]) -> Service:
         return kind()
     except Exception as error:  # User code may raise anything.
         service = f"{kind.__module__}:{kind.__qualname__}"
-        raise invalid_service(service=service, problem=f"making one failed with {_told(error)}") from error
+        raise invalid_service(service=service, problem=f"making one failed with {_described(error)}") from error
 
 
 def _imported(service: str, module: str) -> ModuleType:
@@ -123,8 +123,8 @@ def _imported(service: str, module: str) -> ModuleType:
         problem = f"there is no module {missing}" if is_itself else f"the module {module} imports {missing}, which is not there"
         raise invalid_service(service=service, problem=problem) from error
     except (Exception, SystemExit) as error:  # User code may raise anything.
-        raise invalid_service(service=service, problem=f"importing {module} failed with {_told(error)}") from error
+        raise invalid_service(service=service, problem=f"importing {module} failed with {_described(error)}") from error
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -30,6 +30,6 @@ class SettingsInForce:
             self._last = last
             self._settings = settings_in(view, self._base)
             for problem in problems_in(view, self._base):
-                _logger.error("a setting of balancing is passed over: %s", problem, extra={"broker": self._worker.broker_id})
-            _logger.info("the settings of balancing have changed", extra={"broker": self._worker.broker_id, "offset": last})
+                _logger.error("balancing setting ignored: %s", problem, extra={"broker": self._worker.broker_id})
+            _logger.info("balancing settings changed", extra={"broker": self._worker.broker_id, "offset": last})
         return self._settings

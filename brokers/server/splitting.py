@@ -160,7 +160,7 @@ class Splitting:
         try:
             await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
         except Rejected as error:
-            _logger.info("a part of a split stays: %s", error, extra={"broker": self._worker.broker_id, "bundle": child})
+            _logger.info("child of a split stays: %s", error, extra={"broker": self._worker.broker_id, "bundle": child})
         except EquipoiseError as error:
             self._failed(_UNLOAD, error)
         else:

@@ -51,7 +51,7 @@ class Starting:
                 except LogUnavailable as error:
                     if self._stopping.is_set() or not deadline.remaining_ms():
                         raise
-                    self._tell(error, left_ms=deadline.remaining_ms())
+                    self._log(error, left_ms=deadline.remaining_ms())
                     away = error
                 else:
                     return
@@ -63,12 +63,12 @@ class Starting:
                 if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
                     raise away
 
-    def _tell(self, error: LogUnavailable, *, left_ms: int) -> None:
+    def _log(self, error: LogUnavailable, *, left_ms: int) -> None:
         self._problem = str(error)
         failures = self._failures.failed(self._worker.clock.now().boot_ms)
         if failures is not None:
             fields = {"broker": self._worker.broker_id, "failures": failures, "seconds_left": left_ms // 1_000}
-            _logger.warning("the log is waited for: %s", error, extra=fields)
+            _logger.warning("waiting for the log: %s", error, extra=fields)
 
     async def _is_stopping_after(self, pause_ms: int) -> bool:
         """Wait. Return whether a stop was requested."""

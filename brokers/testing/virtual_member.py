@@ -167,4 +167,4 @@ class Member(AgentHost):
 
     async def _fetch(self, source: str, bundle: str, digest: str | None = None) -> bytes | None:
         member = self._world.members.get(source)
-        return None if member is None else await member.runner.fetch_parted(bundle, digest)
+        return None if member is None else await member.runner.fetch_released(bundle, digest)

@@ -16,7 +16,7 @@ from typing import Final
 
 import aiohttp
 
-from equipoise.brokers.local.local_cluster import Happening, LocalCluster, What
+from equipoise.brokers.local.local_cluster import ClusterEvent, EventKind, LocalCluster
 from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running, settle
@@ -70,11 +70,11 @@ async def measure(directory: Path) -> dict[str, object]:
     """Start again and again."""
     began: list[float] = []
 
-    def note(happening: Happening) -> None:
-        if happening.what is What.STARTED:
+    def note(happening: ClusterEvent) -> None:
+        if happening.what is EventKind.STARTED:
             began.append(time.monotonic())
 
-    cluster = LocalCluster(counters(directory, brokers=1), tell=note)
+    cluster = LocalCluster(counters(directory, brokers=1), report=note)
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
         sizes, graceful, killed = [size_mib(cluster)], list[float](), list[float]()
         for number in range(2 * STARTS):

@@ -173,5 +173,5 @@ def test_load_reports_that_cannot_be_kept_are_exchanged_all_the_same(tmp_path: P
         assert [2] == [summary.load.taken_ms for summary in bus.latest()]
         path.rmdir()
         bus.publish(Sample(broker="a", at_ms=3))
-    assert ["load reports are not kept", "load reports are kept again"] == [line.message.partition(":")[0] for line in caplog.records]
+    assert ["load reports not stored", "load reports are stored again"] == [line.message.partition(":")[0] for line in caplog.records]
     assert 1 == len(in_file(path, Kind.LOADS))

@@ -115,7 +115,7 @@ def test_a_worker_may_serve_http() -> None:
 
 def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
     """Beside a log on other machines there is no place for it, and a temporary one would not let it come back as itself."""
-    with pytest.raises(InvalidConfig, match="data_dir: say where broker named keeps its data"):
+    with pytest.raises(InvalidConfig, match="data_dir: name a directory for the data of broker named"):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named")
     with pytest.raises(InvalidConfig, match="data_dir: the name is empty"):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named", data_dir="")

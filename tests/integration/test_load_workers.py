@@ -345,7 +345,7 @@ def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka)
         timeout=PATIENCE_S,
     )
     assert ExitCode.UNAVAILABLE == ended.returncode
-    assert "the log is waited for" in ended.stderr
+    assert "waiting for the log" in ended.stderr
     assert f"error: the log {log_url} is unavailable" in ended.stderr
 
 
@@ -356,7 +356,7 @@ def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka)
 def local_workers(log_url: str, folder: Path, *, count: int) -> Iterator[tuple[LocalLoadWorkers, list[Mapping[str, object]]]]:
     """Load workers as a local cluster has them, and what is told of them, which grows."""
     told: list[Mapping[str, object]] = []
-    workers = LocalLoadWorkers(folder, count=count, log_url=log_url, environment={}, tell=lambda text, details: told.append(details))
+    workers = LocalLoadWorkers(folder, count=count, log_url=log_url, environment={}, report=lambda text, details: told.append(details))
     try:
         workers.start()
         yield workers, told

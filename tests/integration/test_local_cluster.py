@@ -16,7 +16,7 @@ import pytest
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.local.local_broker import LocalBroker
-from equipoise.brokers.local.local_cluster import ClusterSettings, Happening, LocalCluster, What
+from equipoise.brokers.local.local_cluster import ClusterEvent, ClusterSettings, EventKind, LocalCluster
 from equipoise.brokers.operations.access import Access, opened, until
 from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
 from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
@@ -33,24 +33,24 @@ class Diary:
     """All that a cluster tells, and a way to wait for it."""
 
     def __init__(self) -> None:
-        self._entries: list[Happening] = []
+        self._entries: list[ClusterEvent] = []
         self._more = threading.Condition()
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: ClusterEvent) -> None:
         with self._more:
             self._entries.append(happening)
             self._more.notify_all()
 
-    def wait_for(self, *whats: What) -> None:
+    def wait_for(self, *whats: EventKind) -> None:
         """Wait until these have happened, in this order, with anything in between."""
         with self._more:
             assert self._more.wait_for(lambda: self._has(whats), PATIENCE_MS / 1_000), self.told()
 
-    def _has(self, whats: tuple[What, ...]) -> bool:
+    def _has(self, whats: tuple[EventKind, ...]) -> bool:
         told = iter(self.told())
         return all(what in told for what in whats)
 
-    def told(self) -> list[What]:
+    def told(self) -> list[EventKind]:
         """What has happened so far."""
         return [entry.what for entry in self._entries]
 
@@ -76,15 +76,15 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
     """A broker can be killed and declared dead, started anew, paused until the other notices, resumed, and stopped for good."""
     diary = Diary()
     settings = ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, evidence=True, settings={"balance": "false"})
-    with LocalCluster(settings, tell=diary) as cluster:
+    with LocalCluster(settings, report=diary) as cluster:
         first, second = cluster.broker_ids
         assert (f"http://{first}", tmp_path / "broker-0") == (cluster.addresses[0], cluster.directories[0])
-        assert {What.STARTED, What.READY} == set(diary.told())
+        assert {EventKind.STARTED, EventKind.READY} == set(diary.told())
 
         diary.forget()
         cluster.kill(0)
         assert cluster.pid(0) is None
-        diary.wait_for(What.ENDED, What.DECLARED_DEAD)
+        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD)
         wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the death of the first")
 
         cluster.restart(0)
@@ -107,16 +107,16 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
 def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: str) -> None:
     """With `restart` a broker that dies is started again, unless somebody wanted its end, even while it waits for its turn."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
         os.kill(pid, signal.SIGKILL)
-        diary.wait_for(What.ENDED, What.DECLARED_DEAD, What.STARTS_AGAIN)
+        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD, EventKind.STARTS_AGAIN)
         assert not cluster.wait_until_all_ended(timeout_ms=0)
         cluster.stop(0)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-        assert What.STARTED not in diary.told()
+        assert EventKind.STARTED not in diary.told()
 
 
 def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Path, log_url: str) -> None:
@@ -131,21 +131,21 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
             super()._spawn(member, again=again)
 
     diary = Diary()
-    with Overtaken(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), tell=diary) as cluster:
+    with Overtaken(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
         os.kill(pid, signal.SIGKILL)
-        diary.wait_for(What.STARTS_AGAIN)
+        diary.wait_for(EventKind.STARTS_AGAIN)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-        assert (None, False) == (cluster.pid(0), What.STARTED in diary.told())
+        assert (None, False) == (cluster.pid(0), EventKind.STARTED in diary.told())
 
 
 def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A death is noticed although the declaration of death of another one took up the call that told of it."""
     diary = Diary()
     monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary)
     directories: list[Path] = []
 
     def declare_both_dead(access: Access, directory: Path) -> tuple[DeathDeclaration, ...]:
@@ -157,31 +157,31 @@ def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url
     monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", declare_both_dead)
     with cluster:
         cluster.kill(1)
-        diary.wait_for(What.ENDED, What.DECLARED_DEAD, What.DECLARED_DEAD)
+        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD, EventKind.DECLARED_DEAD)
     assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
 def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path, log_url: str) -> None:
     """Without `declare_dead` a death is left to the lease, as on machines without a supervisor."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), report=diary) as cluster:
         cluster.kill(0)
-        diary.wait_for(What.ENDED)
+        diary.wait_for(EventKind.ENDED)
     wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
-    assert [What.STARTED, What.READY, What.ENDED] == diary.told()
+    assert [EventKind.STARTED, EventKind.READY, EventKind.ENDED] == diary.told()
 
 
 def test_a_member_is_told_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
     """However long the listener takes to note that a broker is a member, it has noted it of all when the start returns."""
     diary, noted = Diary(), threading.Event()
 
-    def slowly(happening: Happening) -> None:
-        if happening.what is What.READY:
+    def slowly(happening: ClusterEvent) -> None:
+        if happening.what is EventKind.READY:
             noted.wait(0.2)
         diary(happening)
 
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=slowly):
-        assert [What.STARTED, What.READY] == diary.told()
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=slowly):
+        assert [EventKind.STARTED, EventKind.READY] == diary.told()
 
 
 def test_settings_that_no_broker_takes_are_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -199,17 +199,17 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeyp
         raise ValueError("odd")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary) as cluster:
         monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", fail)
         cluster.kill(0)
-        diary.wait_for(What.ENDED, What.UNWATCHED)
+        diary.wait_for(EventKind.ENDED, EventKind.UNWATCHED)
         assert isinstance(cluster.failure, Bug)
         assert "ended with ValueError: odd" in str(cluster.failure)
         assert cluster.pid(1) is not None
         with pytest.raises(Bug, match="odd"):
             cluster.restart(0)
         cluster.kill(1)
-        assert 1 == diary.told().count(What.UNWATCHED)
+        assert 1 == diary.told().count(EventKind.UNWATCHED)
 
 
 def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,27 +219,27 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, mon
         raise LogStorageFull(log="sqlite:full")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=diary) as cluster:
         with monkeypatch.context() as patch:
             patch.setattr("equipoise.brokers.local.local_cluster.declare_dead", has_no_room)
             cluster.kill(0)
-            diary.wait_for(What.ENDED, What.NOT_DECLARED_DEAD)
+            diary.wait_for(EventKind.ENDED, EventKind.NOT_DECLARED_DEAD)
         cluster.restart(0)
         diary.forget()
         cluster.kill(0)
-        diary.wait_for(What.ENDED, What.DECLARED_DEAD)
+        diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD)
         assert cluster.failure is None
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None:
     """A service that cannot be found ends the start with its words, and all processes are gone."""
     diary = Diary()
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), tell=diary)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), report=diary)
     with pytest.raises(OperatorError, match="it ended before it was ready: error: ") as caught, cluster:
         raise AssertionError("it started")
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
-    assert [What.ENDED] * 2 == [what for what in diary.told() if what is What.ENDED]
+    assert [EventKind.ENDED] * 2 == [what for what in diary.told() if what is EventKind.ENDED]
 
 
 def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,12 +250,12 @@ def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, m
     async def kill_while_the_log_is_away() -> None:
         async with log_place.away(stopped=True):
             cluster.kill(0)
-            diary.wait_for(What.ENDED, What.NOT_DECLARED_DEAD)
+            diary.wait_for(EventKind.ENDED, EventKind.NOT_DECLARED_DEAD)
 
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), report=diary) as cluster:
         asyncio.run(kill_while_the_log_is_away())
-        assert 1 == diary.told().count(What.NOT_DECLARED_DEAD)
+        assert 1 == diary.told().count(EventKind.NOT_DECLARED_DEAD)
         (cluster.directories[1] / "lock").unlink()
         cluster.kill(1)
-        diary.wait_for(What.NOT_DECLARED_DEAD, What.NOT_DECLARED_DEAD)
-        assert What.DECLARED_DEAD not in diary.told()
+        diary.wait_for(EventKind.NOT_DECLARED_DEAD, EventKind.NOT_DECLARED_DEAD)
+        assert EventKind.DECLARED_DEAD not in diary.told()

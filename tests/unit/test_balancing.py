@@ -169,7 +169,7 @@ def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, capl
             first, second = stage.held_by(0)
             await stage.hold_up(first, second)
             stage.set(replace(ROUNDS, enabled=False))
-            await until(lambda: "a move is not begun any more" in caplog.messages)
+            await until(lambda: "move not started, because it is no longer needed" in caplog.messages)
             rounds = len(stage.decisions)
             other.service.taking.set()
             await until(lambda: stage.cluster.owner_of(first) is other)
@@ -354,7 +354,7 @@ def test_a_report_that_cannot_be_true_is_counted_once_and_named(tmp_path: Path, 
 
     with caplog.at_level("WARNING", logger="equipoise.brokers.server.balancing"):
         run(story)
-    assert ["a load report cannot be true, and is left out: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
+    assert ["load report left out, because it cannot be true: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
 
 
 class Away(MemoryLoadBus):

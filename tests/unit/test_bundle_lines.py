@@ -76,7 +76,7 @@ def test_the_source_tells_of_a_closing_and_of_the_end_of_the_move(caplog: pytest
         teller.transfer()
         began = teller.bundle.last
         close = Close(handle=teller.handle(), moved_to=teller.channel.broker("target"), deadline_ms=0)
-        teller.lines.begun(close, teller.channel.view)
+        teller.lines.carried_out(close, teller.channel.view)
         teller.now_ns += 1_500_000
         teller.lines.ended(Closed(bundle=name))
         teller.put(propose.hand_over(teller.channel.author("owner"), teller.bundle))
@@ -105,14 +105,14 @@ def test_the_destination_tells_of_the_move_and_of_the_opening(caplog: pytest.Log
         teller.put(propose.hand_over(teller.channel.author("owner"), teller.bundle))
         name, last = teller.bundle.name, teller.bundle.last
         open_it = Open(handle=teller.handle(), source=teller.channel.broker("owner"), handover=None, deadline_ms=0)
-        teller.lines.begun(open_it, teller.channel.view)
+        teller.lines.carried_out(open_it, teller.channel.view)
         teller.lines.ended(Opened(bundle=name))
         for failed in (Opened(bundle=name, problem="no"), Abandon(bundle=name, doing="opening")):
-            teller.lines.begun(open_it, teller.channel.view)
+            teller.lines.carried_out(open_it, teller.channel.view)
             if isinstance(failed, Opened):
                 teller.lines.ended(failed)
             else:
-                teller.lines.begun(failed, teller.channel.view)
+                teller.lines.carried_out(failed, teller.channel.view)
                 teller.lines.ended(Opened(bundle=name))
     opened = {"broker": "target", "bundle": name, "token": last, "offset": last, "source": "owner", "reason": WHY, "took_ms": 0.0}
     assert ["moved", "opened"] == [line["event"] for line in told(caplog)]

@@ -74,7 +74,7 @@ def test_garbage_is_told_once_and_counts_for_nothing(said: object, caplog: pytes
         for _ in range(3):
             assert {"other": BundleLoad(sessions=1)} == loads.latest().loads
             clock.boot_ms += FRESH_MS
-    assert 1 == len([record for record in caplog.records if "cannot tell its load" in record.message])
+    assert 1 == len([record for record in caplog.records if "load of a service failed" in record.message])
 
 
 def test_a_service_that_raises_is_told_with_its_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -134,7 +134,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_told(
 
     asyncio.run(start())
     assert [1_356] == wanted
-    assert expected == caplog.text.count("this process may have only 1355 files open")
+    assert expected == caplog.text.count("this process may open only 1355 files")
 
 
 def announced(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:

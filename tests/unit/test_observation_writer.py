@@ -110,13 +110,13 @@ def test_a_place_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch, ca
     with caplog.at_level(logging.INFO, logger=module.__name__):
         writer = writer_to(place)
         writer.served(served(1))
-        wait_for(lambda: "observations are not kept" in caplog.text)
+        wait_for(lambda: "observations not stored" in caplog.text)
         writer.served(served(2))
         place.is_away = False
         writer.close()
     assert [1, 2] == place.tokens
     assert "it is away" in caplog.text
-    assert "observations are kept again" in caplog.text
+    assert "observations are stored again" in caplog.text
 
 
 def test_a_place_that_stays_away_loses_what_came(monkeypatch: pytest.MonkeyPatch) -> None:

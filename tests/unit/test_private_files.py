@@ -82,7 +82,7 @@ def log_of_a_broker(path: Path) -> None:
 
 def log_of_a_load_worker(path: Path) -> None:
     """What a load worker of a local cluster prints."""
-    workers = LocalLoadWorkers(path / "cluster", count=1, log_url="no log", environment={}, tell=lambda *_: None)
+    workers = LocalLoadWorkers(path / "cluster", count=1, log_url="no log", environment={}, report=lambda *_: None)
     workers.start()
     workers.signal(signal.SIGKILL)
     workers.stop()

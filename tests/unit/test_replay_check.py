@@ -61,4 +61,4 @@ def test_a_view_that_is_not_what_the_log_folds_to_ends_the_broker(tmp_path: Path
 def test_whatever_goes_wrong_the_next_alarm_is_looked_into(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A comparison that fails is told, ends nothing, and is not taken for one that is still under way."""
     assert 1 == len(failures(tmp_path, error, View().digest() + 1))
-    assert "the log could not be folded again" in caplog.text
+    assert "replay check failed: the log could not be folded" in caplog.text

@@ -44,7 +44,7 @@ def fetching_from(source: Bench) -> FetchSpilled:
     """A way to the runner of another broker."""
 
     async def fetch(_source: Peer, bundle: str, digest: str) -> bytes | None:
-        return await source.runner.fetch_parted(bundle, digest)
+        return await source.runner.fetch_released(bundle, digest)
 
     return fetch
 
@@ -64,7 +64,7 @@ def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCapture
             assert (leaves, None) == await opened(source, recorded)  # The destination died, and it comes back.
 
     asyncio.run(story())
-    assert f"the handover of {BUNDLE} is kept for its next owner: 16385 bytes" in caplog.messages
+    assert f"handover of {BUNDLE} kept for its next owner: 16385 bytes" in caplog.messages
 
 
 def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,8 +95,8 @@ def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureF
         assert (None, None) == await opened(Bench(), None, None)
 
     asyncio.run(story())
-    assert f"the handover of {BUNDLE} is lost: it has 16385 bytes" in caplog.text
-    assert f"the handover of {BUNDLE} did not come: " in caplog.text
+    assert f"handover of {BUNDLE} lost: it has 16385 bytes" in caplog.text
+    assert f"handover of {BUNDLE} not received: " in caplog.text
 
 
 def test_a_close_that_fails_is_told_to_the_next_owner() -> None:

@@ -158,7 +158,7 @@ def test_parts_of_a_split_stay_where_nobody_else_may_have_them(tmp_path: Path, c
             await owner.worker.request(pin, timeout_ms=20_000)
             halves = [bundle_name(NAMESPACE, 0, QUARTER // 2), bundle_name(NAMESPACE, QUARTER // 2, QUARTER)]
             divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-            await until(lambda: sum("a part of a split stays" in line for line in lines(caplog)) >= len(halves))
+            await until(lambda: sum("child of a split stays" in line for line in lines(caplog)) >= len(halves))
             assert [("owned", owner)] * 2 == [(divided.cluster.view.bundles[name].phase, divided.cluster.owner_of(name)) for name in halves]
             assert not [line for line in lines(caplog) if "failed" in line]
 

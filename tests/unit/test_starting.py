@@ -89,7 +89,7 @@ def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening
 
     run(story)
     (line,) = lines(caplog)
-    assert (f"the log is waited for: {AWAY}", made.id) == (line.message, line.__dict__["broker"])
+    assert (f"waiting for the log: {AWAY}", made.id) == (line.message, line.__dict__["broker"])
 
 
 @pytest.mark.parametrize(("wait_ms", "asked_min"), [(0, 1), (50, 2)])

@@ -270,7 +270,7 @@ def test_a_log_that_is_away_at_the_start_is_waited_for(
 
     with caplog.at_level(logging.WARNING, "equipoise.brokers.runtime.worker"):
         asyncio.run(story())
-    assert "the log is waited for" in caplog.text
+    assert "waiting for the log" in caplog.text
     assert "truncated before" not in caplog.text
 
 

@@ -23,7 +23,7 @@ from equipoise.brokers.cli.kafka_options import PrintConfigOption
 from equipoise.brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
-from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartCancelled
+from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterEvent, ClusterSettings, LocalCluster, StartCancelled
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
 from equipoise.channel.log.open_log import log_path
@@ -91,7 +91,7 @@ def up(
             restart=restart,
             load_workers=int(_is_on_kafka(log) and can_run()),
         ),
-        tell=_print_json if as_json else _print_line,
+        report=_print_json if as_json else _print_line,
     )
     if print_config:
         shown = {**asdict(cluster.settings), "directory": str(data), "log_url": cluster.log_url}
@@ -188,11 +188,11 @@ def _say(text: str, document: Row, *, as_json: bool) -> None:
         print_fact(text, document, as_json=as_json)
 
 
-def _print_line(happening: Happening) -> None:
+def _print_line(happening: ClusterEvent) -> None:
     with suppress(OSError):  # The cluster continues when its output is closed.
         print_line(happening.text if happening.broker is None else f"{happening.broker}  {happening.text}")
 
 
-def _print_json(happening: Happening) -> None:
+def _print_json(happening: ClusterEvent) -> None:
     with suppress(OSError):
         print_json({"what": happening.what, "broker": happening.broker, **happening.details})

@@ -58,7 +58,7 @@ class FileLoadBus:
 
     def _keep(self, observations: Observations, summary: Observation) -> None:
         told = self._failures = self._failures or LoggedFailures(
-            _logger, broker=summary.broker, failed="load reports are not kept", over="load reports are kept again"
+            _logger, broker=summary.broker, failed="load reports not stored", over="load reports are stored again"
         )
         try:
             observations.write(Kind.LOADS, [summary])

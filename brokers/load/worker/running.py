@@ -138,7 +138,7 @@ class _Start:
                     raise failed.as_error(log=self._log_url, in_doubt=False) from failed
                 if failures.failed(time.monotonic_ns() // 1_000_000) is not None:
                     extra = {"seconds_left": deadline.remaining_ms() // 1_000}
-                    logger.warning("the log is waited for: %s", failed.problem, extra=extra)
+                    logger.warning("waiting for the log: %s", failed.problem, extra=extra)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(_TRY_AGAIN_S, deadline.remaining_ms() / 1_000)):
                     await stopping.wait()

@@ -35,9 +35,9 @@ class EvidenceFile:
         """Open `path` for appending. Raise `InvalidConfig` if that is not possible."""
         self._broker = broker
         self._lines: queue.Queue[Evidence | None] = queue.Queue(maxsize=_LINES_MAX)
-        # One thread writes each: `_dropped` the worker's, `_dropped_told` the file's.
+        # One thread writes each: `_dropped` the worker's, `_dropped_reported` the file's.
         self._dropped = 0
-        self._dropped_told = 0
+        self._dropped_reported = 0
         try:
             private_files.make(path)
             self._file = path.open("ab", buffering=0)
@@ -60,7 +60,7 @@ class EvidenceFile:
                 self._lines.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            _logger.warning("the last evidence is still being written", extra={"broker": self._broker})
+            _logger.warning("evidence is still being written when the broker ends", extra={"broker": self._broker})
             return
         self._file.close()
 
@@ -69,10 +69,10 @@ class EvidenceFile:
             batch = [self._lines.get()]
             while not self._lines.empty():
                 batch.append(self._lines.get())
-            lines = [self._spell(evidence) for evidence in batch if evidence is not None]
-            if self._dropped > self._dropped_told:
-                self._dropped_told = self._dropped
-                lines.append(self._spell_dropped(self._dropped_told))
+            lines = [self._line(evidence) for evidence in batch if evidence is not None]
+            if self._dropped > self._dropped_reported:
+                self._dropped_reported = self._dropped
+                lines.append(self._dropped_line(self._dropped_reported))
             if lines and not self._write(b"".join(lines)):
                 return
             if None in batch:
@@ -84,16 +84,16 @@ class EvidenceFile:
             while lines:
                 lines = lines[self._file.write(lines) :]
         except OSError as error:
-            _logger.warning("no more evidence is written: %s", error, extra={"broker": self._broker})
+            _logger.warning("evidence ends: %s", error, extra={"broker": self._broker})
             return False
         return True
 
-    def _spell_dropped(self, dropped: int) -> bytes:
+    def _dropped_line(self, dropped: int) -> bytes:
         """Return a line with the number dropped so far, so that a checker knows of gaps."""
         _logger.warning("evidence was dropped", extra={"broker": self._broker, "dropped": dropped})
         return orjson.dumps({"broker": self._broker, "dropped": dropped}, option=orjson.OPT_APPEND_NEWLINE)
 
-    def _spell(self, evidence: Evidence) -> bytes:
+    def _line(self, evidence: Evidence) -> bytes:
         line = {
             "broker": self._broker,
             "bundle": evidence.bundle,

@@ -44,7 +44,7 @@ class ObservationWriter:
         # One thread writes each: `_dropped` the loop's, `_dropped_reported` the writer's.
         self._dropped = 0
         self._dropped_reported = 0
-        self._failures = LoggedFailures(_logger, broker=broker, failed="observations are not kept", over="observations are kept again")
+        self._failures = LoggedFailures(_logger, broker=broker, failed="observations not stored", over="observations are stored again")
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
 
@@ -62,7 +62,7 @@ class ObservationWriter:
             self._waiting.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            _logger.warning("the last observations are still being written", extra={"broker": self._broker})
+            _logger.warning("observations are still being written when the broker ends", extra={"broker": self._broker})
 
     def _run(self) -> None:
         while True:

@@ -60,7 +60,7 @@ def test_services_are_loaded_by_pattern() -> None:
 
 
 MISTAKES = {
-    "[*=services_here:Good": "no namespace is like '[*'",
+    "[*=services_here:Good": "no namespace matches '[*'",
     "services_here": "its form is not [PATTERN=]MODULE:CLASS",
     "services_here:": "its form is not [PATTERN=]MODULE:CLASS",
     ":Good": "its form is not [PATTERN=]MODULE:CLASS",

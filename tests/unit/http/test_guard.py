@@ -103,7 +103,7 @@ def test_what_a_foreign_page_could_send_is_refused(case: str) -> None:
 
 def test_a_name_with_a_port_is_refused_as_a_setting() -> None:
     """A list that could never match says so at the start."""
-    with pytest.raises(InvalidConfig, match="http_hosts: 'proxy:80' is neither an address nor the name of a host; a name has no port"):
+    with pytest.raises(InvalidConfig, match="http_hosts: 'proxy:80' is neither an address nor a host name; a name has no port"):
         config(http_hosts="proxy:80")
 
 
