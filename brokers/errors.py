@@ -6,7 +6,6 @@ Errors that `channel` raises belong there. A message has three parts: what happe
 from __future__ import annotations
 
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
-from equipoise.channel.core.ranges import namespace_in
 
 
 class UnsupportedAlgorithm(CallerError):
@@ -158,24 +157,6 @@ class DecisionLogUnavailable(PeerError):
         self.log = log
         self.problem = problem
         super().__init__(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
-
-
-class UnknownBundle(NotFound):
-    """The bundle does not exist in its namespace."""
-
-    def __init__(self, *, bundle: str) -> None:
-        """`bundle` is the requested name."""
-        self.bundle = bundle
-        super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace_in(bundle)}")
-
-
-class UnknownBroker(NotFound):
-    """The broker has never joined the channel."""
-
-    def __init__(self, *, broker: str) -> None:
-        """`broker` is the requested id."""
-        self.broker = broker
-        super().__init__(f"no broker {broker!r} has ever joined; see who has: equipoise brokers list --all")
 
 
 class Cancelled(PeerError):
@@ -340,46 +321,6 @@ class NotReady(PeerError):
         super().__init__(f"broker {broker} is not ready: {problem}; ask again soon, or ask another")
 
 
-class UnknownCluster(NotFound):
-    """The cluster is not the one of this channel."""
-
-    def __init__(self, *, cluster: str, known: str | None) -> None:
-        """`cluster` is the requested id, `known` that of the channel."""
-        self.cluster = cluster
-        self.known = known
-        super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")
-
-
-class UnknownTenant(NotFound):
-    """The tenant does not exist: it has no namespace."""
-
-    def __init__(self, *, tenant: str) -> None:
-        """`tenant` is the requested name."""
-        self.tenant = tenant
-        super().__init__(
-            f"there is no tenant {tenant!r}: a tenant is there by its namespaces; "
-            f"create one: equipoise namespaces create {tenant}/NAMESPACE"
-        )
-
-
-class UnknownSchema(NotFound):
-    """No broker knows the requested schema."""
-
-    def __init__(self, *, topic: str) -> None:
-        """`topic` is the full name of the schema's topic."""
-        self.topic = topic
-        super().__init__(f"no schema of {topic} is known, or not that one; schemas last as long as the brokers that were told of them")
-
-
-class UnknownTopic(NotFound):
-    """The topic is not in use, or not partitioned."""
-
-    def __init__(self, *, topic: str) -> None:
-        """`topic` is the requested full name."""
-        self.topic = topic
-        super().__init__(f"there is no topic {topic} at present; a topic that is not stored exists while it has a producer or a consumer")
-
-
 class InvalidPolicy(CallerError):
     """A cluster policy is malformed or contradictory. The former policy stays."""
 
@@ -398,15 +339,6 @@ class PolicyLeavesNobody(CallerError):
         self.policy = policy
         self.subject = subject
         super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
-
-
-class UnknownPolicy(NotFound):
-    """The cluster policy does not exist on the channel."""
-
-    def __init__(self, *, policy: str) -> None:
-        """`policy` is the requested key."""
-        self.policy = policy
-        super().__init__(f"there is no policy {policy!r}; see which there are: equipoise policies list")
 
 
 class DestinationForbidden(CallerError):

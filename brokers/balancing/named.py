@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from equipoise.brokers.balancing.policies import is_about_bundles
-from equipoise.brokers.errors import UnknownBundle, UnknownNamespace, UnknownPolicy
+from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core.entries import BundleEntry, NamespaceEntry, PolicyEntry
-from equipoise.channel.core.ranges import check_namespace, parse_bundle
+from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.ranges import check_namespace, namespace_in, parse_bundle
 from equipoise.channel.core.view import View
 
 
@@ -18,18 +19,23 @@ def namespace_named(view: View, name: str) -> NamespaceEntry:
     return namespace
 
 
+def no_bundle(name: str) -> NotFound:
+    """Return the error of a bundle that does not exist."""
+    return NotFound(f"there is no bundle {name!r}; see which there are: equipoise namespaces bundles {namespace_in(name)}")
+
+
 def bundle_named(view: View, name: str) -> BundleEntry:
-    """Return the bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+    """Return the bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `NotFound`."""
     namespace_named(view, parse_bundle(name).namespace)
     bundle = view.bundles.get(name)
     if bundle is None:
-        raise UnknownBundle(bundle=name)
+        raise no_bundle(name)
     return bundle
 
 
 def policy_named(view: View, key: str) -> PolicyEntry:
-    """Return the isolation policy or pin of this key, KIND/NAME. Raises `UnknownPolicy`."""
+    """Return the isolation policy or pin of this key, KIND/NAME. Raises `NotFound`."""
     policy = view.policies.get(key) if is_about_bundles(key) else None
     if policy is None:
-        raise UnknownPolicy(policy=key)
+        raise NotFound(f"there is no policy {key!r}; see which there are: equipoise policies list")
     return policy

@@ -1,6 +1,6 @@
 """Read and check the namespace policies that brokers act on.
 
-A document may hold more: `brokers.pulsar.topics.partitions` keeps its own policies there. Unknown policies are ignored.
+A document may hold more: `brokers.pulsar.topics.names` keeps its own policies there. Unknown policies are ignored.
 """
 
 from __future__ import annotations

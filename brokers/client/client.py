@@ -44,26 +44,17 @@ _NOT_STARTED: Final = "it has not been started"
 _ENDED: Final = "it has ended"
 
 
-class InvalidSource(CallerError):
-    """A client was given neither one log nor a number of brokers."""
-
-    def __init__(self, *, sources: tuple[str, ...]) -> None:
-        """`sources` as given."""
-        self.sources = sources
-        super().__init__(f"a client takes one log URL, or the http:// addresses of brokers, not {sources!r}")
-
-
 class Client:
     """Find the broker that serves a key. Use it as an async context, and make every call on the event loop that entered it."""
 
     def __init__(self, *sources: str) -> None:
         """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
 
-        Raises `InvalidSource`.
+        Raises `CallerError` for anything else.
         """
         are_http = [source.startswith(_HTTP) for source in sources]
         if not sources or (not all(are_http) and len(sources) > 1):
-            raise InvalidSource(sources=sources)
+            raise CallerError(f"a client takes one log URL, or the http:// addresses of brokers, not {sources!r}")
         self._source: Source
         if all(are_http):
             self._source = HttpSource(sources, changed=self._wake)
@@ -107,7 +98,7 @@ class Client:
             distrusted_ms = 0 if assigned is None else self._distrusted_ms(assigned)
             if assigned is not None and assigned.peer is not None and not distrusted_ms:
                 return assigned.peer
-            deadline.check(f"an owner for {namespace}/{key} being known")
+            deadline.check(f"an owner for {namespace}/{key}")
             await self._change(min(deadline.remaining_ms(), distrusted_ms or _LOOK_AGAIN_MS))
             if distrusted_ms and assigned is not None and not self._distrusted_ms(assigned):
                 self._source.refresh(namespace)
@@ -144,7 +135,7 @@ class Client:
     async def _change(self, timeout_ms: int) -> None:
         """Wait for a change, at most `timeout_ms`."""
         if len(self._waiting) >= WAITERS_MAX:
-            raise Overloaded(what="the row of those who wait for an owner", limit=WAITERS_MAX)
+            raise Overloaded(what="the queue of callers that wait for an owner", limit=WAITERS_MAX)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = None
         try:
@@ -182,4 +173,4 @@ class ClientInThread(InThread):
         async def misrouted() -> None:
             self._client.misrouted(namespace, key, seen)
 
-        self.run(misrouted(), timeout_ms=CROSSING_MS, what=f"taking note of {seen.broker}")
+        self.run(misrouted(), timeout_ms=CROSSING_MS, what=f"the report about {seen.broker}")

@@ -74,10 +74,6 @@ class _Rows(BaseModel):
     gone: list[str] = []
 
 
-class StreamBroken(PeerError):
-    """A broker's stream is not as it should be. Another broker may do better."""
-
-
 class HttpSource:
     """Follows each namespace from the first lookup in it. See `Source`."""
 
@@ -132,7 +128,7 @@ class HttpSource:
         """Drop a namespace that does not exist, or else the one not asked for the longest. Raises `Overloaded`."""
         name, stream = min(self._streams.items(), key=lambda item: (item[1].unknown_at is None, item[1].asked_at))
         if stream.unknown_at is None and time.monotonic() - stream.asked_at <= IDLE_SECONDS:
-            raise Overloaded(what="the row of namespaces that this client follows", limit=NAMESPACES_MAX)
+            raise Overloaded(what="the list of namespaces that this client follows", limit=NAMESPACES_MAX)
         self._streams.pop(name).end()
 
 
@@ -205,7 +201,7 @@ class _Stream:
                             return
                         if name == "table":
                             until_table.reschedule(None)
-        except (aiohttp.ClientError, TimeoutError, ValidationError, StreamBroken, ValueError):
+        except (aiohttp.ClientError, TimeoutError, ValidationError, PeerError, ValueError):
             return  # `_run` asks the next broker.
 
     def _take(self, name: str, data: bytes) -> None:
@@ -219,7 +215,7 @@ class _Stream:
         elif self.table is not None:
             self.table.change(assigned, rows.gone)
         if self.table is not None and len(self.table) > ROWS_MAX:
-            raise StreamBroken(f"a broker tells of more than {ROWS_MAX} bundles of {self._namespace}")
+            raise PeerError(f"a broker sends more than {ROWS_MAX} bundles of {self._namespace}")
         self._changed()
 
     def _is_unknown(self) -> None:
@@ -228,7 +224,7 @@ class _Stream:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the events of a stream as (name, data), without comments. Raises `StreamBroken` for a giant event.
+    """Yield the events of a stream as (name, data), without comments. Raises `PeerError` for a giant event.
 
     Supports the part of the format that our brokers send (HTML standard, "Server-sent events"): lines that end in LF.
     """
@@ -243,4 +239,4 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes
             if b"event" in fields and b"data" in fields:
                 yield fields[b"event"].decode(), fields[b"data"]
         if len(buffer) > EVENT_BYTES_MAX:
-            raise StreamBroken(f"an event of the assignment is larger than {EVENT_BYTES_MAX} bytes")
+            raise PeerError(f"an event of the assignment is larger than {EVENT_BYTES_MAX} bytes")

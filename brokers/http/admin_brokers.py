@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named
-from equipoise.brokers.errors import UnknownCluster
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
-from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import drain
 from equipoise.brokers.runtime.worker import Worker
@@ -50,11 +49,7 @@ class Brokers:
 
     async def active_of_cluster(self, request: web.Request) -> web.Response:
         """List the ids of all live brokers of this cluster; 404 for another cluster."""
-        view = ready_view(self._worker)
-        cluster = request.match_info["cluster"]
-        if cluster != view.cluster:
-            raise UnknownCluster(cluster=cluster, known=view.cluster)
-        return json_answer(_active(view))
+        return json_answer(_active(view_of_cluster(self._worker, request)))
 
     async def leader(self, _request: web.Request) -> web.Response:
         """Return the leader: the oldest live broker that does not drain."""

@@ -14,7 +14,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import Rejected, UnknownTenant
+from equipoise.brokers.errors import Rejected
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
     GROUP_BODY,
@@ -35,7 +35,7 @@ from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import Operation
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.errors import InvalidName, NotFound
 from equipoise.channel.core.ranges import HASH_MAX, check_namespace
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
@@ -96,7 +96,10 @@ class Namespaces:
         tenant = _tenant_of(request)
         view = ready_view(self._worker)
         if not _namespaces_of(view, tenant):
-            raise UnknownTenant(tenant=tenant)
+            raise NotFound(
+                f"there is no tenant {tenant!r}: a tenant exists only by its namespaces; "
+                f"create one: equipoise namespaces create {tenant}/NAMESPACE"
+            )
         return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})
 
     async def create_tenant(self, request: web.Request) -> web.Response:

@@ -12,10 +12,9 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
-from equipoise.brokers.errors import UnknownCluster
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
-from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import Operation
 from equipoise.brokers.operations.verbs import Answer, delete_cluster_policy, set_cluster_policy
@@ -50,22 +49,22 @@ class Policies:
 
     async def isolations(self, request: web.Request) -> web.Response:
         """Return all isolation policies by name."""
-        view = self._view_of_cluster(request)
+        view = view_of_cluster(self._worker, request)
         return json_answer({name: _isolation(document) for name, document in _named(view, ISOLATION).items()})
 
     async def isolation(self, request: web.Request) -> web.Response:
         """Return one isolation policy."""
-        return json_answer(_isolation(policy_named(self._view_of_cluster(request), _key(request, ISOLATION)).document))
+        return json_answer(_isolation(policy_named(view_of_cluster(self._worker, request), _key(request, ISOLATION)).document))
 
     async def set_isolation(self, request: web.Request) -> web.Response:
         """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
-        self._view_of_cluster(request)
+        view_of_cluster(self._worker, request)
         body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
         return await self._done(set_cluster_policy(_key(request, ISOLATION), body.document))
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
-        self._view_of_cluster(request)
+        view_of_cluster(self._worker, request)
         return await self._done(delete_cluster_policy(_key(request, ISOLATION)))
 
     async def pins(self, _request: web.Request) -> web.Response:
@@ -91,14 +90,6 @@ class Policies:
         """Run an operation, and return 204."""
         await self._operations.run(operation, Deadline.after(timeout_ms=self._worker.config.admin_ms))
         return done()
-
-    def _view_of_cluster(self, request: web.Request) -> View:
-        """Return the view. Raises `UnknownCluster` if the path names another cluster."""
-        view = ready_view(self._worker)
-        cluster = request.match_info["cluster"]
-        if cluster != view.cluster:
-            raise UnknownCluster(cluster=cluster, known=view.cluster)
-        return view
 
 
 def _key(request: web.Request, kind: str) -> str:

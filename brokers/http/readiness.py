@@ -6,16 +6,14 @@ Reading handlers use this before and after they read.
 from __future__ import annotations
 
 from functools import wraps
-from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.errors import NotReady, UnknownBroker, UnknownBundle, UnknownNamespace, UnknownPolicy, UnknownTenant
+from equipoise.brokers.errors import NotReady
 from equipoise.brokers.runtime.router import may_deny
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.view import View
-
-_DENIALS: Final = (UnknownNamespace, UnknownBundle, UnknownBroker, UnknownPolicy, UnknownTenant)
 
 
 def ready_view(worker: Worker) -> View:
@@ -27,6 +25,14 @@ def ready_view(worker: Worker) -> View:
     return worker.view
 
 
+def view_of_cluster(worker: Worker, request: web.Request) -> View:
+    """Return the view of a broker that is ready. Raises `NotFound` if the path names another cluster."""
+    view, cluster = ready_view(worker), request.match_info["cluster"]
+    if cluster != view.cluster:
+        raise NotFound(f"there is no cluster {cluster!r} here; this is {view.cluster!r}")
+    return view
+
+
 def denying(worker: Worker, route: web.RouteDef) -> web.RouteDef:
     """Return the same route, which raises `NotReady` instead of a denial while `worker` may not deny anything."""
     handler = route.handler
@@ -35,10 +41,10 @@ def denying(worker: Worker, route: web.RouteDef) -> web.RouteDef:
     async def answered(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
-        except _DENIALS:
+        except NotFound:
             if may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
                 raise
-            problem = "it has lost the channel, and what it has not read of may exist"
+            problem = "it has lost the channel, and may not know the newest state"
             raise NotReady(broker=worker.broker_id, problem=problem) from None
 
     return web.RouteDef(route.method, route.path, answered, route.kwargs)

@@ -12,9 +12,9 @@ from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, UnknownBroker
+from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
-from equipoise.channel.core.errors import invalid_boundaries
+from equipoise.channel.core.errors import NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, Reason, Record
@@ -86,10 +86,10 @@ def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | 
 
 
 def live_broker(view: View, broker_id: str) -> BrokerEntry:
-    """Return the live incarnation of a broker. Raises `InvalidName`, `UnknownBroker`, and `Rejected` if it has left or is down."""
+    """Return the live incarnation of a broker. Raises `InvalidName`, `NotFound`, and `Rejected` if it has left or is down."""
     broker = view.brokers.get(check_broker_id(broker_id))
     if broker is None:
-        raise UnknownBroker(broker=broker_id)
+        raise NotFound(f"no broker {broker_id!r} has ever joined; see who has: equipoise brokers list --all")
     if not broker.live:
         raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=f"it is {broker.status} since offset {broker.last}", offset=None)
     return broker

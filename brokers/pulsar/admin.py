@@ -15,24 +15,27 @@ from pydantic import TypeAdapter
 
 from equipoise.brokers.agent.intents import SetPolicy
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownSchema, UnknownTopic
+from equipoise.brokers.errors import InvalidRequest, Rejected
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar import schema_search
-from equipoise.brokers.pulsar.schema_documents import schema_document, version_in
-from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitioned_name, served_topic
-from equipoise.brokers.pulsar.topics.partitions import PARTITIONS_MAX, partitions_in, policy_of
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PARTITIONS_MAX, partitioned_name, partitions_in, policy_of, served_topic
 from equipoise.brokers.pulsar.topics.stats import Stats, partitioned_stats, topic_stats
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Reason
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
+import json
+
+from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES
+from equipoise.brokers.pulsar.wire.requests import Schema
 
 _NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 _BUNDLE: Final = _NAMESPACE + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
@@ -143,9 +146,9 @@ class Topics:
         count = await _count_of(request)
         before = self._partitions(topic)
         if not before:
-            raise UnknownTopic(topic=topic.full)
+            raise _no_topic(topic)
         if count <= before:
-            raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the {before} that there are")
+            raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
         await self._set_partitions(topic, count, before=before)
         return done()
 
@@ -154,7 +157,7 @@ class Topics:
         topic = _partitionable(request)
         before = self._partitions(topic)
         if not before:
-            raise UnknownTopic(topic=topic.full)
+            raise _no_topic(topic)
         await self._set_partitions(topic, None, before=before)
         return done()
 
@@ -174,7 +177,7 @@ class Topics:
         topic = await self._served(request)
         served = self._hosting.find(topic.full)
         if served is None:
-            raise UnknownTopic(topic=topic.full)
+            raise _no_topic(topic)
         return json_answer(topic_stats(served.topic, owner_broker=self._worker.broker_id))
 
     async def partitioned_stats(self, request: web.Request) -> web.Response:
@@ -188,7 +191,7 @@ class Topics:
         if parameter_of(request, "local") == "true":
             return json_answer(stats)
         if not partitions:
-            raise UnknownTopic(topic=topic.full)
+            raise _no_topic(topic)
         for told in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
             stats |= told if isinstance(told, dict) else {}
         is_each_wanted = parameter_of(request, "perPartition") != "false"
@@ -204,7 +207,7 @@ class Topics:
         topic = await self._served(request)
         served = self._hosting.find(topic.full)
         if served is None:
-            raise UnknownTopic(topic=topic.full)
+            raise _no_topic(topic)
         return json_answer(sorted(served.topic.subscriptions))
 
     async def schema(self, request: web.Request) -> web.Response:
@@ -220,7 +223,10 @@ class Topics:
             return done() if known is None else json_answer(schema_search.document(known[1]))
         found = await self._server.schemas.find(topic, version)
         if found is None:
-            raise UnknownSchema(topic=topic.full)
+            raise NotFound(
+                f"no broker knows {'a schema' if version is None else 'this schema version'} of {topic.full}; "
+                "a schema lasts as long as the brokers that it was sent to"
+            )
         return json_answer(schema_document(*found))
 
     async def _served(self, request: web.Request) -> TopicName:
@@ -237,6 +243,10 @@ class Topics:
             raise web.HTTPTemporaryRedirect(location=address + request.path_qs)
 
 
+def _no_topic(topic: TopicName) -> NotFound:
+    return NotFound(f"there is no topic {topic.full} now; a non-persistent topic exists while it has a producer or a consumer")
+
+
 def _topic_of(request: web.Request) -> TopicName:
     """Return the topic of a path. Raise `InvalidName`."""
     named = request.match_info
@@ -247,9 +257,9 @@ def _partitionable(request: web.Request) -> TopicName:
     """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may not."""
     topic = _topic_of(request)
     if topic.domain != NON_PERSISTENT:
-        raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; only {NON_PERSISTENT}:// is served")
+        raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; use a {NON_PERSISTENT}:// topic")
     if partitioned_name(topic.full) != topic.full:
-        raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition itself; name the topic without -partition-N")
+        raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition; name the topic without -partition-N")
     if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:
         raise InvalidRequest(
             what="the name of a partitioned topic", problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters"
@@ -261,7 +271,7 @@ async def _count_of(request: web.Request) -> int:
     """Return the number in the body. Raise `InvalidRequest`."""
     count = await body_of(request, _PARTITIONS_BODY)
     if count is None or not 0 < count <= PARTITIONS_MAX:
-        raise InvalidRequest(what="the body", problem=f"it is a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
+        raise InvalidRequest(what="the body", problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
     return count
 
 
@@ -269,5 +279,51 @@ def _mode_of(request: web.Request) -> TopicsMode:
     """Return the parameter `mode`. Raise `InvalidRequest`."""
     text = parameter_of(request, "mode") or TopicsMode.ALL.name
     if text not in TopicsMode.__members__:
-        raise InvalidRequest(what="the parameter mode", problem=f"{text[:64]!r} is none of {', '.join(TopicsMode.__members__)}")
+        raise InvalidRequest(what="the parameter mode", problem=f"{text[:64]!r} is not one of {', '.join(TopicsMode.__members__)}")
     return TopicsMode[text]
+
+
+# Pulsar's type names, indexed by type number.
+_KINDS: Final = (
+    *("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME"),
+    *("TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
+)
+_KEY_VALUE: Final = _KINDS.index("KEY_VALUE")
+
+_LENGTH_BYTES: Final = 4
+
+
+def version_in(text: str | None) -> bytes | None:
+    """Return the version that the number in a path names, or None without one."""
+    return None if text is None else (int(text) % (1 << 8 * VERSION_BYTES)).to_bytes(VERSION_BYTES, "big")
+
+
+def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
+    """Return a schema as Pulsar's JSON. The timestamp is 0, because schemas are not stored."""
+    return {
+        "version": int.from_bytes(version, "big"),
+        "type": _KINDS[schema.kind] if 0 <= schema.kind < len(_KINDS) else "NONE",
+        "timestamp": 0,
+        "data": _data_of(schema),
+        "properties": dict(schema.properties),
+    }
+
+
+def _data_of(schema: Schema) -> str:
+    """Return the definition as text. Convert a key/value definition (two parts, each after its length) to one JSON object."""
+    if schema.kind != _KEY_VALUE:
+        return schema.definition.decode("utf-8", "replace")
+    halves = {}
+    rest = schema.definition
+    for half in ("key", "value"):
+        end = _LENGTH_BYTES + max(int.from_bytes(rest[:_LENGTH_BYTES], "big", signed=True), 0)
+        halves[half], rest = _json_of(rest[_LENGTH_BYTES:end]), rest[end:]
+    return json.dumps(halves)
+
+
+def _json_of(definition: bytes) -> object:
+    """Return a definition parsed as JSON (structures), or else as text (such as the empty one of a string)."""
+    try:
+        return json.loads(definition)
+    except ValueError:
+        return definition.decode("utf-8", "replace")

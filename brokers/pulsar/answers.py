@@ -19,11 +19,11 @@ from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
 from equipoise.brokers.pulsar.service import session_of, tell_active
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
 from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, served_topic
-from equipoise.brokers.pulsar.topics.outcomes import Producer, Replaced, Subscribed
+from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.topics.stats import kind_name
-from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, Topic
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServedElsewhere, ServerError
 from equipoise.brokers.pulsar.wire.replies import ConsumerStats

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.names import partition_of
-from equipoise.brokers.pulsar.topics.outcomes import Producer
-from equipoise.brokers.pulsar.topics.topic import Topic, TopicState
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership, Work
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import topic_hash

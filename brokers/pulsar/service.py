@@ -29,12 +29,11 @@ from equipoise.brokers.pulsar.parted import Left, Parted
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
-from equipoise.brokers.pulsar.topics.handover import HandoverDamaged
 from equipoise.brokers.pulsar.topics.names import PULSAR
-from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer, Receipt
+from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.schemas import Schemas
 from equipoise.brokers.pulsar.topics.subscription import Delivery
-from equipoise.brokers.pulsar.topics.topic import TopicState
+from equipoise.brokers.pulsar.topics.topic import Outcome, Receipt, TopicState
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Published
@@ -166,7 +165,7 @@ class PulsarService(Service):
         self.counts.dropped += left.messages
         about = {"broker": self.host.broker_id, "bundle": left.bundle.name, "token": left.token}
         _logger.warning(
-            "%d messages and the names of %d topics were not fetched, and are lost", left.messages, len(left.states), extra=about
+            "lost %d messages and the names of %d topics: the next owner did not fetch them", left.messages, len(left.states), extra=about
         )
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
@@ -353,7 +352,11 @@ class PulsarService(Service):
             is_fetching = await self._parted.next_fetch(timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms()))
         if self._parted.awaited:
             about = {"broker": self.host.broker_id}
-            _logger.warning("what %d bundles left here was not fetched, and ends with this broker", self._parted.awaited, extra=about)
+            _logger.warning(
+                "lost the states of %d closed bundles: their next owners did not fetch them before this broker ended",
+                self._parted.awaited,
+                extra=about,
+            )
 
     async def all_parted(self) -> None:
         """Wait until all consumers of closed bundles are redirected. The wait is bounded."""
@@ -377,7 +380,7 @@ class PulsarService(Service):
         except EquipoiseError as error:
             self.counts.handovers_damaged += 1
             about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
-            _logger.warning("topics begin anew: %s", error, extra=about)
+            _logger.warning("topics start without the state of their former owner: %s", error, extra=about)
         try:
             return handovers.decode(handover, None)
         except EquipoiseError:
@@ -386,7 +389,7 @@ class PulsarService(Service):
     async def _fetched(self, ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
         """Fetch what the handover lacks. Try twice if the first try fails early: up to 32 MiB of receipted messages depend on it.
 
-        Raises `HandoverDamaged`, and any error of the fetch.
+        Raises `PeerError`, and any error of the fetch.
         """
         again_by = Deadline.after(timeout_ms=self.settings.fetch_again_ms)
         try:
@@ -395,14 +398,14 @@ class PulsarService(Service):
             if not again_by.remaining_ms():
                 raise
             about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
-            _logger.info("asking once more for what a bundle left: %s", error, extra=about)
+            _logger.info("fetching the state of a bundle again: %s", error, extra=about)
         return await self._fetched_once(ownership, handover)
 
     @staticmethod
     async def _fetched_once(ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
         fetched = None if ownership.fetch is None else await ownership.fetch()
         if fetched is None:
-            raise HandoverDamaged(what="fetched state", problem="its former owner is gone, or has it no more")
+            raise handovers.damaged("fetched state", "its former owner is gone or no longer has it")
         return await asyncio.to_thread(handovers.decode, handover, fetched)
 
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:

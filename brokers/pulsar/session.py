@@ -15,7 +15,8 @@ from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.service import tell_active
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
-from equipoise.brokers.pulsar.topics.outcomes import Producer, Receipt
+from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.requests import Ended, Request

@@ -16,9 +16,8 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
-from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer
-from equipoise.brokers.pulsar.topics.topic import Topic
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
 

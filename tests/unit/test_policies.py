@@ -22,8 +22,9 @@ from equipoise.brokers.balancing.policies import (
     policies_in,
 )
 from equipoise.brokers.balancing.policy_changes import check_policy_change
-from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, UnknownPolicy
+from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody
 from equipoise.channel.core import propose
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document
 from tests.ruled import ruled_channel, set_policy
@@ -80,7 +81,7 @@ def test_a_policy_is_found_by_its_key() -> None:
     set_policy(channel, "settings", {"a": 1})
     assert {"namespace": "t/gold", "brokers.0": "a"} == policy_named(channel.view, "pin/p").document
     for key in ("settings", "p", "isolation/p", ""):
-        with pytest.raises(UnknownPolicy):
+        with pytest.raises(NotFound, match="there is no policy"):
             policy_named(channel.view, key)
 
 

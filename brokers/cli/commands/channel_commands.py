@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from equipoise.brokers.balancing.named import no_bundle
 from equipoise.brokers.cli.commands.carrying import copy, export, import_export
 from equipoise.brokers.cli.commands.compact_command import compact
 from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
@@ -23,7 +24,7 @@ from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, Time
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import print_document, print_json, print_line
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.errors import UnknownBundle, UnknownNamespace
+from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
@@ -154,7 +155,7 @@ def why(
                 has_story = True
                 page.show(folded, text)
         if not has_story:
-            raise UnknownBundle(bundle=what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
+            raise no_bundle(what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
         ending = ending_of(name, access.view, names)
     if as_json:
         print_json({"ending": ending})

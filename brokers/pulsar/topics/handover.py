@@ -61,16 +61,6 @@ Raw = Any
 _UNREADABLE: Final = (zlib.error, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
-class HandoverDamaged(PeerError):
-    """The topics that the former owner of a bundle handed over cannot be decoded."""
-
-    def __init__(self, *, what: str, problem: str) -> None:
-        """`what` is `handover` or `fetched state`; `problem` describes the damage."""
-        self.what = what
-        self.problem = problem
-        super().__init__(f"the {what} of a bundle's topics cannot be read: {problem}; open the bundle without it")
-
-
 class Encoded(NamedTuple):
     """The result of `encode`.
 
@@ -108,22 +98,26 @@ def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYT
 
 
 def is_complete(handover: bytes) -> bool:
-    """Return whether a handover needs no fetch. Raise `HandoverDamaged`."""
+    """Return whether a handover needs no fetch. Raise `PeerError`."""
     try:
         return _unpacked(handover)[0]
     except _UNREADABLE as error:
-        raise HandoverDamaged(what="handover", problem=str(error)) from error
+        raise damaged("handover", str(error)) from error
 
 
 def decode(handover: bytes, fetched: bytes | None) -> dict[str, TopicState]:
-    """Return the states of topics by name, from `fetched` if given, else from the handover. Raise `HandoverDamaged`."""
+    """Return the states of topics by name, from `fetched` if given, else from the handover. Raise `PeerError`."""
     try:
         if fetched is not None:
             return _decode_fetched(fetched)
         return dict(_topic(row, ()) for row in _unpacked(handover)[1])
     except _UNREADABLE as error:
-        what = "handover" if fetched is None else "fetched state"
-        raise HandoverDamaged(what=what, problem=f"{type(error).__name__}: {error}") from error
+        raise damaged("handover" if fetched is None else "fetched state", f"{type(error).__name__}: {error}") from error
+
+
+def damaged(what: str, problem: str) -> PeerError:
+    """Return the error of a `handover` or `fetched state` that cannot be decoded."""
+    return PeerError(f"the {what} of a bundle's topics cannot be read: {problem}; open the bundle without it")
 
 
 def _packed(rows: Sequence[Raw], *, is_complete: bool) -> bytes | None:
@@ -140,7 +134,7 @@ def _unpacked(handover: bytes) -> tuple[bool, Raw]:
     unpacker = zlib.decompressobj()
     unpacked = unpacker.decompress(handover, _UNPACKED_BYTES_MAX)
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("it ends too early, or too late")
+        raise ValueError("it is cut off, or something follows it")
     document = orjson.loads(unpacked)
     _check_format(document)
     return _flag(document["complete"]), document["topics"]
@@ -240,7 +234,7 @@ def _decode_fetched(fetched: bytes) -> dict[str, TopicState]:
     """Decode the result of `fetchable`. Raise one of `_UNREADABLE`."""
     digest, body = fetched[:_DIGEST_BYTES], fetched[_DIGEST_BYTES:]
     if digest != blake2b(body, digest_size=_DIGEST_BYTES).digest():
-        raise ValueError("its checksum is another: it is cut off, altered, or something else")
+        raise ValueError("its checksum is wrong: it is cut off or altered")
     position = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
     document = orjson.loads(body[_LENGTH_BYTES:position])
     _check_format(document)
@@ -284,22 +278,22 @@ def _topic(row: Raw, waiting: Raw) -> tuple[str, TopicState]:
 
 def _check_format(document: Raw) -> None:
     if document["format"] != FORMAT:
-        raise ValueError(f"it is of another format than {FORMAT}, the one that this version reads")
+        raise ValueError(f"its format is not {FORMAT}, the only one that this version reads")
 
 
 def _text(value: Raw) -> str:
     if not isinstance(value, str):
-        raise TypeError("a name that is no text")
+        raise TypeError("a name is not text")
     return value
 
 
 def _count(value: Raw) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError("a count that is no number, or negative")
+        raise TypeError("a count is not a number, or is negative")
     return value
 
 
 def _flag(value: Raw) -> bool:
     if not isinstance(value, bool):
-        raise TypeError("a flag that is neither true nor false")
+        raise TypeError("a flag is neither true nor false")
     return value

@@ -1,12 +1,7 @@
-"""Find the key of an entry, hash it to a slot, and map slots to consumers (Key_Shared).
-
-The needed fields of MessageMetadata (three of 33) are parsed by hand: they are read once per entry, and this package stays free of
-generated code. Damaged metadata counts as metadata without a key; full parsing reports the damage elsewhere.
-"""
+"""Hash the key of an entry to a slot, and map slots to consumers (Key_Shared)."""
 
 from __future__ import annotations
 
-import binascii
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
 from hashlib import blake2b, shake_128
@@ -14,132 +9,22 @@ from itertools import pairwise
 from struct import unpack, unpack_from
 from typing import Final
 
+from equipoise.brokers.pulsar.wire.commands import key_of
+from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
+
 # Pulsar's number of slots, and the points of each consumer on its consistent-hashing ring.
 SLOTS: Final = 65_536
 POINTS_PER_CONSUMER: Final = 100
 
-# A STICKY consumer may name as many ranges as other consumers have points.
-RANGES_PER_CONSUMER_MAX: Final = 100
-
 # Longer keys are first reduced to a digest: Murmur3 in Python costs 0.1 us per byte, which is 0.5 s for a key of 5 MiB.
 MURMUR_BYTES_MAX: Final = 256
 _DIGEST_BYTES: Final = 16
-
-# Metadata with more fields counts as having no key: each field costs 0.1 us, and a block has room for millions. Pulsar uses 33, plus one
-# per property.
-METADATA_FIELDS_MAX: Final = 1_000
 
 # Buckets keep the cost of adding and removing a consumer the same with 500 consumers as with one.
 _SLOTS_PER_BUCKET: Final = 1_024
 
 # The key of entries without one: Pulsar's own text. They stay together, in order, on one consumer.
 NO_KEY: Final = b"NONE_KEY"
-
-_CHECKSUM_MAGIC: Final = b"\x0e\x01"
-_BROKER_METADATA_MAGIC: Final = b"\x0e\x02"
-_CHECKSUM_PART_BYTES: Final = 6
-_LENGTH_BYTES: Final = 4
-_VARINT_BYTES_MAX: Final = 10
-
-# The continuation bit of a varint byte.
-_MORE: Final = 0x80
-
-# Protobuf's wire types, and the tags (number and wire type) of the fields read.
-_VARINT: Final = 0
-_FIXED_64: Final = 1
-_LENGTH_DELIMITED: Final = 2
-_FIXED_32: Final = 5
-_PARTITION_KEY: Final = 6 << 3 | _LENGTH_DELIMITED
-_IS_BASE64: Final = 17 << 3 | _VARINT
-_ORDERING_KEY: Final = 18 << 3 | _LENGTH_DELIMITED
-
-
-class _Damaged(Exception):
-    """The metadata is truncated or malformed."""
-
-
-def sticky_key(block: bytes) -> bytes:
-    """Return the key that dispatches an entry: its ordering key, else its partition key, else `NO_KEY`.
-
-    `block` is everything after the command of SEND: checksum part, length of the metadata, MessageMetadata, payload. Never raises: damaged
-    metadata has no key. Source: `peekStickyKey` of Pulsar's `Commands`.
-    """
-    try:
-        return _key_of_metadata(block, *_metadata_span(block))
-    except (_Damaged, IndexError):
-        return NO_KEY
-
-
-def _metadata_span(block: bytes) -> tuple[int, int]:
-    """Return where MessageMetadata begins and ends in a block."""
-    start = 0
-    if block.startswith(_BROKER_METADATA_MAGIC):
-        start = 2 + _LENGTH_BYTES + int.from_bytes(block[2 : 2 + _LENGTH_BYTES], "big")
-    if block.startswith(_CHECKSUM_MAGIC, start):
-        start += _CHECKSUM_PART_BYTES
-    begin = start + _LENGTH_BYTES
-    end = begin + int.from_bytes(block[start:begin], "big")
-    if not begin <= end <= len(block):
-        raise _Damaged
-    return begin, end
-
-
-def _key_of_metadata(data: bytes, position: int, end: int) -> bytes:
-    """Return the key of the MessageMetadata at `data[position:end]`. Raise `_Damaged` or IndexError."""
-    partition_key: bytes | None = None
-    is_base64 = False
-    fields = 0
-    while position < end and fields < METADATA_FIELDS_MAX:
-        fields += 1
-        # Nearly all tags and lengths are one byte; a function call for each would dominate the cost.
-        tag = data[position]
-        position += 1
-        if tag >= _MORE:
-            tag, position = _varint(data, position - 1)
-        wire_type = tag & 7
-        if wire_type == _LENGTH_DELIMITED:
-            length = data[position]
-            position += 1
-            if length >= _MORE:
-                length, position = _varint(data, position - 1)
-            begin, position = position, position + length
-            if tag == _ORDERING_KEY and position <= end:
-                return data[begin:position]
-            if tag == _PARTITION_KEY:
-                partition_key = data[begin:position]
-        elif wire_type == _VARINT:
-            value, position = _varint(data, position)
-            if tag == _IS_BASE64:
-                is_base64 = value != 0
-        elif wire_type in {_FIXED_64, _FIXED_32}:
-            position += 8 if wire_type == _FIXED_64 else 4
-        else:
-            raise _Damaged
-    if position != end:
-        raise _Damaged
-    if partition_key is None:
-        return NO_KEY
-    return _from_base64(partition_key) if is_base64 else partition_key
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the varint at `position`, and the position behind it. Raise `_Damaged` or IndexError."""
-    value = shift = 0
-    for place in range(position, position + _VARINT_BYTES_MAX):
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        if byte < _MORE:
-            return value, place + 1
-        shift += 7
-    raise _Damaged
-
-
-def _from_base64(text: bytes) -> bytes:
-    """Decode a Base64 key. Return the text itself if it is not valid Base64."""
-    try:
-        return binascii.a2b_base64(text, strict_mode=True)
-    except binascii.Error:
-        return text
 
 
 def murmur3(data: bytes) -> int:
@@ -165,7 +50,9 @@ def murmur3(data: bytes) -> int:
 
 def slot_of(block: bytes) -> int:
     """Return the slot of an entry, 0 to `SLOTS` - 1. Keys of at most `MURMUR_BYTES_MAX` get Pulsar's slot, longer keys a stable one."""
-    key = sticky_key(block)
+    key = key_of(block)
+    if key is None:
+        key = NO_KEY
     return murmur3(key if len(key) <= MURMUR_BYTES_MAX else blake2b(key, digest_size=_DIGEST_BYTES).digest()) % SLOTS
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, TypeGuard
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
-from equipoise.brokers.pulsar.topics.outcomes import Producer
+from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.subscription import Subscription
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind

@@ -1,4 +1,4 @@
-"""Track the producer or consumer ids of a connection: asked for, live, or recently closed by the broker.
+"""Track the ids of a connection: producers and consumers that are asked for, live or recently closed, and unanswered requests.
 
 Clients choose the ids. They mean nothing on other connections.
 """
@@ -6,11 +6,12 @@ Clients choose the ids. They mean nothing on other connections.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import Kind
-from equipoise.brokers.pulsar.wire.waiting import Asked
+from equipoise.brokers.pulsar.wire.requests import Asked, Kind
+from equipoise.channel.core.errors import Bug
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Kept:
     def check(self, bytes_: int) -> None:
         """Raise `NotServed` if there is no room for `bytes_` more."""
         if self.bytes + bytes_ > self._bytes_max:
-            problem = f"the names and properties of what this connection has take {self.bytes} of {self._bytes_max} bytes; use another one"
+            problem = f"the names and properties of this connection take {self.bytes} of {self._bytes_max} bytes; use another connection"
             raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
 
 
@@ -86,12 +87,12 @@ class Attachments:
         if live is not None and live.place == place:
             return live
         if live is not None:
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"the id {id_} is in use for {' '.join(live.place)}; close that first")
+            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"the id {id_} is in use for {' '.join(live.place)}; close it first")
         if id_ in self.creations:
-            raise NotServed(error=ServerError.SERVICE_NOT_READY, problem=f"the creation of {id_} is under way already; try again")
+            raise NotServed(error=ServerError.SERVICE_NOT_READY, problem=f"the id {id_} is already being created; try again")
         count = len(self.creations) + len(self.live)
         if count >= self._count_max:
-            problem = f"this connection has {count} of them, the most that it may have; close some, or use another connection"
+            problem = f"this connection already has {count}, the maximum; close some, or use another connection"
             raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
         self._kept.check(kept_bytes)
         return None
@@ -144,3 +145,49 @@ class Attachments:
         self.creations.clear()
         self.live.clear()
         self._kept.bytes = 0
+
+
+# These are answered before anything else is read, so they cannot accumulate. A refused CLOSE would leave the client sure that the thing is
+# gone while it still gets messages.
+_ANSWERED_AT_ONCE: Final = frozenset({Asked.SCHEMA, Asked.NEW_SCHEMA, Asked.STATS, Asked.CHANGE})
+
+
+class Waiting:
+    """The waiting requests and their total size, since the service keeps them until it answers."""
+
+    __slots__ = ("_bytes", "_bytes_max", "_requests", "_requests_max")
+
+    def __init__(self, *, limits: Limits) -> None:
+        """Start empty."""
+        self._requests: dict[tuple[Asked, int], int] = {}
+        self._requests_max = limits.requests_pending_max
+        self._bytes = 0
+        self._bytes_max = limits.pending_bytes_max
+
+    def ask(self, kind: Asked, request_id: int, request_bytes: int) -> None:
+        """Add a request. Raise `NotServed` if there are too many, `PulsarProtocolError` if its id already waits."""
+        if (kind, request_id) in self._requests:
+            raise PulsarProtocolError(Violation.UNEXPECTED_COMMAND, f"a second {kind.value} {request_id} before the first was answered")
+        is_full = len(self._requests) >= self._requests_max or self._bytes + request_bytes > self._bytes_max
+        if is_full and kind not in _ANSWERED_AT_ONCE:
+            # On SERVICE_NOT_READY clients retry a producer or consumer, also when they reconnect. On a lookup that code would end it for
+            # good.
+            is_creation = kind in {Asked.PRODUCER, Asked.CONSUMER}
+            raise NotServed(
+                error=ServerError.SERVICE_NOT_READY if is_creation else ServerError.TOO_MANY_REQUESTS,
+                problem=f"{len(self._requests)} requests of this connection ({self._bytes} bytes) already wait; send fewer at once",
+            )
+        self._requests[kind, request_id] = request_bytes
+        self._bytes += request_bytes
+
+    def answer(self, kind: Asked, request_id: int) -> None:
+        """Remove a request that is answered or cancelled. Raise `Bug` if there is no such request."""
+        request_bytes = self._requests.pop((kind, request_id), None)
+        if request_bytes is None:
+            raise Bug(f"the Pulsar service answered {kind.value} {request_id}, which waits for no answer; please report this message")
+        self._bytes -= request_bytes
+
+    def clear(self) -> None:
+        """Remove all requests at the end of the connection."""
+        self._requests.clear()
+        self._bytes = 0

@@ -1,19 +1,19 @@
 """Parse the commands of clients into the requests of `brokers.pulsar.wire.requests`, within bounds.
 
-Raises `MalformedCommand` and the like for what no client sends, and `NotServed` for valid requests that are refused.
+Raises `PulsarProtocolError` for what no client sends, and `NotServed` for valid requests that are refused.
 """
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from equipoise.brokers.pulsar.topics.keys import RANGES_PER_CONSUMER_MAX
-from equipoise.brokers.pulsar.wire.errors import MalformedCommand, NotServed, ServerError, UnknownCommand, UnsupportedVersion
+from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.frames import metadata_of
-from equipoise.brokers.pulsar.wire.limits import PAIR_BYTES, Limits
+from equipoise.brokers.pulsar.wire.limits import PAIR_BYTES, RANGES_PER_CONSUMER_MAX, Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandConnect,
@@ -27,6 +27,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
+    Asked,
     KeyShared,
     LookupAsked,
     PartitionsAsked,
@@ -39,7 +40,6 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
     TopicsMode,
 )
-from equipoise.brokers.pulsar.wire.waiting import Asked
 
 Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered
 T = TypeVar("T", BaseCommand, MessageMetadata)
@@ -77,13 +77,13 @@ NOT_SERVED: Final = (
 
 
 def parse(command: bytes) -> BaseCommand:
-    """Parse a complete command. Raise `MalformedCommand`, or `UnknownCommand` for an unknown type."""
+    """Parse a complete command. Raise `PulsarProtocolError`."""
     parsed = _parse(BaseCommand, command)
     if not parsed.HasField("type"):
-        raise UnknownCommand(problem=f"a command of {len(command)} bytes with a type that is not known here")
+        raise PulsarProtocolError(Violation.UNKNOWN_COMMAND, f"a command of {len(command)} bytes with an unknown type")
     # Without its sub-message all fields would read as 0.
     if not parsed.HasField(_BODY_OF_TYPE[parsed.type]):
-        raise MalformedCommand(problem=f"a command {name_of(parsed)} without its body")
+        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"a command {name_of(parsed)} without its body")
     return parsed
 
 
@@ -100,17 +100,40 @@ def request_id_of(command: BaseCommand) -> int:
 def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
     """Return the number of messages in an entry, at least 1: the client's number, limited to what fits into the entry.
 
-    Raises `MalformedFrame` or `MalformedCommand` if consumers could not read the metadata. Blocks are forwarded unchanged, and some clients
+    Raises `PulsarProtocolError` if consumers could not read the metadata. Blocks are forwarded unchanged, and some clients
     close their connection when they cannot read one.
     """
-    spelled = metadata_of(block)
-    metadata = _parse(MessageMetadata, spelled)
+    data = metadata_of(block)
+    metadata = _parse(MessageMetadata, data)
     if send.num_messages <= 1:
         return 1
-    room_bytes = len(block) - len(spelled)
+    room_bytes = len(block) - len(data)
     if metadata.compression:
         room_bytes = min(metadata.uncompressed_size, room_bytes * _COMPRESSED_BY_MAX)
     return min(send.num_messages, max(room_bytes // _MESSAGE_BYTES_MIN, 1), limits.messages_per_entry_max)
+
+
+def key_of(block: bytes) -> bytes | None:
+    """Return the key that dispatches an entry: its ordering key, else its partition key, else None. Damaged metadata has no key.
+
+    Source: `peekStickyKey` of Pulsar's `Commands`.
+    """
+    try:
+        metadata = MessageMetadata.FromString(metadata_of(block))
+    except (DecodeError, PulsarProtocolError):
+        return None
+    if metadata.HasField("ordering_key"):
+        return metadata.ordering_key
+    if not metadata.HasField("partition_key"):
+        return None
+    text: str | bytes = metadata.partition_key  # Bytes if it is not UTF-8, contrary to its type.
+    key = text.encode() if isinstance(text, str) else text
+    if not metadata.partition_key_b64_encoded:
+        return key
+    try:
+        return binascii.a2b_base64(key, strict_mode=True)
+    except binascii.Error:
+        return key
 
 
 def kept_bytes(asked: ProducerAsked | SubscribeAsked) -> int:
@@ -127,16 +150,16 @@ def _parse(kind: type[T], data: bytes) -> T:
     try:
         parsed = kind.FromString(data)
     except DecodeError:
-        raise MalformedCommand(problem=f"{len(data)} bytes that are no {kind.__name__}") from None
+        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"{len(data)} bytes that are not a {kind.__name__}") from None
     if not parsed.IsInitialized():
-        raise MalformedCommand(problem=f"a {kind.__name__} that lacks a field that it must have")
+        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"a {kind.__name__} without a required field")
     return parsed
 
 
 def _text(value: str) -> str:
     """Return a text field as str. Protobuf returns bytes for invalid UTF-8, contrary to its types."""
     if not isinstance(value, str):
-        raise MalformedCommand(problem="a text that is not UTF-8")
+        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, "a text that is not UTF-8")
     return value
 
 
@@ -146,7 +169,7 @@ def _name(what: str, value: str, limits: Limits) -> str:
     if len(text) > limits.name_characters_max:
         raise NotServed(
             error=ServerError.NOT_ALLOWED,
-            problem=f"this {what} has {len(text)} characters; at most {limits.name_characters_max} are taken",
+            problem=f"the {what} has {len(text)} characters; the maximum is {limits.name_characters_max}",
         )
     return text
 
@@ -155,10 +178,7 @@ def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, s
     properties = tuple((_text(pair.key), _text(pair.value)) for pair in pairs)
     size = _properties_bytes(properties)
     if size > limits.properties_bytes_max:
-        problem = (
-            f"these {len(properties)} properties take {size} bytes, of which each counts {PAIR_BYTES} by itself; at most "
-            f"{limits.properties_bytes_max} are taken"
-        )
+        problem = f"{len(properties)} properties take {size} bytes ({PAIR_BYTES} per pair); the maximum is {limits.properties_bytes_max}"
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
     return properties
 
@@ -168,10 +188,10 @@ def _properties_bytes(properties: Sequence[tuple[str, str]]) -> int:
 
 
 def agreed_version(command: CommandConnect) -> int:
-    """Return the protocol version to use with a client. Raise `UnsupportedVersion` if the client is too old."""
+    """Return the protocol version to use with a client. Raise `PulsarProtocolError` if the client is too old."""
     version = min(_VERSION, command.protocol_version)
     if version < _VERSION_MIN:
-        raise UnsupportedVersion(problem=f"a client of protocol version {version}; at least {_VERSION_MIN} is needed")
+        raise PulsarProtocolError(Violation.UNSUPPORTED_VERSION, f"protocol version {version}; the minimum is {_VERSION_MIN}")
     return version
 
 
@@ -247,7 +267,7 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
         access_mode = AccessMode(command.producer_access_mode)
     except ValueError:
         raise NotServed(
-            error=ServerError.NOT_ALLOWED, problem=f"there is no access mode {command.producer_access_mode} on this broker"
+            error=ServerError.NOT_ALLOWED, problem=f"access mode {command.producer_access_mode} does not exist; use Shared or Exclusive"
         ) from None
     return ProducerAsked(
         producer_id=command.producer_id,
@@ -288,6 +308,6 @@ def _key_shared(meta: KeySharedMeta) -> KeyShared:
     if meta.keySharedMode != KeySharedMeta.STICKY:
         return KeyShared(is_sticky=False, ranges=())
     if len(meta.hashRanges) > RANGES_PER_CONSUMER_MAX:
-        problem = f"a STICKY consumer names at most {RANGES_PER_CONSUMER_MAX} ranges of hashes that it takes, not {len(meta.hashRanges)}"
+        problem = f"a STICKY consumer may name at most {RANGES_PER_CONSUMER_MAX} hash ranges, not {len(meta.hashRanges)}"
         raise NotServed(error=ServerError.CONSUMER_ASSIGN_ERROR, problem=problem)
     return KeyShared(is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges))

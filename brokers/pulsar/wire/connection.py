@@ -16,17 +16,16 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from equipoise.brokers.pulsar.topics.schemas import version_of
-from equipoise.brokers.pulsar.wire import commands, errors, replies
-from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept
-from equipoise.brokers.pulsar.wire.errors import MalformedFrame, NotServed, PulsarProtocolError, ServerError, UnexpectedCommand
+from equipoise.brokers.pulsar.wire import commands, replies
+from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept, Waiting
+from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
-from equipoise.brokers.pulsar.wire.keep_alive import KeepAlive
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.outgoing import Outgoing
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.pulsar.wire.requests import (
     Acked,
     AnyAsked,
+    Asked,
     Connected,
     ConsumerClosed,
     ConsumerStatsAsked,
@@ -43,16 +42,97 @@ from equipoise.brokers.pulsar.wire.requests import (
     TurnedAway,
     Unsubscribed,
 )
-from equipoise.brokers.pulsar.wire.waiting import Asked, Waiting
 
 # Clients know ACTIVE_CONSUMER_CHANGE from this version on.
 _ACTIVE_CHANGE_VERSION: Final = 12
 
 
+class Outgoing:
+    """A queue of whole frames, which the callers bound. Urgent ones go first: a PONG behind a backlog would come too late."""
+
+    __slots__ = ("_bulk", "_is_closed", "_urgent", "waiting_bytes")
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._urgent: list[bytes] = []
+        self._bulk: list[bytes] = []
+        self._is_closed = False
+        self.waiting_bytes = 0
+
+    def send(self, *parts: bytes) -> None:
+        """Append a frame, whole or in parts. No-op after `close`."""
+        if not self._is_closed:
+            self._bulk += parts
+            for part in parts:
+                self.waiting_bytes += len(part)
+
+    def send_first(self, frame: bytes) -> None:
+        """Append an urgent frame. It always answers what just came, so it never comes after `close`."""
+        self._urgent.append(frame)
+        self.waiting_bytes += len(frame)
+
+    def close(self) -> None:
+        """Accept no more frames. Those queued are still written."""
+        self._is_closed = True
+
+    def take(self) -> bytes:
+        """Remove and return everything queued."""
+        taken = b"".join((*self._urgent, *self._bulk))
+        self._urgent.clear()
+        self._bulk.clear()
+        self.waiting_bytes = 0
+        return taken
+
+
+class KeepAlive:
+    """When the client last sent something, and which PINGs are unanswered."""
+
+    __slots__ = ("_asked_ms", "_handshake_ms", "_heard_ms", "_keep_alive_ms", "_opened_ms", "_pings", "pongs")
+
+    def __init__(self, *, limits: Limits, now_ms: int) -> None:
+        """Start with a connection that was just accepted."""
+        self._handshake_ms = limits.handshake_ms
+        self._keep_alive_ms = limits.keep_alive_ms
+        self._opened_ms = now_ms
+        self._asked_ms: int | None = None
+        self._heard_ms = now_ms
+        self._pings = 0
+        self.pongs = 0
+
+    def asked(self) -> int:
+        """Count a PING and return its number."""
+        self._pings += 1
+        return self._pings
+
+    def answered(self) -> None:
+        """Count a PONG. PONGs come in the order of the PINGs; one without a PING is ignored."""
+        self.pongs = min(self.pongs + 1, self._pings)
+
+    def heard(self, now_ms: int) -> None:
+        """Note that bytes came."""
+        self._heard_ms = now_ms
+        self._asked_ms = None
+
+    def check_handshake(self, now_ms: int) -> None:
+        """Raise `PulsarProtocolError` if CONNECT is overdue. Other bytes do not extend the deadline."""
+        if now_ms - self._opened_ms >= self._handshake_ms:
+            raise PulsarProtocolError(Violation.NO_HANDSHAKE, f"no CONNECT came within {self._handshake_ms} ms")
+
+    def check_silence(self, now_ms: int) -> bool:
+        """Return whether a PING is due. Raise `PulsarProtocolError` if the client did not answer the last one in time."""
+        if self._asked_ms is None:
+            is_silent = now_ms - self._heard_ms >= self._keep_alive_ms
+            self._asked_ms = now_ms if is_silent else None
+            return is_silent
+        if now_ms - self._asked_ms >= self._keep_alive_ms:
+            raise PulsarProtocolError(Violation.NO_ANSWER, f"nothing came within {self._keep_alive_ms} ms of a PING")
+        return False
+
+
 class Connection:
     """The state of one connection. Times are milliseconds of a monotonic clock.
 
-    Answers raise `NothingAsked` if there is no such request. After the end they do nothing.
+    Answers raise `Bug` if there is no such request. After the end they do nothing.
     """
 
     __slots__ = (
@@ -144,7 +224,7 @@ class Connection:
 
     def probe(self) -> int:
         """Send a PING behind everything written. Once `pongs` reaches the returned number, the client has received all of that."""
-        self._outgoing.say(replies.PING)
+        self._outgoing.send(replies.PING)
         return self._keep_alive.asked()
 
     def end(self) -> None:
@@ -223,13 +303,13 @@ class Connection:
         if creation is None:
             return False
         self._producers.attach(producer_id, producer, creation, name=name)
-        self._outgoing.say(replies.producer_success(request_id, name, schema_version))
+        self._outgoing.send(replies.producer_success(request_id, name, schema_version))
         return True
 
     def producer_refused(self, producer_id: int, request_id: int, error: ServerError, message: str) -> None:
         """Refuse `ProducerAsked`."""
         if self._settle(self._producers, producer_id, request_id) is not None:
-            self._outgoing.say(replies.error(request_id, error, message))
+            self._outgoing.send(replies.error(request_id, error, message))
 
     def consumer_opened(self, consumer_id: int, request_id: int, consumer: object) -> bool:
         """Answer `SubscribeAsked` and attach `consumer`; see `producer_opened`."""
@@ -237,51 +317,53 @@ class Connection:
         if creation is None:
             return False
         self._consumers.attach(consumer_id, consumer, creation)
-        self._outgoing.say(replies.success(request_id))
+        self._outgoing.send(replies.success(request_id))
         return True
 
     def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str) -> None:
         """Refuse `SubscribeAsked`. If another broker serves the topic, attach `Elsewhere` instead."""
         if self._settle(self._consumers, consumer_id, request_id) is not None:
-            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message))
+            self._outgoing.send(replies.consumer_refused(consumer_id, request_id, error, message))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
         """Answer `Published` with the entry's id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
-        self._outgoing.say(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
+        self._outgoing.send(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
 
     def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
         """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and send the entry again, forever."""
-        self._outgoing.say(replies.send_error(producer_id, sequence_id, error, message))
+        self._outgoing.send(replies.send_error(producer_id, sequence_id, error, message))
 
     def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
         """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes from `Published`."""
-        self._outgoing.say(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
+        self._outgoing.send(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
 
     def close_producer(self, producer_id: int, url: str | None = None) -> None:
         """Redirect a producer to `url`, or to a new lookup, and ignore its late messages. No-op if it is not live."""
         if self._producers.close(producer_id, self._now_ms):
-            self._outgoing.say(replies.close_producer(producer_id, url))
+            self._outgoing.send(replies.close_producer(producer_id, url))
 
     def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
         """Redirect a consumer; see `close_producer`."""
         if self._consumers.close(consumer_id, self._now_ms):
-            self._outgoing.say(replies.close_consumer(consumer_id, url))
+            self._outgoing.send(replies.close_consumer(consumer_id, url))
 
     def active(self, consumer_id: int, *, is_active: bool) -> None:
         """Send a Failover consumer whether it is active. May come before `consumer_opened`."""
         if self._protocol_version >= _ACTIVE_CHANGE_VERSION:
-            self._outgoing.say(replies.active_consumer_change(consumer_id, is_active=is_active))
+            self._outgoing.send(replies.active_consumer_change(consumer_id, is_active=is_active))
 
     def _take(self, frame: Frame) -> None:
         """Handle one frame. Raise `PulsarProtocolError`."""
         command = commands.parse(frame.command)
         handler = self._HANDLERS.get(command.type)
         if handler is None:
-            raise UnexpectedCommand(problem=f"{commands.name_of(command)}, which only brokers send")
+            raise PulsarProtocolError(Violation.UNEXPECTED_COMMAND, f"{commands.name_of(command)}, which only brokers send")
         if self._is_connected == (command.type == BaseCommand.CONNECT):
-            raise UnexpectedCommand(problem=f"{commands.name_of(command)} {'after' if self._is_connected else 'before'} the handshake")
+            raise PulsarProtocolError(
+                Violation.UNEXPECTED_COMMAND, f"{commands.name_of(command)} {'after' if self._is_connected else 'before'} the handshake"
+            )
         if frame.block is not None and command.type != BaseCommand.SEND:
-            raise MalformedFrame(problem=f"{len(frame.block)} bytes behind a {commands.name_of(command)}")
+            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"{len(frame.block)} bytes behind a {commands.name_of(command)}")
         try:
             handler(self, command, frame)
         except NotServed as refusal:
@@ -291,19 +373,19 @@ class Connection:
         """Answer the handshake. Any identity is accepted: there is no authentication yet."""
         try:
             version = commands.agreed_version(command.connect)
-        except errors.UnsupportedVersion as refusal:
-            self._outgoing.say(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, refusal.problem))
+        except PulsarProtocolError as refusal:
+            self._outgoing.send(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, refusal.problem))
             raise
         client_version = commands.client_version(command.connect, self._limits)
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
         self._protocol_version = version
         # CONNECTED must come first: as the answer to CONNECT clients accept nothing else, not even a PONG.
-        self._outgoing.say_first(replies.connected(version, self._limits.message_bytes_max))
+        self._outgoing.send_first(replies.connected(version, self._limits.message_bytes_max))
         self._requests.append(Connected(client_version=client_version))
 
     def _on_ping(self, _command: BaseCommand, _frame: Frame) -> None:
-        self._outgoing.say_first(replies.PONG)
+        self._outgoing.send_first(replies.PONG)
 
     def _on_pong(self, _command: BaseCommand, _frame: Frame) -> None:
         self._keep_alive.answered()
@@ -322,7 +404,7 @@ class Connection:
             return
         block = frame.block
         if block is None:
-            raise MalformedFrame(problem="a SEND without an entry")
+            raise PulsarProtocolError(Violation.MALFORMED_FRAME, "a SEND without an entry")
         if not checksum_is_good(block):
             self._requests.append(Damaged(producer=attached.thing, sequence_id=send.sequence_id))
             return
@@ -340,7 +422,7 @@ class Connection:
     def _check_stray(self, producer_id: int) -> None:
         """Check a message for no live producer. It is late if this broker closed the producer, and too early if it is not yet open."""
         if producer_id not in self._producers.creations and not self._producers.was_closed(producer_id, self._now_ms):
-            raise errors.UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
+            raise PulsarProtocolError(Violation.UNKNOWN_PRODUCER, f"a message for the unknown producer {producer_id}")
 
     def _on_flow(self, command: BaseCommand, _frame: Frame) -> None:
         consumer_id = command.flow.consumer_id
@@ -358,7 +440,7 @@ class Connection:
         if consumer is not None:
             self._requests.append(Acked(consumer=consumer.thing))
         if ack.HasField("request_id"):
-            self._outgoing.say(replies.ack_response(ack.consumer_id, ack.request_id))
+            self._outgoing.send(replies.ack_response(ack.consumer_id, ack.request_id))
 
     def _on_question(self, command: BaseCommand, frame: Frame) -> None:
         """Pass on a request that only the service can answer and that leaves no state in the connection."""
@@ -370,7 +452,7 @@ class Connection:
         place, kept_bytes = (asked.topic,), commands.kept_bytes(asked)
         live = self._producers.check_creation(asked.producer_id, place, kept_bytes)
         if live is not None:
-            self._outgoing.say(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
+            self._outgoing.send(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
             return
         self._ask(Asked.PRODUCER, asked, frame)
         self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
@@ -380,7 +462,7 @@ class Connection:
         place, kept_bytes = (asked.topic, asked.subscription), commands.kept_bytes(asked)
         live = self._consumers.check_creation(asked.consumer_id, place, kept_bytes)
         if live is not None:
-            self._outgoing.say(replies.success(asked.request_id))
+            self._outgoing.send(replies.success(asked.request_id))
             return
         self._ask(Asked.CONSUMER, asked, frame)
         self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
@@ -413,12 +495,12 @@ class Connection:
     def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
         """Answer success: nothing is stored, and a consumer is always at the messages to come."""
         thing = self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
-        self._outgoing.say(replies.success(command.seek.request_id))
+        self._outgoing.send(replies.success(command.seek.request_id))
         self._requests.append(Sought(consumer=thing))
 
     def _on_last_message_id(self, command: BaseCommand, _frame: Frame) -> None:
         self._consumer(command.get_last_message_id.consumer_id, ServerError.METADATA_ERROR)
-        self._outgoing.say(replies.no_last_message(command.get_last_message_id.request_id))
+        self._outgoing.send(replies.no_last_message(command.get_last_message_id.request_id))
 
     def _on_not_served(self, command: BaseCommand, _frame: Frame) -> None:
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"{commands.name_of(command)} is not served by this broker")
@@ -430,7 +512,7 @@ class Connection:
     def _answer(self, kind: Asked, request_id: int, reply: bytes) -> None:
         if not self._is_ended:
             self._waiting.answer(kind, request_id)
-            self._outgoing.say(reply)
+            self._outgoing.send(reply)
 
     def _settle(self, table: Attachments, id_: int, request_id: int) -> Creation | None:
         creation = table.settle(id_, request_id)
@@ -448,7 +530,7 @@ class Connection:
         if creation is not None:
             self._settle(table, id_, creation.request_id)
             self._requests.append(CreationCancelled(kind=table.kind, id=id_, request_id=creation.request_id))
-        self._outgoing.say(replies.success(request_id))
+        self._outgoing.send(replies.success(request_id))
         return None
 
     def _consumer(self, consumer_id: int, error: ServerError) -> object:
@@ -460,7 +542,7 @@ class Connection:
 
     def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
         """Refuse a request without the service, and report it for counting."""
-        self._outgoing.say(replies.refusal(command, commands.request_id_of(command), refusal.error, refusal.problem))
+        self._outgoing.send(replies.refusal(command, commands.request_id_of(command), refusal.error, refusal.problem))
         self._requests.append(TurnedAway(what=commands.name_of(command)))
 
     def _end(self, problem: PulsarProtocolError) -> None:

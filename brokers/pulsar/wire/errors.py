@@ -6,9 +6,8 @@ A `Connection` never raises a `PulsarProtocolError`. It returns `Ended` with the
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
-from typing import ClassVar
 
-from equipoise.channel.core.errors import Bug, CallerError, PeerError
+from equipoise.channel.core.errors import CallerError, PeerError
 
 
 class Violation(StrEnum):
@@ -51,72 +50,11 @@ class ServerError(IntEnum):
 class PulsarProtocolError(PeerError):
     """A client violated the protocol. Its connection is closed."""
 
-    violation: ClassVar[Violation]
-
-    def __init__(self, *, problem: str) -> None:
+    def __init__(self, violation: Violation, problem: str) -> None:
         """`problem` describes what the client sent or did not send."""
+        self.violation = violation
         self.problem = problem
-        super().__init__(f"a Pulsar client broke the protocol: {problem}; its connection is closed, and it may connect again")
-
-
-class FrameTooLarge(PulsarProtocolError):
-    """A frame or its command announces more bytes than allowed."""
-
-    violation = Violation.FRAME_TOO_LARGE
-
-    def __init__(self, *, what: str, size: int, size_max: int) -> None:
-        """`what` (`frame` or `command`) announces `size` bytes; `size_max` are allowed."""
-        self.size = size
-        self.size_max = size_max
-        super().__init__(problem=f"a {what} of {size} bytes, where at most {size_max} are taken")
-
-
-class MalformedFrame(PulsarProtocolError):
-    """Sizes or magic numbers within a frame are inconsistent."""
-
-    violation = Violation.MALFORMED_FRAME
-
-
-class MalformedCommand(PulsarProtocolError):
-    """The bytes of a command are not a valid Pulsar message, or lack required fields."""
-
-    violation = Violation.MALFORMED_COMMAND
-
-
-class UnknownCommand(PulsarProtocolError):
-    """A command has a type that this broker does not know."""
-
-    violation = Violation.UNKNOWN_COMMAND
-
-
-class UnexpectedCommand(PulsarProtocolError):
-    """A command comes at the wrong time, or never comes from clients."""
-
-    violation = Violation.UNEXPECTED_COMMAND
-
-
-class UnsupportedVersion(PulsarProtocolError):
-    """A client's protocol version is too old for this broker."""
-
-    violation = Violation.UNSUPPORTED_VERSION
-
-
-class UnknownProducer(PulsarProtocolError):
-    """A message names a producer that the connection never had."""
-
-    violation = Violation.UNKNOWN_PRODUCER
-
-
-class NoHandshake(PulsarProtocolError):
-    """No CONNECT came in time."""
-
-    violation = Violation.NO_HANDSHAKE
-
-
-class NoAnswer(PulsarProtocolError):
-    """Nothing came in time after a PING."""
-
-    violation = Violation.NO_ANSWER
+        super().__init__(f"a Pulsar client violated the protocol: {problem}; its connection is closed, and it may connect again")
 
 
 class NotServed(CallerError):
@@ -138,13 +76,3 @@ class ServedElsewhere(NotServed):
         self.broker = broker
         self.url = url
         super().__init__(error=ServerError.SERVICE_NOT_READY, problem=f"{topic} is served by broker {broker}; look it up again")
-
-
-class NothingAsked(Bug):
-    """The service answered a request that does not exist or is already answered."""
-
-    def __init__(self, *, kind: str, request_id: int) -> None:
-        """`kind` and `request_id` are those of the answer."""
-        self.kind = kind
-        self.request_id = request_id
-        super().__init__(f"the Pulsar service answered {kind} {request_id}, which waits for no answer; please report this message")

@@ -12,7 +12,7 @@ from typing import Final
 
 import google_crc32c
 
-from equipoise.brokers.pulsar.wire.errors import FrameTooLarge, MalformedFrame, PulsarProtocolError
+from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
 
 _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
@@ -107,16 +107,20 @@ class FrameReader:
         frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
         self._check_frame(frame_bytes)
         if command_bytes > self._command_bytes_max:
-            raise FrameTooLarge(what="command", size=command_bytes, size_max=self._command_bytes_max)
+            raise _too_large("command", command_bytes, self._command_bytes_max)
         if command_bytes + _SIZE_BYTES > frame_bytes:
-            raise MalformedFrame(problem=f"a command of {command_bytes} bytes in a frame of {frame_bytes}")
+            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a command of {command_bytes} bytes in a frame of {frame_bytes}")
         return at + _SIZE_BYTES + int(frame_bytes)
 
     def _check_frame(self, frame_bytes: int) -> None:
         if frame_bytes > self.frame_bytes_max:
-            raise FrameTooLarge(what="frame", size=frame_bytes, size_max=self.frame_bytes_max)
+            raise _too_large("frame", frame_bytes, self.frame_bytes_max)
         if frame_bytes < _SIZE_BYTES:
-            raise MalformedFrame(problem=f"a frame of {frame_bytes} bytes, too short for the size of its command")
+            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a frame of {frame_bytes} bytes, too short for the size of its command")
+
+
+def _too_large(what: str, size: int, size_max: int) -> PulsarProtocolError:
+    return PulsarProtocolError(Violation.FRAME_TOO_LARGE, f"a {what} of {size} bytes; the maximum is {size_max}")
 
 
 def frame(command: bytes, block: bytes = b"") -> bytes:
@@ -140,12 +144,12 @@ def checksum_is_good(block: bytes) -> bool:
 
 
 def metadata_of(block: bytes) -> bytes:
-    """Return the metadata bytes of a block. Raise `MalformedFrame` if it is too short."""
+    """Return the metadata bytes of a block. Raise `PulsarProtocolError` if it is too short."""
     at = _CHECKSUM_BYTES if block.startswith(_CHECKSUM_MAGIC) else 0
     start = at + _SIZE_BYTES
     if len(block) < start:
-        raise MalformedFrame(problem=f"an entry of {len(block)} bytes, too short for the size of its metadata")
+        raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"an entry of {len(block)} bytes, too short for the size of its metadata")
     end = start + int(_SIZE.unpack_from(block, at)[0])
     if end > len(block):
-        raise MalformedFrame(problem=f"metadata of {end - start} bytes in an entry of {len(block)}")
+        raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"metadata of {end - start} bytes in an entry of {len(block)}")
     return block[start:end]

@@ -1,6 +1,6 @@
 """Define the bounds of one client connection, with their arithmetic.
 
-`brokers.pulsar.topics.topic_limits` has the bounds of a topic.
+`brokers.pulsar.topics.topic` has the bounds of a topic.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ FRAME_PADDING_BYTES: Final = 10 * 1024
 
 # Assumed overhead of a property or hash range: even an empty one takes up to three objects.
 PAIR_BYTES: Final = 64
+
+# A STICKY consumer may name as many hash ranges as another Key_Shared consumer has points on the ring.
+RANGES_PER_CONSUMER_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

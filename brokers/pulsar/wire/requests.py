@@ -38,6 +38,20 @@ class AccessMode(IntEnum):
     EXCLUSIVE_WITH_FENCING = 3
 
 
+class Asked(Enum):
+    """The classes of requests within which a waiting id is unique. Clients number some of them together, others separately."""
+
+    PARTITIONS = "PARTITIONED_METADATA"
+    LOOKUP = "LOOKUP"
+    TOPICS = "GET_TOPICS_OF_NAMESPACE"
+    SCHEMA = "GET_SCHEMA"
+    NEW_SCHEMA = "GET_OR_CREATE_SCHEMA"
+    STATS = "CONSUMER_STATS"
+    PRODUCER = "PRODUCER"
+    CONSUMER = "SUBSCRIBE"
+    CHANGE = "CLOSE or UNSUBSCRIBE"
+
+
 class Kind(Enum):
     """The kinds of things that a connection can create."""
 

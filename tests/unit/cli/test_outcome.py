@@ -70,7 +70,7 @@ def test_every_error_has_a_code() -> None:
     kinds = [kind for _, kind in found if issubclass(kind, EquipoiseError)]
     codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
     assert {} == {name: code for name, code in codes.items() if code not in {1, 2, 3, 4}}
-    assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["UnknownBundle"], codes["LogDamaged"])
+    assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["NotFound"], codes["LogDamaged"])
 
 
 def test_an_error_is_told_to_programs_with_its_attributes(tmp_path: Path) -> None:

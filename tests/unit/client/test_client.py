@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from equipoise.brokers.client import client as client_module
-from equipoise.brokers.client.client import Client, InvalidSource
+from equipoise.brokers.client.client import Client
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 
@@ -222,7 +222,7 @@ def test_a_client_without_a_loop() -> None:
 @pytest.mark.parametrize("sources", [(), ("memory:a", "memory:b"), ("http://a", "memory:b")])
 def test_a_client_has_one_kind_of_source(sources: tuple[str, ...]) -> None:
     """No source, two logs, or a log beside brokers, is a mistake, told at once."""
-    with pytest.raises(InvalidSource):
+    with pytest.raises(CallerError, match="takes one log URL"):
         Client(*sources)
 
 

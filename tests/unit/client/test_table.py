@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.client import http_source
-from equipoise.brokers.client.http_source import StreamBroken, events
+from equipoise.brokers.client.http_source import events
 from equipoise.brokers.client.table import Assigned, Table
 from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.ranges import HASH_MAX
 
 MIDDLE = 0x80000000
@@ -103,5 +104,5 @@ def test_any_bytes_are_events_or_none(chunks: list[bytes]) -> None:
 def test_a_giant_event_breaks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose event has no end is given up before it fills the memory."""
     monkeypatch.setattr(http_source, "EVENT_BYTES_MAX", 100)
-    with pytest.raises(StreamBroken, match="larger than 100 bytes"):
+    with pytest.raises(PeerError, match="larger than 100 bytes"):
         parsed(b"data: " + b"x" * 200)

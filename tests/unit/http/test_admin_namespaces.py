@@ -35,9 +35,10 @@ def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
             assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
             unknown = await broker.get(f"{TENANTS}/other")
             told = (
-                "there is no tenant 'other': a tenant is there by its namespaces; create one: equipoise namespaces create other/NAMESPACE"
+                "there is no tenant 'other': a tenant exists only by its namespaces; "
+                "create one: equipoise namespaces create other/NAMESPACE"
             )
-            assert (404, {"reason": told, "error": "UnknownTenant"}) == (unknown.status, unknown.json())
+            assert (404, {"reason": told, "error": "NotFound"}) == (unknown.status, unknown.json())
             assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
             refused = await broker.ask("DELETE", f"{TENANTS}/acme")
             assert 409 == refused.status

@@ -62,7 +62,7 @@ def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> None:
             assert isolation_document(namespaces=["x"], primary=[one.id]) == brokers.view.policies["isolation/gold"].document
             assert 204 == (await one.ask("DELETE", f"{ISOLATIONS}/gold")).status
             for method in ("GET", "DELETE"):
-                assert (404, "UnknownPolicy") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
+                assert (404, "NotFound") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
 
     run(story)
 
@@ -74,10 +74,10 @@ def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
         async with cluster(tmp_path) as brokers:
             (broker,) = brokers.brokers
             path = "/admin/v2/clusters/other/namespaceIsolationPolicies"
-            assert (404, "UnknownCluster") == told(await broker.get(path))
-            assert (404, "UnknownCluster") == told(await post(broker, f"{path}/gold", body_for(broker)))
+            assert (404, "NotFound") == told(await broker.get(path))
+            assert (404, "NotFound") == told(await post(broker, f"{path}/gold", body_for(broker)))
             for method in ("GET", "DELETE"):
-                assert (404, "UnknownCluster") == told(await broker.ask(method, f"{path}/gold"))
+                assert (404, "NotFound") == told(await broker.ask(method, f"{path}/gold"))
             assert {} == brokers.view.policies
 
     run(story)
@@ -139,7 +139,7 @@ def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
                 assert (status, True) == (answer.status, problem in answer.reason), answer.body
             assert expected == (await broker.get(PINS)).json()
             assert 204 == (await broker.ask("DELETE", f"{PINS}/low")).status
-            assert (404, "UnknownPolicy") == told(await broker.get(f"{PINS}/low"))
+            assert (404, "NotFound") == told(await broker.get(f"{PINS}/low"))
 
     run(story)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
-from equipoise.brokers.pulsar.topics.outcomes import Replaced
-from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import Replaced, SubscriptionState, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
-from equipoise.brokers.pulsar.wire.errors import NothingAsked, ServerError, Violation
+from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandAck, CommandSeek
 from equipoise.brokers.pulsar.wire.requests import (
@@ -23,6 +23,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TurnedAway,
     Unsubscribed,
 )
+from equipoise.channel.core.errors import Bug
 from tests.pulsar_speech import (
     close_consumer,
     close_producer,
@@ -259,7 +260,7 @@ def test_an_answer_to_nothing_is_a_bug() -> None:
     connection = connected()
     connection.receive(lookup(1), 0)
     connection.located(1, "pulsar://broker:6650")
-    with pytest.raises(NothingAsked):
+    with pytest.raises(Bug, match="answered LOOKUP 1, which waits for no answer"):
         connection.located(1, "pulsar://broker:6650")
     assert ["LOOKUP_RESPONSE"] == said(connection)
 

@@ -9,8 +9,7 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.pulsar.hosting import Hosting
-from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import Overloaded

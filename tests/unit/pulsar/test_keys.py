@@ -8,17 +8,15 @@ import pytest
 
 from equipoise.brokers.pulsar.topics import keys
 from equipoise.brokers.pulsar.topics.keys import (
-    METADATA_FIELDS_MAX,
     MURMUR_BYTES_MAX,
-    NO_KEY,
-    RANGES_PER_CONSUMER_MAX,
     SLOTS,
     Ring,
     Stripes,
     murmur3,
     slot_of,
-    sticky_key,
 )
+from equipoise.brokers.pulsar.wire.commands import key_of
+from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
 from tests.unit.pulsar.topics import block_of
 
 # Values of MurmurHash3_x86_32 with seed 0 that other implementations publish in their tests; the first three are those of a
@@ -50,7 +48,7 @@ def test_murmur3_is_pulsars(text: str) -> None:
 @pytest.mark.parametrize(
     ("expected", "metadata"),
     [
-        (NO_KEY, PRODUCER),
+        (None, PRODUCER),
         (b"key", PRODUCER + b"\x32\x03key"),
         (b"key", b"\x32\x03key" + FIXED + PRODUCER),
         (b"order", PRODUCER + b"\x32\x03key" + b"\x92\x01\x05order"),
@@ -61,16 +59,9 @@ def test_murmur3_is_pulsars(text: str) -> None:
         (b"k" * 300, PRODUCER + b"\x32\xac\x02" + b"k" * 300),
     ],
 )
-def test_the_key_of_an_entry(expected: bytes, metadata: bytes) -> None:
+def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
     """The ordering key comes before the partition key, which may travel as Base64; other fields are passed over."""
-    assert expected == sticky_key(block_of(metadata))
-
-
-def test_a_block_may_have_no_checksum_or_a_part_of_the_broker_before_it() -> None:
-    """The optional parts before the metadata are passed over."""
-    block = block_of(PRODUCER + b"\x32\x03key")
-    assert b"key" == sticky_key(block[6:])
-    assert b"key" == sticky_key(b"\x0e\x02\x00\x00\x00\x02\x08\x01" + block)
+    assert expected == key_of(block_of(metadata))
 
 
 @pytest.mark.parametrize(
@@ -78,18 +69,14 @@ def test_a_block_may_have_no_checksum_or_a_part_of_the_broker_before_it() -> Non
     [
         b"",
         b"\x0e\x01",
-        b"\x00\x00\x00\x09\x32\x03key",  # Longer than the block.
-        b"\x0e\x02\xff\xff\xff\xff" + block_of(PRODUCER),
-        block_of(b"\x32\x7fkey", payload=b""),  # A length beyond the metadata, and the block.
-        block_of(b"\x92\x01\x04key"),  # A length that reaches into the payload.
-        block_of(b"\x10" + b"\xff" * 11),  # A varint without end.
-        block_of(b"\x32\x03key" + b"\x33"),  # A group, which no field is.
-        block_of(b"\x32\x03key" + b"\x11\x00"),  # A fixed number that is cut off.
+        b"\x00\x00\x00\x09\x32\x03key",  # Metadata longer than the block.
+        block_of(b"\x32\x7fkey", payload=b""),  # A key longer than the metadata.
     ],
 )
 def test_damaged_metadata_has_no_key(block: bytes) -> None:
-    """Nothing that a client can send makes the reader raise, and what ends in the middle is not believed."""
-    assert NO_KEY == sticky_key(block)
+    """Entries with unreadable metadata go to the slot of entries without a key."""
+    assert key_of(block) is None
+    assert murmur3(b"NONE_KEY") % SLOTS == slot_of(block)
 
 
 def test_a_key_in_base64_is_the_same_key() -> None:
@@ -118,14 +105,6 @@ def test_a_long_key_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPat
     assert slot_of(ordered(longer)) == slot_of(ordered(longer))
     assert [MURMUR_BYTES_MAX, 16, 16] == [len(data) for data in hashed]
     assert 1 < len({slot_of(ordered(longer + bytes([last]))) for last in range(9)})
-
-
-def test_metadata_without_end_has_no_key() -> None:
-    """A block has room for millions of empty properties; of more than are read, the key is not believed."""
-    key = b"\x32\x03key"
-    assert b"key" == sticky_key(block_of(b"\x22\x00" * (METADATA_FIELDS_MAX - 1) + key))
-    assert NO_KEY == sticky_key(block_of(key + b"\x22\x00" * METADATA_FIELDS_MAX))
-    assert NO_KEY == sticky_key(block_of(b"\x22\x00" * METADATA_FIELDS_MAX + key))
 
 
 def test_the_ring_forgets_the_order_in_which_holders_came() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.pulsar.memory import Pool
+from equipoise.brokers.pulsar.server import Pool
 
 
 def test_what_is_held_is_counted_by_holder() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.pulsar.topics.partitions import PARTITIONS_MAX, partitions_in, policy_of
+from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitions_in, policy_of
 
 TOPIC = "non-persistent://public/default/t"
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name

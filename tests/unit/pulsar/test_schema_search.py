@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar.admin import schema_document, version_in
 from equipoise.brokers.pulsar.peers import Peers
-from equipoise.brokers.pulsar.schema_documents import schema_document, version_in
 from equipoise.brokers.pulsar.wire import errors
 from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (

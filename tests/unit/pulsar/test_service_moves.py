@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode
 from equipoise.brokers.runtime.service import Bundle

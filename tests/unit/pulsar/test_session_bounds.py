@@ -15,7 +15,7 @@ import pytest
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetOrCreateSchema, CommandGetSchema, Schema, ServerError

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Refusal
-from equipoise.brokers.pulsar.topics.outcomes import Replaced, Subscribed
 from equipoise.brokers.pulsar.topics.stats import kind_name
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, SubscriptionKind
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
@@ -219,7 +218,7 @@ def test_the_slot_of_an_entry_is_made_out_once(monkeypatch: pytest.MonkeyPatch) 
         asked.append(block)
         return 7
 
-    for module in ("topic", "lanes"):
+    for module in ("topic", "subscription"):
         monkeypatch.setattr(f"equipoise.brokers.pulsar.topics.{module}.slot_of", slot_of)
     topic, producer = make_topic(), make_producer()
     topic.add_producer(producer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import joined, left, make_producer, make_topic, receipted, send, there, told
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
-from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer, Subscribed
+from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.topic import SubscriptionState, Topic, TopicState
-from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic import Outcome, Subscribed, SubscriptionState, Topic, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, SubscriptionKind
 
