@@ -227,28 +227,6 @@ class HistoryGone(CallerError):
         )
 
 
-class TargetNotEmpty(CallerError):
-    """The target of a copy or an import is not empty."""
-
-    def __init__(self, *, log: str, problem: str) -> None:
-        """`log` is its URL, `problem` what was found."""
-        self.log = log
-        self.problem = problem
-        super().__init__(
-            f"nothing can be copied to {log}: {problem}; name a log that is not there yet, or delete this one if nobody uses it"
-        )
-
-
-class BrokersAlive(OperatorError):
-    """A channel cannot be copied while brokers use it."""
-
-    def __init__(self, *, log: str, brokers: tuple[str, ...]) -> None:
-        """`brokers` of `log` are alive."""
-        self.log = log
-        self.brokers = brokers
-        super().__init__(f"the log {log} is in use by {', '.join(brokers)}: stop all brokers of it, and copy it then; it is as it was")
-
-
 class CopiedElsewhere(OperatorError):
     """A copied channel cannot be copied to a second log: both copies would issue the same tokens."""
 
@@ -264,17 +242,6 @@ class CopiedElsewhere(OperatorError):
             f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
             "lost, so that no broker can ever start on it, add --other-is-lost"
         )
-
-
-class ExportDamaged(OperatorError):
-    """A file is no export of a channel, or does not match its own header."""
-
-    def __init__(self, *, file: str, line: int, problem: str) -> None:
-        """`file` as named, `line` counted from 1, `problem` what does not match."""
-        self.file = file
-        self.line = line
-        self.problem = problem
-        super().__init__(f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy of the export")
 
 
 class OutputFailed(OperatorError):

@@ -33,10 +33,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.brokers.errors import BrokersAlive, CopiedElsewhere, Rejected, TargetNotEmpty
+from equipoise.brokers.errors import CopiedElsewhere, Rejected
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.errors import Bug, CompactedSnapshotDamaged, LogClosed, LogNotBegun
+from equipoise.channel.core.errors import Bug, CallerError, CompactedSnapshotDamaged, LogClosed, LogNotBegun, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
@@ -100,7 +100,7 @@ def copy(
 
     These errors are raised:
 
-    * `TargetNotEmpty`, `BrokersAlive`.
+    * `CallerError` if `target` is not empty, `OperatorError` if brokers are alive.
     * `LogClosed` if the source was copied before and `again` is not set.
     * `CopiedElsewhere` if that copy went to another log and `other_is_lost` is not set.
     * `LogNotBegun` if there is nothing to copy.
@@ -162,19 +162,28 @@ class _Found:
 _NOTHING: Final = _Found()
 
 
-def _other_copy(target: Log) -> TargetNotEmpty:
-    return TargetNotEmpty(log=target.name, problem="it has the beginning of another channel, or of another copy")
+def not_empty(log: str, problem: str) -> CallerError:
+    """Return the error for a target that holds something. `problem` is what was found."""
+    return CallerError(f"nothing can be copied to {log}: {problem}; name a new log, or delete this one if nobody uses it")
 
 
-def _begun_meanwhile(target: Log) -> TargetNotEmpty:
-    return TargetNotEmpty(log=target.name, problem="somebody began it while the copy was made")
+def _in_use(log: str, *brokers: str) -> OperatorError:
+    return OperatorError(f"the log {log} is in use by {', '.join(brokers)}: stop all its brokers, then copy it; nothing has changed")
+
+
+def _other_copy(target: Log) -> CallerError:
+    return not_empty(target.name, "it has the beginning of another channel, or of another copy")
+
+
+def _begun_meanwhile(target: Log) -> CallerError:
+    return not_empty(target.name, "somebody began it while the copy was made")
 
 
 def empty_target(target: Log, *, deadline: Deadline) -> SnapshotStore:
-    """Return the claimed snapshot of `target`. Raises `TargetNotEmpty` if log or snapshot hold anything, and what the ports raise."""
+    """Return the claimed snapshot of `target`. Raises `CallerError` if log or snapshot hold anything, and what the ports raise."""
     compacted_snapshot = _claimed(target, deadline)
     if _found(target, compacted_snapshot, deadline) != _NOTHING:
-        raise TargetNotEmpty(log=target.name, problem="it has records already, or the snapshot of a copy")
+        raise not_empty(target.name, "it has records already, or the snapshot of a copy")
     return compacted_snapshot
 
 
@@ -187,7 +196,7 @@ def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
 def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, deadline: Deadline) -> None:
     """Start the empty log `target` with `view`, whose offset is its base.
 
-    Raises `TargetNotEmpty` if somebody else began it meanwhile, and what the ports raise.
+    Raises `CallerError` if somebody else began it meanwhile, and what the ports raise.
     """
     _begin_above(target, compacted_snapshot, view, _NOTHING, deadline)
 
@@ -220,20 +229,20 @@ def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> 
 
 
 def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> _Found:
-    """Return the content of a target. Raises `TargetNotEmpty` if it cannot be an unfinished or new copy."""
+    """Return the content of a target. Raises `CallerError` if it cannot be an unfinished or new copy."""
     if target.start() != FIRST_OFFSET:
-        raise TargetNotEmpty(log=target.name, problem="it has records already")
+        raise not_empty(target.name, "it has records already")
     first = next(iter(target.read(FIRST_OFFSET, limit=1)), None)
     if first is not None:
         genesis = decode(first.data)
         if not isinstance(genesis, Genesis) or not genesis.base:
-            raise TargetNotEmpty(log=target.name, problem="it has records already")
+            raise not_empty(target.name, "it has records already")
     try:
         image = compacted_snapshot.load(check=lambda: deadline.check(f"reading the snapshot of {target.name}"))
         if image is not None and not decode_marker(image.marker).copied:
-            raise TargetNotEmpty(log=target.name, problem="it has a snapshot already")
+            raise not_empty(target.name, "it has a snapshot already")
     except CompactedSnapshotDamaged as error:
-        raise TargetNotEmpty(log=target.name, problem=f"it has a snapshot already, which cannot be used: {error.problem}") from error
+        raise not_empty(target.name, f"it has a snapshot already, which cannot be used: {error.problem}") from error
     return _Found(first=first, image=image)
 
 
@@ -271,16 +280,16 @@ class _Copier:
         return None
 
     def declare_silent_dead(self) -> tuple[str, ...]:
-        """Declare dead all brokers that look alive and stay silent. Raises `BrokersAlive` for those that write."""
+        """Declare dead all brokers that look alive and stay silent. Raises `OperatorError` for those that write."""
         silent = self.view.live_brokers()
         self._listen(Deadline.after(timeout_ms=max((broker.joined.lease_ms + broker.joined.margin_ms for broker in silent), default=0)))
         for broker, last in [(broker.broker, broker.last) for broker in silent]:
             if not self._propose(_down(self._log.name, broker, last)).verdict.accepted:
-                raise BrokersAlive(log=self._log.name, brokers=(broker,))
+                raise _in_use(self._log.name, broker)
         return tuple(broker.broker for broker in silent)
 
     def _listen(self, silence: Deadline) -> None:
-        """Raise `BrokersAlive` if any broker writes before the deadline. Name all that write within one renewal."""
+        """Raise `OperatorError` if any broker writes before the deadline. Name all that write within one renewal."""
         heard: set[str] = set()
         while remaining_ms := silence.remaining_ms():
             self._check()
@@ -297,7 +306,7 @@ class _Copier:
             if heard and was_silent:
                 silence = Deadline.after(timeout_ms=min(remaining_ms, max(broker.joined.renew_ms for broker in living)))
         if heard:
-            raise BrokersAlive(log=self._log.name, brokers=tuple(sorted(heard)))
+            raise _in_use(self._log.name, *sorted(heard))
 
     def close(self, target: Log) -> _Closing:
         """Append the record that closes the source in favour of `target`, and fold up to it."""
@@ -317,7 +326,7 @@ class _Copier:
                     return before
             raise  # Another copy was faster, and the channel goes on there.
         if self.view.live:
-            raise BrokersAlive(log=self._log.name, brokers=tuple(broker.broker for broker in self.view.live_brokers()))
+            raise _in_use(self._log.name, *(broker.broker for broker in self.view.live_brokers()))
         reason = str(folded.verdict.reason)
         raise Rejected(key="level", reason=reason, problem=folded.verdict.problem, offset=folded.offset)
 
@@ -334,7 +343,7 @@ def _down(log: str, broker: str, last: int) -> Callable[[View, Author], AnyRecor
     def make(view: View, author: Author) -> AnyRecord:
         entry = view.brokers.get(broker)
         if entry is None or entry.last != last:
-            raise BrokersAlive(log=log, brokers=(broker,))
+            raise _in_use(log, broker)
         return propose.down(author, entry, nonce=entry.joined.nonce, reason="silent while the channel was copied")
 
     return make

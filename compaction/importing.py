@@ -23,8 +23,7 @@ from typing import Final
 
 import orjson
 
-from equipoise.brokers.errors import ExportDamaged, TargetNotEmpty
-from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogDamaged, LogNotBegun, LogUnavailable
+from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogDamaged, LogNotBegun, LogUnavailable, OperatorError
 from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import INTEGER_MAX
@@ -34,7 +33,7 @@ from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 from equipoise.channel.sqlite.file import sync_folder, usable_path
 from equipoise.channel.system.deadline import Deadline
-from equipoise.compaction.copying import begin_above, empty_target
+from equipoise.compaction.copying import begin_above, empty_target, not_empty
 from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
 
 AHEAD: Final = 1_000_000_000
@@ -81,7 +80,7 @@ class Export:
     """
 
     def __init__(self, lines: Iterator[bytes], *, file: str) -> None:
-        """`file` is its name for messages. Raises `ExportDamaged` for other content."""
+        """`file` is its name for messages. Raises `OperatorError` for other content."""
         self._lines = lines
         self.file = file
         self._number = 0
@@ -102,7 +101,7 @@ class Export:
         return self._reader.view
 
     def entries(self) -> Iterator[Entry]:
-        """Yield its entries, each folded first; then compare the tail. Raises `ExportDamaged`."""
+        """Yield its entries, each folded first; then compare the tail. Raises `OperatorError`."""
         last = self.head.start - 1
         while "entries" not in self._next:
             entry = self._entry(self._next)
@@ -148,7 +147,7 @@ class Export:
                 0 < start <= folded_from <= end + 1 <= OFFSET_MAX
             ):
                 return Head(format=form, log=log, start=start, end=end, folded_from=folded_from)
-        raise self._refusal("it does not say of which log it is, from where to where")
+        raise self._refusal("it does not name its log and its range of offsets")
 
     def _read_snapshot(self) -> CompactedSnapshot | None:
         rows: dict[str, bytes] = {}
@@ -208,10 +207,10 @@ class Export:
 
     def _compare(self, name: str, found: object, line: Line) -> None:
         if line.get(name) != found:
-            raise self._refusal(f"it promises {name} {line.get(name)!r}, and what stands there comes to {found!r}")
+            raise self._refusal(f"it promises {name} {line.get(name)!r}, but its content has {found!r}")
 
-    def _refusal(self, problem: str) -> ExportDamaged:
-        return ExportDamaged(file=self.file, line=self._number, problem=problem)
+    def _refusal(self, problem: str) -> OperatorError:
+        return _unfit(self.file, self._number, problem)
 
 
 def import_to(
@@ -221,7 +220,7 @@ def import_to(
 
     These errors are raised:
 
-    * `ExportDamaged`, `TargetNotEmpty`, `DeadlineExceeded`.
+    * `OperatorError` for a damaged export, `CallerError` if the target is not empty, `DeadlineExceeded`.
     * Where only a copy can be made: `LogNotBegun` for an export without a genesis, `LogClosed` for one of a closed log.
     * What `open_log` and the ports raise.
     """
@@ -264,7 +263,7 @@ def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> Vie
     if view.genesis is None:
         raise LogNotBegun(log=export.head.log, problem="its export holds no genesis")
     if view.base > OFFSET_MAX:
-        raise ExportDamaged(file=export.file, line=1, problem=f"above its base, {view.base}, there is no room")
+        raise _unfit(export.file, 1, f"no offsets are left above its base, {view.base}")
     view.go_on_above(max(view.offset, export.head.end + view.base) + ahead, level=view.level, level_last=view.level_last)
     return view
 
@@ -308,7 +307,7 @@ class Aside:
         self.log = log
 
     def take_name(self) -> None:
-        """Close the log and give it its name. Raises `TargetNotEmpty` if a file of that name exists now."""
+        """Close the log and give it its name. Raises `CallerError` if a file of that name exists now."""
         name = log_path(self._url)
         if self._part is not None and name is not None:
             self.log.close()  # While it is open its other files have the old name.
@@ -325,7 +324,7 @@ class Aside:
 def made_aside(url: str) -> Iterator[Aside]:
     """Yield a new log. The block's end deletes it, unless it has taken its name.
 
-    Raises `TargetNotEmpty` if there is a file, and what `open_log` raises.
+    Raises `CallerError` if there is a file, and what `open_log` raises.
     """
     name = log_path(url)
     if name is None:
@@ -338,7 +337,7 @@ def made_aside(url: str) -> Iterator[Aside]:
     with suppress(LogNotBegun, LogDamaged):
         open_log(url, create=False).close()
     if os.path.lexists(name):
-        raise TargetNotEmpty(log=url, problem=f"there is a file {name}")
+        raise not_empty(url, f"there is a file {name}")
     usable_path(name, url=url, create=True)
     part = f"{name}.{uuid.uuid4().hex[:8]}.part"
     try:
@@ -353,12 +352,16 @@ def made_aside(url: str) -> Iterator[Aside]:
             Path(f"{part}{suffix}").unlink(missing_ok=True)
 
 
+def _unfit(file: str, line: int, problem: str) -> OperatorError:
+    return OperatorError(f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy of the export")
+
+
 def _take_name(part: Path, path: Path, url: str) -> None:
     if Path(f"{part}-wal").exists():  # The last one to close the file removes this one.
         raise LogUnavailable(log=url, problem=f"another process has {part} open", in_doubt=False)
     try:
         os.link(part, path)  # Unlike a rename, this never replaces a file.
     except FileExistsError as error:
-        raise TargetNotEmpty(log=url, problem=f"a file {path} has come to be there meanwhile") from error
+        raise not_empty(url, f"a file {path} appeared meanwhile") from error
     part.unlink()  # Two names of one log would have two sets of SQLite files.
     sync_folder(path)

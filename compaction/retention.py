@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
+from equipoise.channel.core.errors import CallerError, CompactionRefused
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.snapshots.snapshot_rows import Marker
 
@@ -52,15 +52,19 @@ class Retention:
 
 
 def parse_retention(text: str) -> Retention:
-    """Parse a retention: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `InvalidRetention`."""
+    """Parse a retention: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `CallerError`."""
     match = _match_retention(text.strip())
     if match is None or match[2] not in _UNITS:
-        raise InvalidRetention(text=text)
+        raise _invalid(text)
     unit, factor = _UNITS[match[2]]
     amount = int(match[1]) * factor
     if amount > INTEGER_MAX:
-        raise InvalidRetention(text=text)
+        raise _invalid(text)
     return Retention(unit=unit, amount=amount)
+
+
+def _invalid(text: str) -> CallerError:
+    return CallerError(f"{text!r} is not a retention; write a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")
 
 
 def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> int:

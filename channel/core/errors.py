@@ -317,15 +317,6 @@ class CompactionRefused(OperatorError):
         super().__init__(f"the log {log} is not compacted: {problem}; {remedy}")
 
 
-class InvalidRetention(CallerError):
-    """A text that is not a valid retention."""
-
-    def __init__(self, *, text: str) -> None:
-        """`text` as given."""
-        self.text = text
-        super().__init__(f"{text!r} is not a retention; use a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")
-
-
 def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
     """Return the error for the cuts of a hash range that do not rise strictly, or do not lie strictly inside it.
 
