@@ -1,6 +1,6 @@
 """Define the figures that a report shows.
 
-`queries` computes them from an archive, `plots` draws them and `page` writes them. Their size is bounded whatever the length of the
+`queries` computes them from an archive, `plots` draws them and `page` writes them. Their size is bounded for any length of the
 archive, because one process holds them all and one page shows them all.
 """
 
@@ -293,7 +293,7 @@ def pause_bar_ms(bar: int) -> tuple[float, float]:
     return (0.0 if bar == 0 else low), high
 
 
-def period_told(held: Period | None, from_ms: int | None, to_ms: int | None) -> Period | None:
+def period_shown(held: Period | None, from_ms: int | None, to_ms: int | None) -> Period | None:
     """Return the part of the requested period that the archive covers; None if there is none."""
     if held is None:
         return None

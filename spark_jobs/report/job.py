@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import tzinfo
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 import orjson
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
-from equipoise.spark_jobs.report.failures import failures_named
-from equipoise.spark_jobs.report.figures import Report, period_told
+from equipoise.spark_jobs.report.figures import Report, period_shown
+from equipoise.spark_jobs.report.formats import local_zone
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import Plot, plots
 from equipoise.spark_jobs.report.queries import Queries, extent
-from equipoise.spark_jobs.report.words import local_zone
 from equipoise.spark_jobs.sources.whole_files import replacing
-from equipoise.spark_jobs.streams.errors import ArchiveInUse
+from equipoise.spark_jobs.streams.causes import spark_failed
+from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone, ArchiveInUse
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
 from equipoise.spark_jobs.streams.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+JOB: Final = "report"
+
+# For a failed task Spark reports a file URL. For a file missing at planning time it reports a plain path.
+_find_unread: Final = re.compile(r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)").search
+_find_not_found: Final = re.compile(r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)").search
+_find_causes: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE).findall
+_without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 
 
 def run_report(options: ReportOptions, screen: Screen) -> int:
@@ -49,7 +63,9 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
         screen.result(orjson.dumps(about).decode())
     else:
         screen.result(
-            f"wrote {options.out}, and {len(pictures)} pictures beside it" if pictures else f"wrote {options.out}; nothing to draw"
+            f"wrote {options.out}, and {len(pictures)} pictures in {_pictures_of(options.out)}"
+            if pictures
+            else f"wrote {options.out}; there was nothing to draw"
         )
     return 0
 
@@ -61,7 +77,7 @@ def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -
     """
 
     def read() -> Report:
-        with failures_named(archive.path):
+        with _failures_named(archive.path):
             return _read_report(archive, spark, options)
 
     return read_again(read)
@@ -69,7 +85,7 @@ def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -
 
 def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
     held = extent(archive, spark)
-    period = period_told(held, options.from_ms, options.to_ms)
+    period = period_shown(held, options.from_ms, options.to_ms)
     manifests = [manifest for manifest in (archive.manifest("archive"), archive.manifest("audit")) if manifest is not None]
     about = Report(
         archive=str(archive.path),
@@ -89,6 +105,28 @@ def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) 
         queries.close()
 
 
+@contextmanager
+def _failures_named(archive: Path) -> Iterator[None]:
+    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and `PeerError` for all other Spark errors."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:  # PySpark raises the first if it knows the error's Java class, else the second.
+        raise _named(archive, str(error)) from error
+
+
+def _named(archive: Path, message: str) -> EquipoiseError:
+    not_found, unread = _find_not_found(message), _find_unread(message)
+    if not_found is not None:
+        return ArchiveFileGone(archive=str(archive), file=f"/{not_found['path']}")
+    if unread is None:
+        return spark_failed(JOB, _without_call.sub("", message))
+    file = f"/{unquote(unread['address'])}"
+    if unread["how"] == "FILE_NOT_EXIST":
+        return ArchiveFileGone(archive=str(archive), file=file)
+    causes = _find_causes(message)
+    return ArchiveDamaged(archive=str(archive), problem=f"its file {file} cannot be read{f': {causes[-1]}' if causes else ''}")
+
+
 def _archive_of(options: ReportOptions, screen: Screen) -> Path:
     """Return the archive to read. If a log is named, bring the log's own archive up to date first."""
     if options.log_url is None:
@@ -102,18 +140,18 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
     try:
         run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
     except ArchiveInUse:
-        screen.note("an archive job of this log is running: the page goes as far as that has come")
+        screen.note("an archive job of this log is running: the page covers what it has archived so far")
     try:
         run_audit(AuditOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
     except ArchiveInUse:
-        screen.note("an audit of this log is running: the page has what it has found so far")
+        screen.note("an audit of this log is running: the page shows what it has found so far")
     return archive
 
 
 def _zone(report: Report) -> tzinfo:
     """Return the local zone at the end of the period shown."""
-    told = report.period or report.held
-    return local_zone(time.time_ns() // 1_000_000 if told is None else told.to_ms)
+    shown = report.period or report.held
+    return local_zone(time.time_ns() // 1_000_000 if shown is None else shown.to_ms)
 
 
 def _check_out(out: Path) -> None:
@@ -128,9 +166,13 @@ def _unwritable(path: Path, problem: str) -> OperatorError:
     return OperatorError(f"{path} cannot be written: {problem}; name another file with --out")
 
 
+def _pictures_of(out: Path) -> Path:
+    return out.with_name(f"{out.stem}-plots")
+
+
 def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
     """Write the page, and each picture as a PNG file in the folder named after it. Return the pictures' paths."""
-    folder = out.with_name(f"{out.stem}-plots")
+    folder = _pictures_of(out)
     pictures = []
     writing = out
     try:

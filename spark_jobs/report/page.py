@@ -12,9 +12,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from equipoise.spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Report, gravity
-from equipoise.spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
-from equipoise.spark_jobs.report.style import STYLE
-from equipoise.spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
+from equipoise.spark_jobs.report.formats import NONE, format_count, format_duration, format_share, format_time, format_zone
+from equipoise.spark_jobs.report.html import EMPTY, STYLE, Html, joined, paragraph, picture, section, table, tag, text
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import command_on
 
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 ACCEPTED: Final = "accepted"
 
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""The page fetches nothing and runs nothing, whatever a record contains."""
+"""The page fetches nothing and runs nothing, even if a record contains a tag."""
 
-_KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared down", "left": "left by itself", "joined": "came back anew"}
+_KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared down", "left": "left", "joined": "joined again"}
 _OFFSETS_SHOWN: Final = 6
 _BROKERS_OF_LANE: Final = 4
 
@@ -85,11 +84,11 @@ def summary(report: Report) -> dict[str, Any]:
 def _header(report: Report, zone: tzinfo) -> Html:
     period = report.period
     if period is None:
-        told = "Nothing to tell"
+        shown = "Nothing to report"
     else:
-        first, last = told_time(period.from_ms, zone), told_time(period.to_ms - 1, zone)
-        told = f"{first} to {last} ({told_duration(period.length_ms)}), times in {told_zone(zone)}"
-    parts = [tag("h1", text("What the channel went through")), tag("p", text(told))]
+        first, last = format_time(period.from_ms, zone), format_time(period.to_ms - 1, zone)
+        shown = f"{first} to {last} ({format_duration(period.length_ms)}), times in {format_zone(zone)}"
+    parts = [tag("h1", text("Channel report")), tag("p", text(shown))]
     parts.append(tag("p", text("Log "), tag("code", text(report.url)), text(", archive "), tag("code", text(report.archive)), kind="soft"))
     if period is not None:
         names = {
@@ -104,46 +103,47 @@ def _header(report: Report, zone: tzinfo) -> Html:
 def _verdict(report: Report, zone: tzinfo) -> Html:
     """Render the findings, or the reason why there are none."""
     if report.held is None:
-        told = "The archive is empty: neither a record nor a finding is in it yet. Run `equipoise spark archive`, and look again."
-        return section("findings", "Nothing has been archived yet", paragraph(told), kind="verdict unknown")
+        problem = "The archive has no records and no findings yet. Run `equipoise spark archive`, then run the report again."
+        return section("findings", "The archive is empty", paragraph(problem), kind="verdict unknown")
     if report.period is None:
-        ends = [told_time(at_ms, zone) for at_ms in (report.held.from_ms, report.held.to_ms - 1)]
-        told = f"The archive holds {ends[0]} to {ends[1]} ({told_zone(zone)}), and nothing of the period that was asked for."
-        advice = paragraph("Choose other times for --from and --to, or leave them out.")
-        return section("findings", "Nothing of this period is in the archive", paragraph(told), advice, kind="verdict unknown")
+        ends = [format_time(at_ms, zone) for at_ms in (report.held.from_ms, report.held.to_ms - 1)]
+        problem = f"The archive covers {ends[0]} to {ends[1]} ({format_zone(zone)}). The requested period is outside."
+        advice = paragraph("Choose other times for --from and --to, or omit both.")
+        return section("findings", "The archive does not cover this period", paragraph(problem), advice, kind="verdict unknown")
     notes = (
         []
         if report.is_archived
-        else [paragraph("No archive job has written here, so only findings are told: run `equipoise spark archive`.")]
+        else [paragraph("No archive job has written this archive, so the report shows only findings. Run `equipoise spark archive`.")]
     )
     if not report.is_audited:
-        told = "No audit has been run into this archive, so nobody has checked what it holds. To do so:"
+        problem = "No audit has checked the records of this archive. To check them, run:"
         command = tag("code", text(f"equipoise spark audit --log {quote(report.url)} --archive {quote(report.archive)}"), kind="command")
-        return section("findings", "Not audited", paragraph(told), command, *notes, kind="verdict unknown")
+        return section("findings", "Not audited", paragraph(problem), command, *notes, kind="verdict unknown")
     if not report.findings.count:
-        told = "The audit holds every record that it reads against rules of its own, and has told of nothing broken in this period."
-        return section("findings", "No findings", paragraph(told), *notes, kind="verdict")
-    gravest = RULES[report.broken[0].rule].severity if report.broken and report.broken[0].rule in RULES else "warning"
+        verdict = "The audit checked every record with an independent implementation of the rules, and found no violation in this period."
+        return section("findings", "No findings", paragraph(verdict), *notes, kind="verdict")
+    most_severe = RULES[report.broken[0].rule].severity if report.broken and report.broken[0].rule in RULES else "warning"
     rows = [
-        (_severity(each.rule), each.rule, told_count(each.count), _rule_says(each.rule), _rule_remedy(each.rule)) for each in report.broken
+        (_severity(each.rule), each.rule, format_count(each.count), _rule_statement(each.rule), _rule_remedy(each.rule))
+        for each in report.broken
     ]
     return section(
         "findings",
-        told_count(report.findings.count, "finding"),
+        format_count(report.findings.count, "finding"),
         *notes,
         table(
-            "By rule", ("how grave", "rule", "findings", "the rule", "what to do"), rows, kinds=("text", "name", "number", "text", "text")
+            "By rule", ("severity", "rule", "findings", "statement", "what to do"), rows, kinds=("text", "name", "number", "text", "text")
         ),
         Html(f'<ol class="findings">{joined(_finding(found, report.url, zone) for found in report.findings.shown)}</ol>'),
-        _left_out(report.findings, "finding", "the gravest are shown; all are in the table findings of the archive"),
-        kind=f"verdict {'alarm' if gravest == 'alarm' else 'warning'}",
+        _left_out(report.findings, "finding", "the most severe are shown; the archive's table findings has all"),
+        kind=f"verdict {'alarm' if most_severe == 'alarm' else 'warning'}",
     )
 
 
 def _finding(found: Found, url: str, zone: tzinfo) -> Html:
     offsets = [str(offset) for offset in found.offsets[-_OFFSETS_SHOWN:]]
     more = "… " if len(found.offsets) > len(offsets) else ""
-    where = f"{told_time(found.at_ms, zone)} · {found.subject} · offset{'' if len(offsets) == 1 else 's'} {more}{', '.join(offsets)}"
+    where = f"{format_time(found.at_ms, zone)} · {found.subject} · offset{'' if len(offsets) == 1 else 's'} {more}{', '.join(offsets)}"
     who = f" · written by {found.publisher}" if found.publisher else ""
     severity = _severity(found.rule)
     return tag(
@@ -161,12 +161,12 @@ def _severity(rule: str) -> str:
     return RULES[rule].severity if gravity(rule) < gravity("") else "warning"
 
 
-def _rule_says(rule: str) -> str:
-    return RULES[rule].says if rule in RULES else "A rule that this version does not know."
+def _rule_statement(rule: str) -> str:
+    return RULES[rule].says if rule in RULES else "This version does not know this rule."
 
 
 def _rule_remedy(rule: str) -> str:
-    return RULES[rule].remedy if rule in RULES else "Upgrade, and look at the table findings."
+    return RULES[rule].remedy if rule in RULES else "Upgrade Equipoise, and read the table findings."
 
 
 def _cards(report: Report) -> Html:
@@ -175,33 +175,35 @@ def _cards(report: Report) -> Html:
     waiting = sum(death.waiting for death in report.deaths.shown)
     done = moves.results.get("done", 0)
     kinds = Counter(each.kind for each in report.splits_and_merges.shown)
-    divided = f"{kinds['split']} splits, {kinds['merge']} merges" if not report.splits_and_merges.left_out else "the latest are below"
-    pauses = f"p99 {told_duration(moves.pause_p99_ms)}, longest {told_duration(moves.pause_max_ms)}"
+    divided = (
+        f"{kinds['split']} splits, {kinds['merge']} merges" if not report.splits_and_merges.left_out else "the latest are listed below"
+    )
+    pauses = f"p99 {format_duration(moves.pause_p99_ms)}, longest {format_duration(moves.pause_max_ms)}"
     brokers = len(report.owned.brokers) + report.owned.left_out
     cards = (
-        ("Moves done", told_count(done), f"of {told_count(moves.count)} that ended"),
-        ("Pause of a move, p50", told_duration(moves.pause_p50_ms), pauses),
-        ("Pauses together", told_duration(moves.pause_sum_ms), "what all moves cost"),
-        ("Nobody served", told_duration(report.unserved_ms), "summed over bundles, first placements too"),
-        ("Brokers that died or left", told_count(report.deaths.count), _felt(report.deaths.shown)),
-        ("Splits and merges", told_count(report.splits_and_merges.count), divided),
-        ("Bundles, brokers", f"{told_count(report.lanes.count)}, {told_count(brokers)}", "that served, or were served, in this period"),
-        ("Records", told_count(records), f"{told_count(rejected)} rejected ({told_share(rejected, records)})"),
+        ("Moves completed", format_count(done), f"of {format_count(moves.count)} that ended"),
+        ("Pause of a move, p50", format_duration(moves.pause_p50_ms), pauses),
+        ("Total pause", format_duration(moves.pause_sum_ms), "of all moves"),
+        ("Not served", format_duration(report.unserved_ms), "summed over bundles, including first placements"),
+        ("Brokers that died or left", format_count(report.deaths.count), _recovery(report.deaths.shown)),
+        ("Splits and merges", format_count(report.splits_and_merges.count), divided),
+        ("Bundles, brokers", f"{format_count(report.lanes.count)}, {format_count(brokers)}", "active in this period"),
+        ("Records", format_count(records), f"{format_count(rejected)} rejected ({format_share(rejected, records)})"),
     )
     found = [tag("div", tag("dt", text(name)), tag("dd", text(value), tag("small", text(more)))) for name, value, more in cards]
-    told = f"{told_count(waiting, 'bundle')} of brokers that died or left had no owner again when the archive ended."
-    return joined([tag("dl", *found, kind="cards"), paragraph(told) if waiting else EMPTY])
+    orphaned = f"{format_count(waiting, 'bundle')} of brokers that died or left still had no owner at the end of the archive."
+    return joined([tag("dl", *found, kind="cards"), paragraph(orphaned) if waiting else EMPTY])
 
 
-def _felt(deaths: Sequence[Death]) -> str:
+def _recovery(deaths: Sequence[Death]) -> str:
     """Describe how long the bundles of dead brokers had no owner."""
     if not any(death.bundles for death in deaths):
-        return "none left a bundle behind"
+        return "none owned a bundle"
     healed = max((death.healed_ms for death in deaths if death.healed_ms is not None), default=None)
     if healed is None:
-        return "no bundle that they had was owned again"
-    which = "a part of what they had" if any(death.waiting for death in deaths) else "what they had"
-    return f"{which} was owned again after at most {told_duration(healed)}"
+        return "none of their bundles has a new owner"
+    which = "some of their bundles" if any(death.waiting for death in deaths) else "all their bundles"
+    return f"{which} had new owners within {format_duration(healed)}"
 
 
 # --- ownerships, brokers ---------------------------------------------------------------------------------------------------------------
@@ -210,39 +212,40 @@ def _felt(deaths: Sequence[Death]) -> str:
 def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
     lanes = report.lanes
     if not lanes.shown:
-        return section("served", "Who served what", _nothing("No bundle was served in this period."))
-    shown = f"all {told_count(lanes.count, 'bundle')}"
+        return section("served", "Who served what", _empty("No bundle was served in this period."))
+    shown = f"all {format_count(lanes.count, 'bundle')}"
     if lanes.left_out:
-        shown = f"the {len(lanes.shown)} bundles that changed hands most often; {told_count(lanes.left_out)} more are not drawn"
+        most = format_count(len(lanes.shown), "bundle")
+        shown = f"the {most} with the most changes of owner; {format_count(lanes.left_out)} more are not drawn"
     namespaces = len({lane.namespace for lane in lanes.shown})
-    described = f"Strip chart of {shown}, in {told_count(namespaces, 'namespace')}: who served each, from when to when."
+    described = f"Strip chart of {shown}, in {format_count(namespaces, 'namespace')}: the broker that served each over time."
     rows = []
     for lane in lanes.shown:
         served = Counter[str]()
         for ownership in lane.ownerships:
             served[ownership.broker] += ownership.to_ms - ownership.from_ms
-        told = ", ".join(f"{broker} {told_duration(length)}" for broker, length in served.most_common(_BROKERS_OF_LANE))
-        rows.append((lane.namespace, lane.bundle, told_count(lane.changes), told or NONE))
+        brokers = ", ".join(f"{broker} {format_duration(length)}" for broker, length in served.most_common(_BROKERS_OF_LANE))
+        rows.append((lane.namespace, lane.bundle, format_count(lane.changes), brokers or NONE))
     caption = (
-        f"Drawn are {shown}. A row is a bundle, a colour the broker that serves it; in a gap nobody does, or the bundle is not there. "
-        f"What lasted less than {told_duration(_period_part(report))} is not drawn."
+        f"The chart shows {shown}. Each row is a bundle, each colour the broker that serves it. In a gap no broker serves the bundle, or "
+        f"it does not exist. Spans shorter than {format_duration(_period_part(report))} are not drawn."
     )
     heads, kinds = ("namespace", "bundle", "changes", "served by, longest first"), ("name", "name", "number", "text")
-    as_table = _folded("The same as a table", table("Bundles by namespace", heads, rows, kinds=kinds))
+    as_table = _folded("Show as a table", table("Bundles by namespace", heads, rows, kinds=kinds))
     return section("served", "Who served what", _picture(pictures, "ownership", described, caption), as_table)
 
 
 def _brokers(report: Report, pictures: Mapping[str, Plot]) -> Html:
     parts = []
     if report.cpu.brokers:
-        caption = f"CPU use as each broker reported it, averaged. Grey: {REPORTS_MISSED} reports in a row, or more, are missing."
+        caption = f"CPU use as reported by each broker, averaged. Grey: {REPORTS_MISSED} or more consecutive reports are missing."
         parts.append(_picture(pictures, "cpu", f"Heat map: CPU use of {_many(report.cpu)} over time.", caption + _more(report.cpu)))
     else:
-        parts.append(_nothing("No load report of this period is archived, so only what each broker served is drawn."))
+        parts.append(_empty("The archive has no load reports of this period, so the charts show only served bundles."))
     if report.owned.brokers:
-        caption = "Bundles that each broker served, averaged over time."
+        caption = "Bundles served by each broker, averaged over time."
         parts.append(
-            _picture(pictures, "owned", f"Heat map: bundles that {_many(report.owned)} served over time.", caption + _more(report.owned))
+            _picture(pictures, "owned", f"Heat map: bundles served by {_many(report.owned)} over time.", caption + _more(report.owned))
         )
         cpu = dict(zip(report.cpu.brokers, report.cpu.rows, strict=True))
         rows = []
@@ -250,17 +253,21 @@ def _brokers(report: Report, pictures: Mapping[str, Plot]) -> Html:
             used = cpu.get(broker, ())
             served = (_average(row, "{:.1f}"), _greatest(row, "{:.0f}"))
             rows.append((broker, *served, _average(used, "{:.0%}"), _greatest(used, "{:.0%}")))
-        heads = ("broker", "bundles, average", "bundles, most", "CPU, average", "CPU, most")
-        parts.append(_folded("The same as a table", table("Brokers", heads, rows, kinds=("name", "number", "number", "number", "number"))))
+        heads = ("broker", "bundles, average", "bundles, maximum", "CPU, average", "CPU, maximum")
+        parts.append(_folded("Show as a table", table("Brokers", heads, rows, kinds=("name", "number", "number", "number", "number"))))
     return section("brokers", "Brokers over time", *parts)
 
 
 def _many(grid: Grid) -> str:
-    return told_count(len(grid.brokers), "broker")
+    return format_count(len(grid.brokers), "broker")
 
 
 def _more(grid: Grid) -> str:
-    return f" The {len(grid.brokers)} with the most are shown; {told_count(grid.left_out, 'broker')} more are not." if grid.left_out else ""
+    return (
+        f" Shown are the {len(grid.brokers)} brokers with the highest values; {format_count(grid.left_out)} more are left out."
+        if grid.left_out
+        else ""
+    )
 
 
 def _average(row: tuple[float | None, ...], form: str) -> str:
@@ -283,29 +290,27 @@ def _period_part(report: Report) -> float:
 def _moves(report: Report, pictures: Mapping[str, Plot]) -> Html:
     moves = report.moves
     if not moves.count:
-        return section("moves", "Moves: why, and what they cost", _nothing("No move ended in this period."))
+        return section("moves", "Moves: reasons and pauses", _empty("No move ended in this period."))
     results = ", ".join(
-        f"{told_count(count)} {name.replace('_', ' ')}"
+        f"{format_count(count)} {name.replace('_', ' ')}"
         for name, count in sorted(moves.results.items(), key=lambda each: (-each[1], each[0]))
     )
-    parts = [
-        _picture(pictures, "moves", f"Bars over time, in {BINS} columns: moves that ended: {results}.", f"Moves that ended: {results}.")
-    ]
+    parts = [_picture(pictures, "moves", f"Bar chart of ended moves over time, in {BINS} columns: {results}.", f"Ended moves: {results}.")]
     if moves.pauses:
-        spread = f"p50 {told_duration(moves.pause_p50_ms)}, p99 {told_duration(moves.pause_p99_ms)}"
-        longest = f"longest {told_duration(moves.pause_max_ms)}, together {told_duration(moves.pause_sum_ms)}"
-        pauses = f"{told_count(moves.pauses, 'pause')}: {spread}, {longest}."
+        spread = f"p50 {format_duration(moves.pause_p50_ms)}, p99 {format_duration(moves.pause_p99_ms)}"
+        longest = f"longest {format_duration(moves.pause_max_ms)}, total {format_duration(moves.pause_sum_ms)}"
+        pauses = f"{format_count(moves.pauses, 'pause')}: {spread}, {longest}."
         parts.append(_picture(pictures, "pauses", f"Histogram of pauses. {pauses}", pauses))
     else:
-        parts.append(_nothing("No move of this period was done through a handover, so there are no pauses to tell."))
+        parts.append(_empty("No move of this period completed by a handover, so there are no pauses."))
     reasons = [
-        (told_count(each.count), told_count(each.done), told_duration(each.pause_p50_ms), _short(each.text), each.example or NONE)
+        (format_count(each.count), format_count(each.done), format_duration(each.pause_p50_ms), _short(each.text), each.example or NONE)
         for each in report.reasons.shown
     ]
-    heads, kinds = ("moves", "done", "pause p50", "reason", "for example"), ("number", "number", "number", "text", "text")
-    parts.append(table("Why bundles were moved", heads, reasons, kinds=kinds))
+    heads, kinds = ("moves", "completed", "pause p50", "reason", "example"), ("number", "number", "number", "text", "text")
+    parts.append(table("Reasons of moves", heads, reasons, kinds=kinds))
     parts.append(_left_out(report.reasons, "reason", "the most frequent are shown"))
-    return section("moves", "Moves: why, and what they cost", *parts, _movers(report))
+    return section("moves", "Moves: reasons and pauses", *parts, _movers(report))
 
 
 def _short(reason: str) -> str:
@@ -316,19 +321,24 @@ def _short(reason: str) -> str:
 def _movers(report: Report) -> Html:
     bundles = []
     for each in report.bundle_moves.shown:
-        why = ", ".join(f"{told_count(count)} {_short(reason)}" for reason, count in each.reasons)
-        bundles.append((each.bundle, told_count(each.count), told_duration(each.pause_sum_ms), why))
-    brokers = [(each.broker, told_count(each.gave), told_count(each.got), told_count(each.failed)) for each in report.broker_moves.shown]
+        why = ", ".join(f"{format_count(count)} {_short(reason)}" for reason, count in each.reasons)
+        bundles.append((each.bundle, format_count(each.count), format_duration(each.pause_sum_ms), why))
+    brokers = [
+        (each.broker, format_count(each.gave), format_count(each.got), format_count(each.failed)) for each in report.broker_moves.shown
+    ]
     return joined(
         [
             table(
-                "Top movers: bundles", ("bundle", "moves", "pauses together", "why"), bundles, kinds=("name", "number", "number", "text")
+                "Top movers: bundles", ("bundle", "moves", "total pause", "reasons"), bundles, kinds=("name", "number", "number", "text")
             ),
-            _left_out(report.bundle_moves, "bundle", "those that moved most often are shown"),
+            _left_out(report.bundle_moves, "bundle", "the bundles with the most moves are shown"),
             table(
-                "Top movers: brokers", ("broker", "gave", "got", "came to nothing"), brokers, kinds=("name", "number", "number", "number")
+                "Top movers: brokers",
+                ("broker", "bundles given", "bundles received", "moves that failed"),
+                brokers,
+                kinds=("name", "number", "number", "number"),
             ),
-            _left_out(report.broker_moves, "broker", "those with most moves are shown"),
+            _left_out(report.broker_moves, "broker", "the brokers with the most moves are shown"),
         ]
     )
 
@@ -338,32 +348,32 @@ def _movers(report: Report) -> Html:
 
 def _deaths(report: Report, zone: tzinfo) -> Html:
     if not report.deaths.shown:
-        return section("deaths", "Deaths, and how long they were felt", _nothing("No broker died or left in this period."))
+        return section("deaths", "Deaths and recovery", _empty("No broker died or left in this period."))
     rows = [
         (
-            told_time(death.at_ms, zone), death.broker, _KIND_OF_DEATH.get(death.kind, death.kind), death.publisher or NONE,
-            told_count(death.bundles), told_duration(death.healed_ms), told_count(death.waiting), str(death.offset),
+            format_time(death.at_ms, zone), death.broker, _KIND_OF_DEATH.get(death.kind, death.kind), death.publisher or NONE,
+            format_count(death.bundles), format_duration(death.healed_ms), format_count(death.waiting), str(death.offset),
         )
         for death in report.deaths.shown
     ]  # fmt: skip
-    heads = ("when", "broker", "how", "said by", "bundles lost", "all owned again after", "still without owner", "offset")
+    heads = ("time", "broker", "kind", "recorded by", "bundles lost", "recovered after", "still without owner", "offset")
     kinds = ("time", "name", "text", "name", "number", "number", "number", "number")
-    told = paragraph("Counted from the record of the end; what a lease and its margin took before it, no log can tell.", kind="soft")
+    note = paragraph("Times count from the record of the death. The lease and its grace period ran before that record.", kind="soft")
     return section(
         "deaths",
-        "Deaths, and how long they were felt",
-        told,
-        table("Brokers that ended", heads, rows, kinds=kinds),
-        _left_out(report.deaths, "end of a broker", "the latest are shown", many="ends of brokers"),
+        "Deaths and recovery",
+        note,
+        table("Brokers that died or left", heads, rows, kinds=kinds),
+        _left_out(report.deaths, "death", "the latest are shown"),
     )
 
 
 def _splits_and_merges(report: Report, zone: tzinfo) -> Html:
     if not report.splits_and_merges.shown:
-        return section("divisions", "Splits and merges", _nothing("No bundle was split or merged in this period."))
+        return section("divisions", "Splits and merges", _empty("No bundle was split or merged in this period."))
     rows = [
         (
-            told_time(each.at_ms, zone), each.kind, _names(each.before, each.before_count), _names(each.after, each.after_count),
+            format_time(each.at_ms, zone), each.kind, _names(each.before, each.before_count), _names(each.after, each.after_count),
             each.publisher or NONE, each.reason or NONE,
         )
         for each in report.splits_and_merges.shown
@@ -372,7 +382,7 @@ def _splits_and_merges(report: Report, zone: tzinfo) -> Html:
     return section(
         "divisions",
         "Splits and merges",
-        table("Bundles that were divided or joined", ("when", "what", "was", "became", "asked by", "reason"), rows, kinds=kinds),
+        table("Bundles that were split or merged", ("time", "kind", "before", "after", "requested by", "reason"), rows, kinds=kinds),
         _left_out(report.splits_and_merges, "split or merge", "the latest are shown", many="splits and merges"),
     )
 
@@ -384,22 +394,22 @@ def _names(names: tuple[str, ...], count: int) -> str:
 
 def _decisions(report: Report) -> Html:
     if not report.decisions.shown:
-        return section("decisions", "What the balancer decided", _nothing("No decision of this period is archived."))
-    rows = [(told_count(each.count), each.kind, each.strategy, each.result, each.cause) for each in report.decisions.shown]
+        return section("decisions", "What the balancer decided", _empty("The archive has no decisions of this period."))
+    rows = [(format_count(each.count), each.kind, each.strategy, each.result, each.cause) for each in report.decisions.shown]
     heads, kinds = ("rounds", "kind", "strategy", "result", "cause"), ("number", "text", "name", "text", "text")
     return section(
         "decisions",
         "What the balancer decided",
-        table("Rounds by what came of them", heads, rows, kinds=kinds),
+        table("Rounds by result", heads, rows, kinds=kinds),
         _left_out(report.decisions, "outcome", "the most frequent are shown"),
     )
 
 
 def _records(report: Report) -> Html:
     if not report.records:
-        return section("records", "Records by kind and verdict", _nothing("No record of this period is archived."))
+        return section("records", "Records by kind and verdict", _empty("The archive has no records of this period."))
     rows = list(_kinds(report))
-    heads, kinds = ("kind", "accepted", "rejected", "why rejected"), ("name", "number", "number", "text")
+    heads, kinds = ("kind", "accepted", "rejected", "reasons"), ("name", "number", "number", "text")
     return section("records", "Records by kind and verdict", table("Records", heads, rows, kinds=kinds))
 
 
@@ -411,15 +421,15 @@ def _kinds(report: Report) -> Iterator[tuple[str, str, str, str]]:
     for kind, total in totals.most_common():
         of_kind = {each.verdict: each.count for each in report.records if each.kind == kind}
         accepted = of_kind.pop(ACCEPTED, 0)
-        why = ", ".join(f"{told_count(count)} {verdict}" for verdict, count in of_kind.items())
-        yield "no record" if kind is None else kind, told_count(accepted), told_count(total - accepted), why or NONE
+        why = ", ".join(f"{format_count(count)} {verdict}" for verdict, count in of_kind.items())
+        yield "not a record" if kind is None else kind, format_count(accepted), format_count(total - accepted), why or NONE
 
 
 def _footer(report: Report, zone: tzinfo, written_ms: int) -> Html:
     held = report.held
-    reach = "" if held is None else f" The archive holds {told_time(held.from_ms, zone)} to {told_time(held.to_ms - 1, zone)}."
-    told = f"Written {told_time(written_ms, zone)} by `equipoise spark report`.{reach} Times are the log's own, in {told_zone(zone)}."
-    return tag("footer", paragraph(told, kind="soft"))
+    reach = "" if held is None else f" The archive covers {format_time(held.from_ms, zone)} to {format_time(held.to_ms - 1, zone)}."
+    note = f"Written {format_time(written_ms, zone)} by `equipoise spark report`.{reach} Times: the log's clock, {format_zone(zone)}."
+    return tag("footer", paragraph(note, kind="soft"))
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------------------------------
@@ -434,11 +444,11 @@ def _folded(title: str, *parts: Html) -> Html:
     return tag("details", tag("summary", text(title)), *parts)
 
 
-def _nothing(told: str) -> Html:
-    return paragraph(told, kind="empty")
+def _empty(message: str) -> Html:
+    return paragraph(message, kind="empty")
 
 
 def _left_out(few: Few[Any], one: str, which: str, many: str = "") -> Html:
     if not few.left_out:
         return EMPTY
-    return paragraph(f"{told_count(few.left_out, f'more {one}', f'more {many}' if many else '')} left out; {which}.", kind="soft")
+    return paragraph(f"{format_count(few.left_out, f'more {one}', f'more {many}' if many else '')} left out; {which}.", kind="soft")

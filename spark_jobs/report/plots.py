@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Bbox
 
 from equipoise.spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
-from equipoise.spark_jobs.report.words import tellable_ms, told_duration
+from equipoise.spark_jobs.report.formats import format_duration, within_year_9999
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -215,16 +215,16 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
             place = max(value_ms, _PAUSE_MS_MIN)
             axes.axvline(place, color=hue, linewidth=1.6)
             axes.annotate(
-                f"{name} {told_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
+                f"{name} {format_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
                 textcoords="offset points", fontsize=9, color=theme.ink, weight="bold",
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: told_duration(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_ylabel("moves")
-    axes.set_xlabel("pause, from the word to let go until the new owner serves")
+    axes.set_xlabel("pause: from the request to release until the new owner serves")
     _plain(axes, theme)
     return figure
 
@@ -331,7 +331,7 @@ def _greatest(grid: Grid) -> float:
 
 def _at(at_ms: int, zone: tzinfo) -> float:
     """Return a time as matplotlib counts it: days since 1970 in the zone's local time, so that matplotlib needs no zone."""
-    at_ms = tellable_ms(at_ms)
+    at_ms = within_year_9999(at_ms)
     offset = datetime.fromtimestamp(at_ms / 1_000, zone).utcoffset() or timedelta()
     return (at_ms + offset / timedelta(milliseconds=1)) / 86_400_000
 

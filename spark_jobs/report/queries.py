@@ -420,7 +420,7 @@ class Queries:
 
     def _moves_with_reason(self) -> DataFrame:
         """Return the moves of the period. `what_for` is the reason with its numbers replaced."""
-        reason = F.regexp_replace(F.coalesce("reason", F.lit("no reason told")), _NUMBERS, "#")
+        reason = F.regexp_replace(F.coalesce("reason", F.lit("no reason given")), _NUMBERS, "#")
         return self._within(Table.TRANSFERS).withColumn("what_for", reason)
 
     def _reasons_of(self, bundles: list[str], frame: DataFrame) -> Mapping[str, list[tuple[str, int]]]:

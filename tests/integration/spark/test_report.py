@@ -287,8 +287,8 @@ def test_where_nothing_can_be_told(spark: SparkSession, archive: Path, tmp_path:
     with open_sink(tmp_path / "empty", writer="archive", log=LOG, url=URL):
         pass
     for folder, from_ms, words in (
-        (tmp_path / "empty", None, "Nothing has been archived yet"),
-        (archive, at(100), "Nothing of this period"),
+        (tmp_path / "empty", None, "The archive is empty"),
+        (archive, at(100), "The archive does not cover this period"),
     ):
         assert 0 == run_report(ReportOptions(out=out, archive=folder, from_ms=from_ms), screen)
         assert words in out.read_text(encoding="utf-8")

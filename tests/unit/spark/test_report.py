@@ -23,11 +23,11 @@ from equipoise.spark_jobs.report.figures import (
     gravity,
     held,
     pause_bar_ms,
-    period_told,
+    period_shown,
     spread_counts,
 )
+from equipoise.spark_jobs.report.formats import NONE, format_count, format_duration, format_share, format_time, format_zone, local_zone
 from equipoise.spark_jobs.report.html import picture, table, text
-from equipoise.spark_jobs.report.words import NONE, local_zone, told_count, told_duration, told_share, told_time, told_zone
 from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
@@ -55,8 +55,8 @@ ASKED = (
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.name)
 def test_what_is_told_of_a_period(asked: Asked) -> None:
     """A period is cut off at the ends of what the archive holds; where nothing is left there is none."""
-    assert asked.told == period_told(HELD, asked.from_ms, asked.to_ms)
-    assert period_told(None, asked.from_ms, asked.to_ms) is None
+    assert asked.told == period_shown(HELD, asked.from_ms, asked.to_ms)
+    assert period_shown(None, asked.from_ms, asked.to_ms) is None
 
 
 @given(
@@ -157,25 +157,30 @@ DURATIONS = {
 
 def test_durations_are_told_in_units_that_fit() -> None:
     """A duration is told in its largest unit and the next."""
-    assert list(DURATIONS.values()) == [told_duration(duration_ms) for duration_ms in DURATIONS]
+    assert list(DURATIONS.values()) == [format_duration(duration_ms) for duration_ms in DURATIONS]
 
 
 def test_counts_and_shares_as_people_read_them() -> None:
     """Thousands stand apart, one thing is one, and a small part is not told as none."""
     assert ["1,204 moves", "1 move", "0", "2 boxes"] == [
-        told_count(1_204, "move"),
-        told_count(1, "move"),
-        told_count(0),
-        told_count(2, "box", "boxes"),
+        format_count(1_204, "move"),
+        format_count(1, "move"),
+        format_count(0),
+        format_count(2, "box", "boxes"),
     ]
-    assert ["25.0 %", "0.0 %", "below 0.1 %", NONE] == [told_share(1, 4), told_share(0, 4), told_share(1, 100_000), told_share(0, 0)]
+    assert ["25.0 %", "0.0 %", "below 0.1 %", NONE] == [
+        format_share(1, 4),
+        format_share(0, 4),
+        format_share(1, 100_000),
+        format_share(0, 0),
+    ]
 
 
 def test_times_are_told_in_one_zone() -> None:
     """A time is told with the offset of its zone, which the page names."""
     east = timezone(timedelta(hours=2))
-    assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (told_time(0, UTC), told_time(0, east))
-    assert ("UTC", "UTC+02:00") == (told_zone(UTC), told_zone(east))
+    assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (format_time(0, UTC), format_time(0, east))
+    assert ("UTC", "UTC+02:00") == (format_zone(UTC), format_zone(east))
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
@@ -184,7 +189,7 @@ def test_the_last_time_of_all_can_be_told(zone: str, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patched:
         patched.setenv("TZ", zone)
         time.tzset()
-        told = [told_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
+        told = [format_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
     time.tzset()
     assert ["9999"] * 2 == [each[:4] for each in told]
 

@@ -166,7 +166,7 @@ def test_findings_come_first_with_all_that_shows_them() -> None:
     assert "offsets … 14, 15, 16, 17, 18, 19" in shown
     assert "2 more findings left out" in shown
     assert shown.index('id="findings"') < shown.index('class="cards"') < shown.index('id="served"')
-    assert "A rule that this version does not know." in shown
+    assert "This version does not know this rule." in shown
 
 
 def test_what_a_record_says_stays_text() -> None:
@@ -179,18 +179,18 @@ def test_sections_name_what_they_hold_and_leave_out() -> None:
     """Each section tells its figures in a table, and how many of many are not on the page."""
     shown = told(FULL)
     for words in (
-        "the 1 bundles that changed hands most often; 300 more are not drawn",
-        "4 brokers more are not",
-        "60 more ends of brokers left out",
+        "the 1 bundle with the most changes of owner; 300 more are not drawn",
+        "4 more are left out",
+        "60 more deaths left out",
         "3 done, 1 cancelled",
-        "3 pauses: p50 20 ms, p99 90 ms, longest 95 ms, together 135 ms",
+        "3 pauses: p50 20 ms, p99 90 ms, longest 95 ms, total 135 ms",
         "transfer: 59 %",
         "and 19 more",
         "1,500</td>",
         "7 stale",
-        "no record</td>",
+        "not a record</td>",
         "Overloaded",
-        "1 bundle of brokers that died or left had no owner again",
+        "1 bundle of brokers that died or left still had no owner",
     ):
         assert words in shown, words
 
@@ -212,12 +212,10 @@ class LeftBehind:
 
 
 LEFT_BEHIND = (
-    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, says="none left a bundle behind"),
-    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, says=">what they had was owned again after at most 1.0 s"),
-    LeftBehind(
-        name="some owned", bundles=5, waiting=1, healed_ms=1_000, says="a part of what they had was owned again after at most 1.0 s"
-    ),
-    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, says="no bundle that they had was owned again"),
+    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, says="none owned a bundle"),
+    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, says=">all their bundles had new owners within 1.0 s"),
+    LeftBehind(name="some owned", bundles=5, waiting=1, healed_ms=1_000, says="some of their bundles had new owners within 1.0 s"),
+    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, says="none of their bundles has a new owner"),
 )
 
 
@@ -230,26 +228,26 @@ def test_what_brokers_left_behind(case: LeftBehind) -> None:
 
 
 PLAINLY = (
-    Plainly(name="empty", report=EMPTY, says=("Nothing has been archived yet", "Nothing to tell")),
+    Plainly(name="empty", report=EMPTY, says=("The archive is empty", "Nothing to report")),
     Plainly(
         name="another period",
         report=replace(EMPTY, held=PERIOD, asked=(0, 5)),
-        says=("Nothing of this period is in the archive", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
+        says=("The archive does not cover this period", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
     ),
     Plainly(name="not audited", report=replace(QUIET, is_audited=False), says=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
-    Plainly(name="not archived", report=replace(QUIET, is_archived=False), says=("No archive job has written here", "No findings")),
+    Plainly(name="not archived", report=replace(QUIET, is_archived=False), says=("No archive job has written this archive", "No findings")),
     Plainly(
         name="nothing in it",
         report=QUIET,
         says=(
             "No findings",
             "No bundle was served in this period.",
-            "No load report of this period is archived",
+            "The archive has no load reports of this period",
             "No move ended in this period.",
             "No broker died or left in this period.",
             "No bundle was split or merged in this period.",
-            "No decision of this period is archived.",
-            "No record of this period is archived.",
+            "The archive has no decisions of this period.",
+            "The archive has no records of this period.",
         ),
     ),
 )

@@ -9,20 +9,20 @@ _SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60 * _SECOND_MS
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
-_TELLABLE_MS_MAX: Final = 253_402_214_400_000
+_TIME_MS_MAX: Final = 253_402_214_400_000
 """The last midnight (UTC) of the year 9999. The margin of a day keeps the year at four digits in every time zone."""
 
 NONE: Final = "\N{EN DASH}"
 
 
-def told_count(count: int, one: str = "", many: str = "") -> str:
+def format_count(count: int, one: str = "", many: str = "") -> str:
     """Format a count with thousands separators and its noun: `1,204 moves`. `many` defaults to `one` plus "s"."""
     if not one:
         return f"{count:,}"
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def told_duration(duration_ms: float | None) -> str:
+def format_duration(duration_ms: float | None) -> str:
     """Format a duration in fitting units: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     if duration_ms is None:
         return NONE
@@ -42,30 +42,30 @@ def told_duration(duration_ms: float | None) -> str:
     raise AssertionError(duration_ms)
 
 
-def told_time(at_ms: int, zone: tzinfo) -> str:
+def format_time(at_ms: int, zone: tzinfo) -> str:
     """Format a Unix time in a zone, to the second."""
-    return datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(within_year_9999(at_ms) / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def tellable_ms(at_ms: int) -> int:
+def within_year_9999(at_ms: int) -> int:
     """Return the Unix time, capped at the end of 9999 (UTC). A damaged row may hold any number."""
-    return min(at_ms, _TELLABLE_MS_MAX)
+    return min(at_ms, _TIME_MS_MAX)
 
 
 def local_zone(at_ms: int) -> tzinfo:
     """Return the local zone at a Unix time as a fixed offset from UTC, so that no clock time occurs twice."""
-    zone = datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, UTC).astimezone().tzinfo
+    zone = datetime.fromtimestamp(within_year_9999(at_ms) / _SECOND_MS, UTC).astimezone().tzinfo
     assert zone is not None, "astimezone gives a zone"
     return zone
 
 
-def told_zone(zone: tzinfo) -> str:
+def format_zone(zone: tzinfo) -> str:
     """Format a fixed zone as `UTC` or `UTC+02:00`."""
     offset = datetime.fromtimestamp(0, zone).utcoffset()
     return "UTC" if not offset else str(timezone(offset))
 
 
-def told_share(part: int, whole: int) -> str:
+def format_share(part: int, whole: int) -> str:
     """Format a share in percent. A share above zero is never shown as zero."""
     if whole == 0:
         return NONE
