@@ -57,13 +57,13 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
         raise ValueError(str(error)) from error
 
 
-def shortened(data: bytes) -> bytes:
-    """Return a value as one compressed frame with its size and a checksum. `whole_again` reverses it."""
+def compress(data: bytes) -> bytes:
+    """Return a value as one compressed frame with its size and a checksum. `decompress` reverses it."""
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
 
 
-def whole_again(data: bytes, *, size_max: int) -> bytes:
-    """Return what `shortened` compressed. Raises `ValueError` if `data` is damaged, not a frame, or longer than `size_max` bytes."""
+def decompress(data: bytes, *, size_max: int) -> bytes:
+    """Return what `compress` compressed. Raises `ValueError` if `data` is damaged, not a frame, or longer than `size_max` bytes."""
     try:
         if zstandard.frame_content_size(data) > size_max:
             raise ValueError(f"it claims to hold more than {size_max} bytes")

@@ -57,18 +57,18 @@ class Hold:
     It reads the channel independently of the archive, because a record needs the newest offset as its expected offset.
     """
 
-    def __init__(self, log_url: str, name: str, *, tell: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
-        """Prepare the hold `name`. `tell` receives a line for every failure. Raises `InvalidName`."""
+    def __init__(self, log_url: str, name: str, *, note: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
+        """Prepare the hold `name`. `note` receives a line for every failure. Raises `InvalidName`."""
         self._url = log_url
         self._key = hold_key(name)
-        self._tell = tell
+        self._note = note
         self._now_s = now_s
         self._stack = ExitStack()
         self._access: Access | None = None
         self._written_s: float | None = None
-        self._looked_s = 0.0
+        self._checked_s = 0.0
         self._failed_s: float | None = None
-        self._told_s: float | None = None
+        self._noted_s: float | None = None
         self._written_to = -1
         self._moved_to = -1
         """The last offset read that holds a record other than a retention hold."""
@@ -91,16 +91,16 @@ class Hold:
             if self._has_news(reached):
                 self._write(access, reached)
                 self._written_s = self._now_s()
-            self._looked_s = self._now_s()
+            self._checked_s = self._now_s()
         except EquipoiseError as error:
             if isinstance(error, DeadlineExceeded):
                 if self._access is not None:
-                    self._tell_reading(self._access)
+                    self._note_reading(self._access)
                     return
                 self._open_ms = min(2 * self._open_ms, OPEN_MS_MAX)
             self.close()
             self._failed_s = self._now_s()
-            self._tell(f"the hold {self._key} could not be moved, and is tried again in {EVERY_S} s: {error}")
+            self._note(f"cannot update the hold {self._key}, retrying in {EVERY_S} s: {error}")
         else:
             self._failed_s = None
 
@@ -110,7 +110,7 @@ class Hold:
             return at_once or self._now_s() - self._failed_s >= EVERY_S
         if self._written_s is None or self._is_old(self._written_s):
             return True
-        return reached > self._written_to and (at_once or self._now_s() - self._looked_s >= EVERY_S)
+        return reached > self._written_to and (at_once or self._now_s() - self._checked_s >= EVERY_S)
 
     def _has_news(self, reached: int) -> bool:
         """Return whether there is progress to publish. Call it after reading the channel.
@@ -154,12 +154,12 @@ class Hold:
         self._moved_to = reader.view.offset  # The snapshot may stand for records other than holds.
         return Access(log=log, reader=reader, publisher=PUBLISHER, deadline=deadline)
 
-    def _tell_reading(self, access: Access) -> None:
+    def _note_reading(self, access: Access) -> None:
         now_s = self._now_s()
-        if self._told_s is None or now_s - self._told_s >= EVERY_S:
-            self._told_s = now_s
-            read = f"the channel is read up to position {access.reader.position - 1}, which each batch goes on with"
-            self._tell(f"the hold {self._key} is not moved yet, because its record must be based on the newest: {read}")
+        if self._noted_s is None or now_s - self._noted_s >= EVERY_S:
+            self._noted_s = now_s
+            read = f"the channel is read up to position {access.reader.position - 1}; each batch continues"
+            self._note(f"the hold {self._key} is not updated yet, because its record needs the newest offset: {read}")
 
 
 def release_hold(log_url: str, name: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.resuming import resumed
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED, SCHEMAS
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
-from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
+from equipoise.spark_jobs.archive.tables.small_files import compact_beside
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
@@ -58,11 +58,11 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     A hold that cannot be updated is reported and does not end the job, except for `InvalidName`.
     """
     if options.release is not None:
-        screen.result(_told_release(*release_hold(options.log_url, options.release), as_json=options.as_json))
+        screen.result(_release_line(*release_hold(options.log_url, options.release), as_json=options.as_json))
         return 0
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
-    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
+    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), note=screen.note)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
         watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port) as watch,
@@ -70,9 +70,9 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
         # py4j frees Java objects at any time, and loses a Ctrl-C during that.
         with delayed_interrupts():
             check_version(JOB, sink.checkpoint, STATE_VERSION)
-            watch.note(_told_start(name, sink))
+            watch.note(_start_line(name, sink))
             beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
-            hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.remark)
+            hold = None if options.hold is None else Hold(options.log_url, options.hold, note=watch.remark)
             stream = Stream(
                 job=JOB,
                 checkpoint=sink.checkpoint,
@@ -97,7 +97,7 @@ def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
 
     def take(number: int, rows: pa.Table) -> None:
         sink.write(number, rows)
-        tidy_beside(Archive(sink.archive), JOB, number)
+        compact_beside(Archive(sink.archive), JOB, number)
         if hold is not None:
             hold.archived(sink.manifest)
 
@@ -115,23 +115,23 @@ def _beginning(sink: Sink, log_url: str) -> Beginning:
     return resumed(Archive(sink.archive), sink.manifest) or beginning_at(log_url)
 
 
-def _told_release(key: str, offset: int, *, as_json: bool) -> str:
+def _release_line(key: str, offset: int, *, as_json: bool) -> str:
     if as_json:
         return orjson.dumps({"offset": offset, "policy": key}).decode()
-    return f"accepted at offset {offset}: the hold {key} is lifted, and compaction no longer waits for that archive"
+    return f"accepted at offset {offset}: released the hold {key}; compaction no longer waits for that archive"
 
 
-def _told_start(log: str, sink: Sink) -> str:
+def _start_line(log: str, sink: Sink) -> str:
     what = f"archiving {log} in {sink.archive}"
     position = sink.manifest.positions.get(Source.CHANNEL)
     if position is None:
-        return f"{what}, from where the log begins"
+        return f"{what}, from the beginning of the log"
     if not sink.is_new:
-        return f"{what}, on from where it was left"
-    return f"{what}: its checkpoint is gone, so it goes on at offset {position}, where the archive itself ends"
+        return f"{what}, from where it stopped"
+    return f"{what}: its checkpoint is gone, so it continues at offset {position}, where the archive ends"
 
 
 def _summary(watch: Watch, sink: Sink) -> str:
     position = sink.manifest.positions.get(Source.CHANNEL)
-    reached = "nothing of the channel yet" if position is None else f"all of the channel up to position {position - 1}"
-    return f"took {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds {reached}"
+    reached = "no records of the channel yet" if position is None else f"the channel up to position {position - 1}"
+    return f"read {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds {reached}"

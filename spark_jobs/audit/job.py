@@ -18,7 +18,7 @@ import pyarrow as pa
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.tables.reading import FINDING, Archive
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
-from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
+from equipoise.spark_jobs.archive.tables.small_files import compact_beside
 from equipoise.spark_jobs.audit.findings_out import FindingsOut, Numbered, findings_out
 from equipoise.spark_jobs.audit.keyed_operator import findings_of
 from equipoise.spark_jobs.rules.checkers import RULES
@@ -61,7 +61,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
     out = findings_out(options.log_url)
-    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
+    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), note=screen.note)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
         watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, finds=True) as watch,
@@ -120,7 +120,7 @@ def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
             told_last = number
             _tell(found, sink, watch, log=log, as_json=as_json)
         out.put(found)
-        tidy_beside(Archive(sink.archive), JOB, number)
+        compact_beside(Archive(sink.archive), JOB, number)
 
     return take
 

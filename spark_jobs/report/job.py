@@ -50,7 +50,7 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     """
     _check_out(options.out)
     archive = Archive(_archive_of(options, screen))
-    spark = spark_session("equipoise report", master=options.master, telling=screen.note)
+    spark = spark_session("equipoise report", master=options.master, note=screen.note)
     screen.note(f"reading {archive.path}")
     report = interruptible(partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs).result()
     screen.note("drawing")

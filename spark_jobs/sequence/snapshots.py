@@ -11,7 +11,7 @@ from typing import Final
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.view import View
-from equipoise.compaction.compressed import shortened, whole_again
+from equipoise.compaction.compressed import compress, decompress
 
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """Largest snapshot to decompress: 4,000,000 bundles at 250 bytes each."""
@@ -31,13 +31,13 @@ def canonical(view: View) -> bytes:
 
 def packed(view: View) -> bytes:
     """Return the view as the body of a row of `Table.SNAPSHOTS`. `unpacked` reverses it."""
-    return shortened(canonical(view))
+    return compress(canonical(view))
 
 
 def unpacked(data: bytes) -> View:
     """Return the view from the output of `packed`. Raise `SnapshotDamaged`."""
     try:
-        spelled = whole_again(data, size_max=SNAPSHOT_BYTES_MAX)
+        spelled = decompress(data, size_max=SNAPSHOT_BYTES_MAX)
     except ValueError as error:
         raise SnapshotDamaged(problem=f"it cannot be decompressed: {error}") from error
     return from_bytes(spelled)

@@ -17,7 +17,7 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest
-from equipoise.compaction.compressed import shortened, whole_again
+from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
 from equipoise.spark_jobs.sources.whole_files import replacing
@@ -55,9 +55,9 @@ def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning
     path = checkpoint / FILE
     if path.exists():
         head, _, packed = path.read_bytes().partition(b"\n")
-        return Beginning(positions=orjson.loads(head), snapshot=whole_again(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None)
+        return Beginning(positions=orjson.loads(head), snapshot=decompress(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None)
     made = make()
     checkpoint.mkdir(parents=True, exist_ok=True)
     with replacing(path, part=checkpoint / f".{FILE}.part") as file:
-        file.write(orjson.dumps(dict(made.positions)) + b"\n" + (b"" if made.snapshot is None else shortened(made.snapshot)))
+        file.write(orjson.dumps(dict(made.positions)) + b"\n" + (b"" if made.snapshot is None else compress(made.snapshot)))
     return made

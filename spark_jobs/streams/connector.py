@@ -70,14 +70,14 @@ def cache_folder() -> Path:
     return root / "equipoise" / f"spark-connector-{digest}"
 
 
-def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
-    """Return the verified jars, after fetching missing ones (reported to `telling`). Raise `OperatorError`."""
+def connector_jars(*, folder: Path | None = None, note: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
+    """Return the verified jars, after fetching missing ones (reported to `note`). Raise `OperatorError`."""
     folder = cache_folder() if folder is None else folder
     jars = jars_of_connector()
     with _locked(folder):
         missing = [jar for jar in jars if not (folder / jar.file_name).is_file()]
         if missing:
-            _fetch(missing, folder, telling)
+            _fetch(missing, folder, note)
     for jar in jars:
         check_jar(folder / jar.file_name, jar)
     return tuple(folder / jar.file_name for jar in jars)
@@ -105,12 +105,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) -> None:
+def _fetch(jars: Sequence[Jar], folder: Path, note: Callable[[str], None]) -> None:
     """Fetch the jars with Maven, and verify each before it gets its name, so that no partial jar is ever found."""
     program = shutil.which("mvn")
     if program is None:
         raise _missing(jars, folder, "it was never fetched, and there is no program `mvn` on the path")
-    telling(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
+    note(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
         pom = Path(place) / "pom.xml"
         pom.write_text(pom_of(jars), encoding="utf-8")

@@ -30,7 +30,7 @@ class ArchiveInUse(OperatorError):
     """Another process writes the same tables of the archive, or compacts its small files."""
 
     def __init__(self, *, archive: str, who: str) -> None:
-        """`who` holds the lock: `archive`, `audit` or `tidy`."""
+        """`who` holds the lock: `archive`, `audit` or `compact`."""
         self.archive = archive
         self.who = who
         super().__init__(f"another process ({who}) uses the archive {archive}; stop it, or wait until it ends")

@@ -103,8 +103,8 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TidyOptions:
-    """Options of `run_tidy`, which compacts the small files of `archive`."""
+class CompactOptions:
+    """Options of `run_compact`, which compacts the small files of `archive`."""
 
     archive: Path
     as_json: bool = False

@@ -25,7 +25,7 @@ from rich.text import Text
 from equipoise.channel.core.errors import CallerError
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.silence import Seen, Silence
-from equipoise.spark_jobs.streams.stream_progress import BatchDone, Rate, batch_done, told
+from equipoise.spark_jobs.streams.stream_progress import BatchDone, Rate, batch_done, progress_line
 
 NOTE_MS: Final = 10_000
 """How often to print a progress line where there is no live line, such as in a log file."""
@@ -167,7 +167,7 @@ class Watch:
     def show(self) -> None:
         """Print queued lines and the progress."""
         self._print()
-        self._tell()
+        self._report()
 
     def _print(self) -> None:
         for waiting in _taken(self._waiting):
@@ -200,7 +200,7 @@ class Watch:
         assert self._log is not None, "only a log that is named is looked at"
         self._waiting.put(self._log.look())
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now_ms = _now_ms()
         if self._log is not None and self._silence.wants_look(now_ms):
             # On a thread, because a check of an unavailable log takes as long as its client waits. Only one runs at a time.
@@ -212,7 +212,7 @@ class Watch:
             return
         found = None if self._found is None else self._found.total()
         missed_ms = None if missed_since_ms is None else now_ms - missed_since_ms
-        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, missed_ms=missed_ms)
+        line = progress_line(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, missed_ms=missed_ms)
         if self._live is not None:
             self._live.start()
             self._live.update(Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -245,7 +245,7 @@ class Follower:
     def __init__(self, query: StreamingQuery, watch: Watch) -> None:
         self._query = query
         self._watch = watch
-        self._told = -1
+        self._reported = -1
         self._looked_at: str | None = None
         self.has_waited = False
         """Whether the sources have had nothing new for some seconds."""
@@ -260,8 +260,8 @@ class Follower:
             if "addBatch" not in progress.durationMs:
                 # Without new entries Spark sometimes reports the next batch, which has not run.
                 self.has_waited = True
-            elif progress.batchId > self._told:
-                self._told = progress.batchId
+            elif progress.batchId > self._reported:
+                self._reported = progress.batchId
                 self._watch.batch(batch_done(progress.json))
         if "addBatch" not in last.durationMs:
             self._watch.idle()

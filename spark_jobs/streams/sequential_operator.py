@@ -25,7 +25,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import beginning
-from equipoise.compaction.compressed import shortened, whole_again
+from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
@@ -122,7 +122,7 @@ class SequentialProcessor(StatefulProcessor):
         log: str | None = None,
     ) -> None:
         self._wants = wants
-        self._begin = None if begin is None else shortened(begin)  # It goes to a worker with each batch.
+        self._begin = None if begin is None else compress(begin)  # It goes to a worker with each batch.
         self._run_id = run_id
         self._log_url = log_url
         self._snapshot_records = snapshot_records
@@ -162,7 +162,7 @@ class SequentialProcessor(StatefulProcessor):
         kept = _kept.pop(self._run_id, None)  # Removed from the cache, because a failed attempt leaves it in an unusable state.
         committed = self._version.get() if self._version.exists() else None
         if committed is None:
-            begin = None if self._begin is None else whole_again(self._begin, size_max=SNAPSHOT_BYTES_MAX)
+            begin = None if self._begin is None else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
             return Kept(version=0, sequence=Sequence(self._wants, begin, plugs=self._plugs()), rows={}, listed=0)
         version: int = committed[0]
         if kept is not None and kept.version == version:

@@ -105,18 +105,18 @@ OUR_PACKAGE: Final = "equipoise"
 
 
 def spark_session(
-    app: str, *, master: str | None = None, kafka: bool = False, telling: Callable[[str], None] = lambda _: None
+    app: str, *, master: str | None = None, kafka: bool = False, note: Callable[[str], None] = lambda _: None
 ) -> SparkSession:
     """Return a session named `app`, or the session that this process already has.
 
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch Spark's connector if it is missing.
-    `telling` gets a message about the fetch and the start; the start blocks.
+    `note` gets a message about the fetch and the start; the start blocks.
 
     Raise `CallerError`, and `OperatorError` if Java or the connector is missing or unfit.
     """
     check_extra()
     check_java()
-    jars = connector_jars(telling=telling) if kafka else ()
+    jars = connector_jars(note=note) if kafka else ()
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra, which is checked first
     from pyspark.sql import SparkSession  # noqa: PLC0415 - the same
 
@@ -137,7 +137,7 @@ def spark_session(
     for name, value in _SETTINGS.items():
         conf.set(name, value)
     if not is_submitted:
-        telling("starting Spark, which takes some 10 s")
+        note("starting Spark, which takes some 10 s")
     # In two steps, because the first replaces our handler of Ctrl-C by PySpark's.
     with delayed_interrupts(), quietly(on=not is_submitted):
         SparkContext.getOrCreate(conf)

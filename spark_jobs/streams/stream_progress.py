@@ -104,7 +104,7 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
                 yield from _numbers(part, f"{name}/{place}")
 
 
-def told(done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None) -> str:
+def progress_line(done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None) -> str:
     """Return one line about a stream after `done`. `found` is its number of findings, None if it makes none.
 
     * `rows_per_second`: the rate over the last window.
@@ -112,7 +112,7 @@ def told(done: BatchDone, *, rows_per_second: float, found: int | None, missed_m
     """
     parts = [f"{rows_per_second:,.0f} rows/s"]
     if missed_ms is not None:
-        parts.append(f"its log does not answer, nothing for {missed_ms // 1_000} s")
+        parts.append(f"the log does not answer, nothing for {missed_ms // 1_000} s")
     elif done.behind is not None:
         parts.append(f"{done.behind:,} behind")
     parts += [f"batch {done.batch} in {done.took_ms / 1_000:.1f} s", f"state {done.state_rows:,} rows, {size(done.state_bytes)}"]

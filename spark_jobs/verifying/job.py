@@ -49,7 +49,7 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
     archive = Archive(options.archive)
     marks, files, unreadable = look(archive)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
-    spark = spark_session("equipoise-verify", master=options.master, telling=screen.note)
+    spark = spark_session("equipoise-verify", master=options.master, note=screen.note)
     began = time.monotonic()
     checked = check_all(spark.sparkContext, segments, screen)
     for _ in range(LOOKS_MAX):

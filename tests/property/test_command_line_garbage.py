@@ -32,7 +32,7 @@ SPARK_JOBS = {
     "archive.job": "run_archive",
     "verifying.job": "run_verify",
     "report": "run_report",
-    "archive.tables.tidying": "run_tidy",
+    "archive.tables.small_files": "run_compact",
 }
 
 # Of one command alone, what the line's other options exclude.

@@ -149,7 +149,7 @@ def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
     """The hold is written at once, then no sooner than every so often, not for its own record, and in any case once a day."""
     channel = channel_with("a:1")
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
-    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    hold = Hold(url, "main", note=told.append, now_s=clock)
 
     def archived_to(position: int | None, after_s: float) -> object:
         clock.now_s += after_s
@@ -179,7 +179,7 @@ def test_a_hold_that_is_lifted_is_told(tmp_path: Path) -> None:
     url, told = write(channel_with("a:1").entries, tmp_path), list[str]()
     screen = Screen(result=told.append, note=told.append)
     for name, as_json in (("one", False), ("two", True)):
-        hold = Hold(url, name, tell=told.append)
+        hold = Hold(url, name, note=told.append)
         hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": 1}), at_once=True)
         hold.close()
         options = ArchiveOptions(log_url=url, archive=tmp_path / "unused", release=name, as_json=as_json)
@@ -187,13 +187,13 @@ def test_a_hold_that_is_lifted_is_told(tmp_path: Path) -> None:
     text, document = told
     said = orjson.loads(document)
     assert ("archives/two", say(url) - 1) == (said["policy"], said["offset"])
-    assert f"accepted at offset {said['offset'] - 2}: the hold archives/one is lifted, and compaction no longer waits" in text
+    assert f"accepted at offset {said['offset'] - 2}: released the hold archives/one; compaction no longer waits" in text
 
 
 def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:
     """Two archives that hold a log on which nobody else writes fall silent, both follow what is said then, and write once a day."""
     url, told, clock = write(channel_with("a:1").entries, tmp_path), list[str](), Clock()
-    holds = [Hold(url, name, tell=told.append, now_s=clock) for name in ("one", "two")]
+    holds = [Hold(url, name, note=told.append, now_s=clock) for name in ("one", "two")]
 
     def ends(times: int) -> list[int]:
         found = []
@@ -219,7 +219,7 @@ def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
     with closing(open_log(url)) as log:
         compacted(log)
-    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    hold = Hold(url, "main", note=told.append, now_s=clock)
     for reached in (5, 9):
         hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": reached + 1}))
         assert reached == view_of(url).policies["archives/main"].document["archived_to"]
@@ -246,7 +246,7 @@ def test_a_snapshot_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("equipoise.spark_jobs.archive.holding.Deadline", Patient)
     url = write(channel_with("a:1").entries, tmp_path)
-    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    hold = Hold(url, "main", note=told.append, now_s=clock)
     with monkeypatch.context() as slow:
         slow.setattr("equipoise.spark_jobs.archive.holding.restored", slowly)
         for _ in range(7):
@@ -263,10 +263,10 @@ def test_a_snapshot_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatc
 def test_a_hold_that_cannot_be_moved_is_told(tmp_path: Path) -> None:
     """An archive goes on although the channel takes no record just now."""
     told = list[str]()
-    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", tell=told.append)
+    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", note=told.append)
     hold.archived(Manifest(writer="archive", log="", url="", positions={"channel": 2}))
     assert 1 == len(told)
-    assert "the hold archives/main could not be moved" in told[0]
+    assert "cannot update the hold archives/main" in told[0]
 
 
 def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("equipoise.channel.log.blocking_view.READ_ENTRIES_MAX", 5)
     channel = renewed(channel_with("a:1"), 20)
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
-    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    hold = Hold(url, "main", note=told.append, now_s=clock)
     batches = 0
     while "archives/main" not in view_of(url).policies:
         batches += 1
@@ -297,7 +297,7 @@ def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: p
     assert batches == view_of(url).policies["archives/main"].document["archived_to"]
     assert channel.view.offset // 5 < batches
     [line] = told
-    assert line.endswith("the channel is read up to position 5, which each batch goes on with")
+    assert line.endswith("the channel is read up to position 5; each batch continues")
 
 
 def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (folder := tmp_path / str(wrong_ns)).mkdir()  # A log of its own: the record of a hold gets its time from the wrong clock, too.
         url = write(channel.entries, folder)
         monkeypatch.setattr(time, "time_ns", lambda wrong_ns=wrong_ns: now_ns + wrong_ns)
-        hold = Hold(url, "main", tell=told.append)
+        hold = Hold(url, "main", note=told.append)
         hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": 2}), at_once=True)
         hold.close()
         monkeypatch.undo()
@@ -322,7 +322,7 @@ def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
     """Where the daily writing fails and nothing has moved, the next try comes as soon as the message says."""
     told, clock = list[str](), Clock()
-    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", tell=told.append, now_s=clock)
+    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", note=told.append, now_s=clock)
     manifest = Manifest(writer="archive", log="", url="", positions={"channel": 2})
     for after_s in (0, EVERY_S - 1, 1):
         clock.now_s += after_s

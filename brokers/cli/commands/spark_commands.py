@@ -26,15 +26,15 @@ from equipoise.spark_jobs.streams.options import (
     IN_FLIGHT_MAX_S,
     ArchiveOptions,
     AuditOptions,
+    CompactOptions,
     ReportOptions,
     Screen,
-    TidyOptions,
     VerifyOptions,
     default_archive,
 )
 from equipoise.spark_jobs.streams.session import check_extra
 
-app = group("Audit, archive and report what a channel went through.")
+app = group("Audit, archive and report the history of a channel.")
 
 _PORT_MAX: Final = 65_535
 _IN_FLIGHT_MAX_S_MAX: Final = 86_400
@@ -45,27 +45,28 @@ ArchiveOption = Annotated[
     typer.Option(
         metavar="DIR",
         parser=directory,
-        help="Where the tables lie.  [default: FILE.archive beside the log's file, or TOPIC.archive here]",
+        help="Folder of the archive.  [default: FILE.archive next to the log's file, or TOPIC.archive]",
         show_default=False,
     ),
 ]
-ThereOption = Annotated[Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Where the tables lie.")]
+ThereOption = Annotated[Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Folder of the archive.")]
 MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="A Spark cluster, as spark-submit takes it.  [default: this machine]", show_default=False)
+    str | None, typer.Option(metavar="URL", help="Spark cluster, as for spark-submit.  [default: this machine]", show_default=False)
 ]
-ToEndOption = Annotated[bool, typer.Option("--to-end", help="End once what is there now has been read.")]
+ToEndOption = Annotated[bool, typer.Option("--to-end", help="Stop at the present end of the log.")]
 MetricsPortOption = Annotated[
-    int | None, typer.Option(metavar="PORT", min=0, max=_PORT_MAX, help="Serve /metrics there, for Prometheus.", show_default=False)
+    int | None,
+    typer.Option(metavar="PORT", min=0, max=_PORT_MAX, help="Serve Prometheus metrics on this port.", show_default=False),
 ]
 FromOption = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="From then on: 2026-01-31T12:34, or -1d (s, m, h, d, w).", show_default=False)
+    str | None, typer.Option("--from", metavar="TIME", help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).", show_default=False)
 ]
-ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Until then, which is left out.", show_default=False)]
+ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False)]
 
 
 @app.callback()
 def before_each_command() -> None:
-    """Hear SIGINT: a job runs until it is stopped, or for as long as its archive is large."""
+    """Listen to SIGINT, because a job may run for hours."""
     hear_interrupts()
 
 
@@ -76,18 +77,18 @@ def audit(
     archive: ArchiveOption = None,
     to_end: ToEndOption = False,
     in_flight_max: Annotated[
-        int, typer.Option(metavar="SECONDS", min=1, max=_IN_FLIGHT_MAX_S_MAX, help="How long a bundle may stay between two owners.")
+        int,
+        typer.Option(metavar="SECONDS", min=1, max=_IN_FLIGHT_MAX_S_MAX, help="Report bundles that stay between two owners for longer."),
     ] = IN_FLIGHT_MAX_S,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that the balancer kept its promises, by rules of their own, as records arrive.
+    """Check every record of a channel as it arrives, with an independent implementation of the rules.
 
-    Findings are printed, kept in the archive's table `findings`, and told on a topic (Kafka) or in a table (SQLite) beside the log.
-    Ctrl-C ends it, and the next run goes on where it was. Exit code 1 if --to-end found something in what this run read; how many
-    older findings the archive holds is told, and is no reason.
+    It prints findings, stores them in the archive's table `findings`, and publishes them on a topic (Kafka) or in a table (SQLite) next to
+    the log. Ctrl-C stops it, and the next run continues there. With --to-end the exit code is 1 if this run found something.
     """
     with _importing():
         from equipoise.spark_jobs.audit.job import run_audit
@@ -113,25 +114,25 @@ def keep(
     to_end: ToEndOption = False,
     hold: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Have the log keep what is not archived yet, as the archive NAME.", show_default=False),
+        typer.Option(metavar="NAME", help="Keep the log from removing what the archive NAME has not read yet.", show_default=False),
     ] = None,
     release: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only lift the hold of the archive NAME, and end.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Only release the hold of the archive NAME.", show_default=False)
     ] = None,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep what the channel will forget: every record, and tables of what it came to, as Parquet files by day.
+    """Store every record of a channel, and tables made from the records, as Parquet files by day.
 
-    Ctrl-C ends it, and the next run goes on where it was, with no row lost or doubled.
+    Ctrl-C stops it, and the next run continues there. No row is lost or stored twice.
     """
     with _importing():
         from equipoise.spark_jobs.archive.job import run_archive
 
     if hold is not None and release is not None:
-        raise typer.BadParameter("a hold is either kept or lifted", param_hint="--release")
+        raise typer.BadParameter("a hold is either kept or released", param_hint="--release")
     _begin(log, stop_on_eof=stop_on_eof)
     options = ArchiveOptions(
         log_url=log,
@@ -150,7 +151,7 @@ def keep(
 def verify(
     *, archive: ThereOption, begin: FromOption = None, end: ToOption = None, master: MasterOption = None, as_json: JsonOption = False
 ) -> None:
-    """Fold an archive again, all its parts side by side, and compare each with the next. Exit code 1 if something differs."""
+    """Replay all parts of an archive in parallel, and compare their digests with the stored ones. Exit code 1 on a difference."""
     with _importing():
         from equipoise.spark_jobs.verifying.job import run_verify
 
@@ -161,20 +162,20 @@ def verify(
 @app.command(cls=TimeCommand)
 def report(
     *,
-    archive: Annotated[Path | None, typer.Option(metavar="DIR", parser=directory, help="Tell of this archive.", show_default=False)] = None,
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", parser=directory, help="Read this archive.", show_default=False)] = None,
     log: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help=f"Or of this log, which is archived aside first; {LOG_VARIABLE} without either.", show_default=False
+            metavar="URL", help=f"Archive and audit this log first, then read its archive.  [default: {LOG_VARIABLE}]", show_default=False
         ),
     ] = None,
     begin: FromOption = None,
     end: ToOption = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="The page to write.")] = _REPORT,
+    out: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")] = _REPORT,
     master: MasterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one page that shows what happened: findings, moves and their reasons, pauses, load, and who owned what when."""
+    """Write one page about a period: findings, moves and their reasons, pauses, load, and the owner of each bundle over time."""
     with _importing():
         from equipoise.spark_jobs.report import run_report
 
@@ -190,21 +191,21 @@ def report(
 
 
 @app.command()
-def tidy(*, archive: ThereOption, as_json: JsonOption = False) -> None:
+def compact(*, archive: ThereOption, as_json: JsonOption = False) -> None:
     """Join the small files of an archive into large ones. Readers see the same rows before, during and after."""
     with _importing():
-        from equipoise.spark_jobs.archive.tables.tidying import run_tidy
+        from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
-    _end(run_tidy(TidyOptions(archive=archive, as_json=as_json), _screen()))
+    _end(run_compact(CompactOptions(archive=archive, as_json=as_json), _screen()))
 
 
 @app.command()
 def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
-    """Fetch the jars of Spark's Kafka connector, once, and check them. A log in a file needs none."""
+    """Fetch the jars of Spark's Kafka connector into the cache and verify them. A log in a file needs none."""
     del as_json  # It prints paths only.
     from equipoise.spark_jobs.streams.connector import connector_jars
 
-    for path in connector_jars(telling=_screen().note):
+    for path in connector_jars(note=_screen().note):
         print_line(str(path))
 
 

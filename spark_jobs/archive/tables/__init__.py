@@ -6,5 +6,5 @@
 * `parquet`: one file
 * `sink`: writing
 * `reading`: reading
-* `tidying`: compacting small files
+* `small_files`: compacting small files
 """

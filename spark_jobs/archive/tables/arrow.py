@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.compaction.compressed import whole_again
+from equipoise.compaction.compressed import decompress
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES, TableSchema, Type
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
@@ -57,7 +57,7 @@ class Snapshot:
 
 def read_snapshot(body: bytes) -> Snapshot:
     """Read the header of the snapshot in a row's body. Raises `ValueError` or `KeyError` if the body is not a snapshot."""
-    raw = orjson.loads(whole_again(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
+    raw = orjson.loads(decompress(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
     return Snapshot(
         offset=raw["offset"], base=raw["base"], digest=str(raw["digest"]), bundles=len(raw["bundles"]), brokers=len(raw["brokers"])
     )
@@ -110,14 +110,14 @@ def _records(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
 
 
 def _snapshots(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
-    said = [read_snapshot(body) for body in rows["body"].to_pylist()]
+    headers = [read_snapshot(body) for body in rows["body"].to_pylist()]
     columns = [
         rows["offset"],
         pc.subtract(rows["offset"], base),
         rows["at"],
-        [each.digest for each in said],
-        [each.bundles for each in said],
-        [each.brokers for each in said],
+        [each.digest for each in headers],
+        [each.bundles for each in headers],
+        [each.brokers for each in headers],
         rows["body"],
     ]
     return _table(schema, columns)

@@ -82,12 +82,12 @@ def write_manifest(archive: Path, manifest: Manifest) -> None:
     raw = {"format": ARCHIVE_FORMAT, **asdict(manifest), "tables": versions}
     data = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
     path = manifest_path(archive, manifest.writer)
-    with told(archive, path), replacing(path, part=archive / f".{path.name}.part") as file:
+    with write_errors(archive, path), replacing(path, part=archive / f".{path.name}.part") as file:
         file.write(data)
 
 
 @contextmanager
-def told(archive: Path, file: Path) -> Iterator[None]:
+def write_errors(archive: Path, file: Path) -> Iterator[None]:
     """Translate the operating system's errors while writing `file` into an `OperatorError`."""
     try:
         yield

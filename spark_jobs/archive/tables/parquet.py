@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from equipoise.channel.sqlite.file import sync_folder
 from equipoise.spark_jobs.archive.tables.arrow import DAY, arrow_schema
 from equipoise.spark_jobs.archive.tables.layout import parse_day, part_name
-from equipoise.spark_jobs.archive.tables.manifest import told
+from equipoise.spark_jobs.archive.tables.manifest import write_errors
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.whole_files import replacing
@@ -38,7 +38,7 @@ def write_file(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.
     The contents are on disk before the file has its name. The name is on disk when this returns.
     """
     folder = path.parent
-    with told(archive, path):
+    with write_errors(archive, path):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             for made in (folder, folder.parent):  # A power cut that loses a folder's name loses its contents.

@@ -60,12 +60,14 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
 
-_OFFSET: Final = Column(name="offset", type="long", meaning="the logical offset of the record by which the row came to be")
-_OFFSET_BESIDE: Final = Column(name="offset", type="long", meaning="where the document stood in its own source, not on the channel")
-_ORDINAL: Final = Column(name="ordinal", type="int", meaning="counts the rows of one offset in this table, from 0")
-_AT: Final = Column(name="at", type="timestamp", meaning="the log's time of that offset, made never to fall")
-_AT_BESIDE: Final = Column(name="at", type="timestamp", meaning="when its own source took the document, by the clock of that source")
-_POSITION: Final = Column(name="position", type="long", meaning="the log's own offset of it, that is `offset` less the base of its genesis")
+_OFFSET: Final = Column(name="offset", type="long", meaning="the logical offset of the record that caused the row")
+_OFFSET_BESIDE: Final = Column(name="offset", type="long", meaning="the position of the document in its own source, not on the channel")
+_ORDINAL: Final = Column(name="ordinal", type="int", meaning="the number of the row among those of its offset in this table, from 0")
+_AT: Final = Column(name="at", type="timestamp", meaning="the log's time of that offset, adjusted so that it never decreases")
+_AT_BESIDE: Final = Column(name="at", type="timestamp", meaning="when its own source received the document, by the clock of that source")
+_POSITION: Final = Column(
+    name="position", type="long", meaning="the log's own offset of the record: `offset` minus the base of the genesis"
+)
 _NAMESPACE: Final = Column(name="namespace", type="text", meaning="the namespace of the bundle")
 _BUNDLE: Final = Column(name="bundle", type="text", meaning="the name of the bundle")
 _BROKER: Final = Column(name="broker", type="text", meaning="the id of the broker")
@@ -82,59 +84,59 @@ _RECORDS: Final = TableSchema(
     source=Source.CHANNEL,
     meaning="Every entry of the channel, accepted or not, byte for byte",
     columns=(
-        Column(name="offset", type="long", meaning="the logical offset, which goes on rising when a channel is copied to another log"),
+        Column(name="offset", type="long", meaning="the logical offset, which continues to rise when a channel is copied to another log"),
         _POSITION,
         _AT,
-        Column(name="key", type="text", meaning="what the record wants to change; empty where that cannot be read"),
-        Column(name="kind", type="text", meaning="its kind, null where it is no record"),
-        Column(name="publisher", type="text", meaning="who wrote it: a broker id or `admin:NAME`; null where that cannot be read"),
-        Column(name="verdict", type="text", meaning="`accepted`, or the reason for which the fold rejected it"),
-        Column(name="bytes", type="bytes", meaning="the entry as it stood on the log; null where it had no value"),
+        Column(name="key", type="text", meaning="the key that the record changes; empty if it cannot be read"),
+        Column(name="kind", type="text", meaning="the kind of the record; null if the entry is not a record"),
+        Column(name="publisher", type="text", meaning="the writer: a broker id or `admin:NAME`; null if it cannot be read"),
+        Column(name="verdict", type="text", meaning="`accepted`, or the reason why the fold rejected it"),
+        Column(name="bytes", type="bytes", meaning="the bytes of the entry; null if it has no value"),
     ),
 )
 _SNAPSHOTS: Final = TableSchema(
     table=Table.SNAPSHOTS,
     version=1,
     source=Source.CHANNEL,
-    meaning="The view after a record, every so many records: where a replay can begin, and what it must come to",
+    meaning="Views after some records, at regular intervals: a replay can start from one and must reproduce the next",
     columns=(
-        Column(name="offset", type="long", meaning="the logical offset of the last record that is folded into it"),
+        Column(name="offset", type="long", meaning="the logical offset of the last record in the view"),
         _POSITION,
         _AT,
         Column(name="digest", type="text", meaning="the digest of the view, as decimal digits, because it may exceed a BIGINT"),
-        Column(name="bundles", type="long", meaning="how many bundles it holds"),
-        Column(name="brokers", type="long", meaning="how many brokers it knows, dead ones too"),
-        Column(name="bytes", type="bytes", meaning="the snapshot, compressed by zstd"),
+        Column(name="bundles", type="long", meaning="the number of bundles"),
+        Column(name="brokers", type="long", meaning="the number of brokers, including dead ones"),
+        Column(name="bytes", type="bytes", meaning="the snapshot, compressed with zstd"),
     ),
 )
 _TRANSITIONS: Final = TableSchema(
     table=Table.TRANSITIONS,
     version=1,
     source=Source.CHANNEL,
-    meaning="What each accepted record made of each bundle that it changed; a phase is null before a bundle is there, and after it is gone",
+    meaning="The changes of bundles by accepted records. A phase is null before a bundle exists and after it is deleted",
     columns=(
         _OFFSET,
         _ORDINAL,
         _AT,
         _NAMESPACE,
         _BUNDLE,
-        Column(name="phase_before", type="text", meaning="its phase before"),
-        Column(name="phase_after", type="text", meaning="its phase after"),
-        Column(name="owner_before", type="text", meaning="the id of its owner before"),
-        Column(name="owner_after", type="text", meaning="the id of its owner after"),
-        Column(name="source_before", type="text", meaning="the id of its source before"),
-        Column(name="source_after", type="text", meaning="the id of its source after"),
-        Column(name="token", type="long", meaning="its fencing token after, or its last one"),
+        Column(name="phase_before", type="text", meaning="the phase before"),
+        Column(name="phase_after", type="text", meaning="the phase after"),
+        Column(name="owner_before", type="text", meaning="the broker id of the owner before"),
+        Column(name="owner_after", type="text", meaning="the broker id of the owner after"),
+        Column(name="source_before", type="text", meaning="the broker id of the source before"),
+        Column(name="source_after", type="text", meaning="the broker id of the source after"),
+        Column(name="token", type="long", meaning="the fencing token after, or the last one"),
         Column(name="kind", type="text", meaning="the kind of the record"),
-        Column(name="publisher", type="text", meaning="who wrote the record"),
-        Column(name="reason", type="text", meaning="why, in the words of the record"),
+        Column(name="publisher", type="text", meaning="the writer of the record"),
+        Column(name="reason", type="text", meaning="the reason in the record"),
     ),
 )
 _OWNERSHIP_INTERVALS: Final = TableSchema(
     table=Table.OWNERSHIP_INTERVALS,
     version=1,
     source=Source.CHANNEL,
-    meaning="Who served which bundle, from when to when; a row is written when it ends",
+    meaning="The periods in which a broker owned a bundle. A row is written when the period ends",
     columns=(
         Column(name="offset", type="long", meaning="as `to_offset`"),
         _ORDINAL,
@@ -142,47 +144,47 @@ _OWNERSHIP_INTERVALS: Final = TableSchema(
         _NAMESPACE,
         _BUNDLE,
         _BROKER,
-        Column(name="incarnation", type="long", meaning="the incarnation of the broker: the offset at which it joined"),
+        Column(name="incarnation", type="long", meaning="the incarnation of the broker: the offset of its join"),
         Column(name="token", type="long", meaning="the fencing token of the ownership"),
-        Column(name="from_offset", type="long", meaning="where it began; null if that is before what the archive has seen"),
-        Column(name="from_at", type="timestamp", meaning="when it began; null as above"),
+        Column(name="from_offset", type="long", meaning="the record that began it; null if the archive begins later"),
+        Column(name="from_at", type="timestamp", meaning="the time of its beginning; null as above"),
         Column(name="to_offset", type="long", meaning="the record that ended it"),
-        Column(name="to_at", type="timestamp", meaning="when it ended"),
+        Column(name="to_at", type="timestamp", meaning="the time of its end"),
         Column(
             name="how",
             type="text",
-            meaning="how it ended: `transferred`, `unloaded`, `died`, `left`, `split`, `merged` or `deleted`",
+            meaning="the way it ended: `transferred`, `unloaded`, `died`, `left`, `split`, `merged` or `deleted`",
         ),
-        Column(name="duration_ms", type="long", meaning="how long it was; null if its beginning is not known"),
+        Column(name="duration_ms", type="long", meaning="its duration; null if its beginning is unknown"),
     ),
 )
 _TRANSFERS: Final = TableSchema(
     table=Table.TRANSFERS,
     version=1,
     source=Source.CHANNEL,
-    meaning="Bundles on their way from one broker to another, or to nobody; a row is written when the way ends",
+    meaning="Moves of bundles from one broker to another, and unloads. A row is written when the move ends",
     columns=(
         Column(name="offset", type="long", meaning="as `ended_offset`"),
         _ORDINAL,
         Column(name="at", type="timestamp", meaning="as `ended_at`"),
         _NAMESPACE,
         _BUNDLE,
-        Column(name="source", type="text", meaning="the id of the broker that served it"),
-        Column(name="destination", type="text", meaning="the id of the broker that is to serve it; null for an unload"),
-        Column(name="asked_by", type="text", meaning="who asked for it"),
-        Column(name="reason", type="text", meaning="why, in the words of that record"),
-        Column(name="begun_offset", type="long", meaning="the record that asked for it; null if that is before what the archive has seen"),
-        Column(name="begun_at", type="timestamp", meaning="when that was"),
-        Column(name="ready_offset", type="long", meaning="the record by which the source was told to let go; null if it never was"),
-        Column(name="ready_at", type="timestamp", meaning="when that was: the destination was warm"),
+        Column(name="source", type="text", meaning="the id of the broker that served the bundle"),
+        Column(name="destination", type="text", meaning="the id of the broker that is to serve the bundle; null for an unload"),
+        Column(name="asked_by", type="text", meaning="the writer of the request"),
+        Column(name="reason", type="text", meaning="the reason in the request"),
+        Column(name="begun_offset", type="long", meaning="the record of the request; null if the archive begins later"),
+        Column(name="begun_at", type="timestamp", meaning="the time of `begun_offset`"),
+        Column(name="ready_offset", type="long", meaning="the record that asks the source to release the bundle; null if there is none"),
+        Column(name="ready_at", type="timestamp", meaning="the time of `ready_offset`, when the destination was ready"),
         Column(name="ended_offset", type="long", meaning="the record that ended it"),
-        Column(name="ended_at", type="timestamp", meaning="when that was"),
+        Column(name="ended_at", type="timestamp", meaning="the time of `ended_offset`"),
         Column(
             name="result",
             type="text",
             meaning="`done`, `unloaded`, `cancelled`; `source_died` or `source_left`, `destination_died` or `destination_left`",
         ),
-        Column(name="pause_ms", type="long", meaning="from `ready_at` to `ended_at` where it was done: what clients could notice"),
+        Column(name="pause_ms", type="long", meaning="from `ready_at` to `ended_at` if it completed: the pause that clients notice"),
         Column(name="duration_ms", type="long", meaning="from `begun_at` to `ended_at`"),
     ),
 )
@@ -190,29 +192,29 @@ _BROKER_LOAD: Final = TableSchema(
     table=Table.BROKER_LOAD,
     version=1,
     source=Source.LOADS,
-    meaning="What brokers said of their load",
+    meaning="The load reports of brokers",
     columns=(
         _OFFSET_BESIDE,
         _AT_BESIDE,
         _BROKER,
-        Column(name="reported_at", type="timestamp", meaning="when it said so, by its own clock"),
-        Column(name="cpu", type="double", meaning="the share of its processor that is used; 1 is all of it, null without a limit"),
-        Column(name="memory", type="double", meaning="the share of its memory"),
-        Column(name="direct_memory", type="double", meaning="the share of its direct memory"),
-        Column(name="bandwidth_in", type="double", meaning="the share of its incoming bandwidth"),
-        Column(name="bandwidth_out", type="double", meaning="the share of its outgoing bandwidth"),
+        Column(name="reported_at", type="timestamp", meaning="the time of the report, by the broker's clock"),
+        Column(name="cpu", type="double", meaning="the used share of the CPU; 1 is all of it, null without a limit"),
+        Column(name="memory", type="double", meaning="the used share of the memory"),
+        Column(name="direct_memory", type="double", meaning="the used share of the direct memory"),
+        Column(name="bandwidth_in", type="double", meaning="the used share of the incoming bandwidth"),
+        Column(name="bandwidth_out", type="double", meaning="the used share of the outgoing bandwidth"),
         *_TRAFFIC,
-        Column(name="weighted_max", type="double", meaning="the average use of its busiest resource, each weighed, as a fraction"),
-        Column(name="bundles", type="long", meaning="how many bundles it has open"),
-        Column(name="topics", type="long", meaning="how many topics it has open"),
-        Column(name="cost", type="double", meaning="what all its bundles cost it, as the balancer counts"),
+        Column(name="weighted_max", type="double", meaning="the weighted average use of the busiest resource, as a fraction"),
+        Column(name="bundles", type="long", meaning="the number of open bundles"),
+        Column(name="topics", type="long", meaning="the number of open topics"),
+        Column(name="cost", type="double", meaning="the cost of all its bundles, as the balancer computes it"),
     ),
 )
 _BUNDLE_LOAD: Final = TableSchema(
     table=Table.BUNDLE_LOAD,
     version=1,
     source=Source.LOADS,
-    meaning="What brokers said of the load of their busiest bundles",
+    meaning="The load of the busiest bundles, as reported by their brokers",
     columns=(
         _OFFSET_BESIDE,
         _ORDINAL,
@@ -220,48 +222,50 @@ _BUNDLE_LOAD: Final = TableSchema(
         _BROKER,
         _BUNDLE,
         *_TRAFFIC,
-        Column(name="topics", type="long", meaning="how many topics are open in it"),
-        Column(name="consumers", type="long", meaning="how many consumers it has"),
-        Column(name="producers", type="long", meaning="how many producers it has"),
-        Column(name="cache_bytes", type="long", meaning="the size of its cache"),
-        Column(name="cost", type="double", meaning="what it costs its broker, as the balancer counts"),
+        Column(name="topics", type="long", meaning="the number of open topics"),
+        Column(name="consumers", type="long", meaning="the number of consumers"),
+        Column(name="producers", type="long", meaning="the number of producers"),
+        Column(name="cache_bytes", type="long", meaning="the size of the cache"),
+        Column(name="cost", type="double", meaning="the cost of the bundle, as the balancer computes it"),
     ),
 )
 _DECISIONS: Final = TableSchema(
     table=Table.DECISIONS,
     version=1,
     source=Source.DECISIONS,
-    meaning="What the balancer decided, and why",
+    meaning="The decisions of the balancer, and their reasons",
     columns=(
         _OFFSET_BESIDE,
         _AT_BESIDE,
         Column(name="broker", type="text", meaning="the id of the broker that decided"),
-        Column(name="kind", type="text", meaning="what kind of decision it is"),
+        Column(name="kind", type="text", meaning="the kind of the decision"),
         Column(name="strategy", type="text", meaning="the strategy that decided"),
-        Column(name="result", type="text", meaning="what came of it"),
-        Column(name="cause", type="text", meaning="why, as a word to count by"),
-        Column(name="document", type="text", meaning="all of it, as one JSON object"),
+        Column(name="result", type="text", meaning="the result"),
+        Column(name="cause", type="text", meaning="the cause, as a code"),
+        Column(name="document", type="text", meaning="the whole decision as a JSON object"),
     ),
 )
 _FINDINGS: Final = TableSchema(
     table=Table.FINDINGS,
     version=1,
     source=Source.CHANNEL,
-    meaning="What the audit found; written by the audit, where the other tables are written by the archive",
+    meaning="The findings of the audit. The audit writes this table, the archive job all others",
     columns=(
-        Column(name="offset", type="long", meaning="the last of `offsets`: the record at which it showed"),
-        Column(name="ordinal", type="int", meaning="a checksum of `rule`, `subject` and `text`, by which findings of one offset differ"),
+        Column(name="offset", type="long", meaning="the last of `offsets`: the record at which the violation appeared"),
+        Column(
+            name="ordinal", type="int", meaning="a checksum of `rule`, `subject` and `text`, which distinguishes the findings of one offset"
+        ),
         Column(
             name="at",
             type="timestamp",
-            meaning="the log's time when it showed; what evidence or the passing of time shows comes after the record at `offset`",
+            meaning="the log's time when the violation appeared; later than the record at `offset` if evidence or a time limit revealed it",
         ),
-        Column(name="rule", type="text", meaning="the rule that was broken"),
-        Column(name="subject", type="text", meaning="of what: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`"),
-        Column(name="offsets", type="longs", meaning="the logical offsets that prove it, rising"),
-        Column(name="text", type="text", meaning="what was found, in a sentence"),
-        Column(name="command", type="text", meaning="the command that shows it, in which `{log}` stands for the URL of the log"),
-        Column(name="publisher", type="text", meaning="who wrote the record at which it showed, where it is known"),
+        Column(name="rule", type="text", meaning="the violated rule"),
+        Column(name="subject", type="text", meaning="the subject: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`"),
+        Column(name="offsets", type="longs", meaning="the logical offsets that prove it, in rising order"),
+        Column(name="text", type="text", meaning="the violation in one sentence"),
+        Column(name="command", type="text", meaning="the command that shows it; `{log}` is a placeholder for the URL of the log"),
+        Column(name="publisher", type="text", meaning="the writer of the record at `offset`, if known"),
     ),
 )
 

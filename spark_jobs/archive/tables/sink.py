@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.archive.tables.arrow import base_in, by_day, by_table
 from equipoise.spark_jobs.archive.tables.layout import FileName, day_folder, parse_name, parse_part
-from equipoise.spark_jobs.archive.tables.manifest import Manifest, manifest_path, read_manifest, told, write_manifest
+from equipoise.spark_jobs.archive.tables.manifest import Manifest, manifest_path, read_manifest, write_errors, write_manifest
 from equipoise.spark_jobs.archive.tables.parquet import write_file
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITTEN_BY, TableSchema
 from equipoise.spark_jobs.sequence.arrivals import Source
@@ -100,7 +100,7 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str) -> Sink:
     for an archive of another log, of a newer version or without write access.
     """
     with ExitStack() as stack:
-        with told(archive, archive):
+        with write_errors(archive, archive):
             archive.mkdir(parents=True, exist_ok=True)
         stack.callback(os.close, locked(archive, writer))
         found = read_manifest(archive, writer)
@@ -123,7 +123,7 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str) -> Sink:
 def locked(archive: Path, who: str) -> int:
     """Return the descriptor of a lock file, locked until it is closed or the process ends. Raises `ArchiveInUse`."""
     path = archive / f".{who}.lock"
-    with told(archive, path):
+    with write_errors(archive, path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ def _remove_unfinished(archive: Path, manifest: Manifest) -> None:
         is_unfinished = name is not None and name.generation == manifest.generation and name.last > manifest.batch
         # A partial file of several batches may belong to a running compaction.
         if is_unfinished or (part is not None and part.first == part.last):
-            with told(archive, path):
+            with write_errors(archive, path):
                 path.unlink(missing_ok=True)
 
 

@@ -92,7 +92,7 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
     shutil.rmtree(tmp_path / "archive" / CHECKPOINTS)
     append(url, walk, 100)
     told = archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"))
-    assert "its checkpoint is gone, so it goes on at offset 401" in told[0]
+    assert "its checkpoint is gone, so it continues at offset 401" in told[0]
     expected = reference(walk, tmp_path / "again")
     for table in OF_THE_CHANNEL:
         assert rows_of(expected, table).equals(rows_of(archive, table)), table

@@ -18,7 +18,7 @@ from equipoise.shedder.loads import Resources, Traffic, Use
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
-from equipoise.spark_jobs.archive.tables.tidying import run_tidy
+from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
 from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.rules.rule import Finding
@@ -30,7 +30,7 @@ from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
-from equipoise.spark_jobs.streams.options import ReportOptions, Screen, TidyOptions
+from equipoise.spark_jobs.streams.options import CompactOptions, ReportOptions, Screen
 from tests.archived import LOG, URL, as_rows
 from tests.folding import NAMESPACE, Channel, channel_with
 
@@ -206,7 +206,7 @@ class TidiedMeanwhile(Archive):
         """As it is, for files that are gone by then."""
         frame = super().frame(spark, table, first_day=first_day, last_day=last_day)
         if table is Table.TRANSITIONS:
-            run_tidy(TidyOptions(archive=self.path), SILENT)
+            run_compact(CompactOptions(archive=self.path), SILENT)
         return frame
 
 

@@ -132,7 +132,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "spark report": (
         *("--log", "{log}", "--from", "-2h", "--to", "2030-01-31T12:34", "--out", "{folder}/report.html", "--master", "local[1]", "--json"),
     ),
-    "spark tidy": ("--archive", "{folder}/archive", "--json"),
+    "spark compact": ("--archive", "{folder}/archive", "--json"),
     "spark jars": ("--json",),
 }
 

@@ -15,7 +15,7 @@ import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.channel.core.errors import OperatorError
-from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, CompactOptions, ReportOptions, Screen, VerifyOptions
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +24,7 @@ JOBS = {
     "archive": "equipoise.spark_jobs.archive.job",
     "verify": "equipoise.spark_jobs.verifying.job",
     "report": "equipoise.spark_jobs.report",
-    "tidy": "equipoise.spark_jobs.archive.tables.tidying",
+    "compact": "equipoise.spark_jobs.archive.tables.small_files",
 }
 
 
@@ -76,7 +76,7 @@ def test_jobs_get_what_the_command_line_says(asked: Asked, log: str, tmp_path: P
         ("report", "--log", log, "--to", "1970-01-01T00:00:02Z", "--out", "x.html"): ReportOptions(
             out=Path("x.html"), log_url=log, to_ms=2_000
         ),
-        ("tidy", "--archive", str(archive)): TidyOptions(archive=archive),
+        ("compact", "--archive", str(archive)): CompactOptions(archive=archive),
     }
     codes = [run("spark", *line).exit_code for line in lines]
     assert [ExitCode.OK] * len(lines) == codes
@@ -144,10 +144,10 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
         (("report", "--archive", "a", "--log", "sqlite:b"), "give one of --archive and --log"),
         (("verify", "--archive", "a", "--from", "7"), "7 is an offset"),
         (("verify", "--archive", "a", "--from", "-1h", "--to", "-2h"), "not after --from"),
-        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "either kept or lifted"),
+        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "either kept or released"),
         (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
         (("audit", "--log", "memory:x"), "known only to the process"),
-        (("tidy",), "--archive"),
+        (("compact",), "--archive"),
     ],
 )
 def test_a_wrong_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:

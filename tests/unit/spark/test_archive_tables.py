@@ -21,7 +21,7 @@ import pytest
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
-from equipoise.compaction.compressed import shortened
+from equipoise.compaction.compressed import compress
 from equipoise.spark_jobs.archive.tables import arrow, manifest, parquet, reading, schema
 from equipoise.spark_jobs.archive.tables import sink as sink_module
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
@@ -312,7 +312,7 @@ def test_a_snapshot_says_what_is_in_it(tmp_path: Path) -> None:
     """Its digest and counts stand beside it, and the base of the channel's offsets makes positions of them."""
     view = View()
     view.go_on_above(40, level=1, level_last=-1)
-    snapshot = Emitted(Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, shortened(to_bytes(view)))
+    snapshot = Emitted(Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, compress(to_bytes(view)))
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(42), snapshot]))
         assert {"channel": 3} == sink.manifest.positions
@@ -372,7 +372,7 @@ def test_each_file_says_what_it_is(tmp_path: Path, table: Table) -> None:
     about = SCHEMAS[table]
     writer = schema.WRITER_OF[table]
     with sink_of(tmp_path, writer=writer) as sink:
-        body = shortened(to_bytes(View())) if table is Table.SNAPSHOTS else b"{}"
+        body = compress(to_bytes(View())) if table is Table.SNAPSHOTS else b"{}"
         sink.write(0, as_rows([Emitted(table, "", 1, 0, NOON_MS, None, None, None, body)]))
     (path,) = Archive(tmp_path).files(table)
     found = pq.read_schema(path)

@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import open_sink
-from equipoise.spark_jobs.archive.tables.tidying import FILES_MAX
+from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
 from equipoise.spark_jobs.audit.job import JOB, TOLD_MAX, kept_findings, taker
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding

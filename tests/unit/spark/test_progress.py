@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
-from equipoise.spark_jobs.streams.stream_progress import WINDOW_MS, BatchDone, Rate, batch_done, size, told
+from equipoise.spark_jobs.streams.stream_progress import WINDOW_MS, BatchDone, Rate, batch_done, progress_line, size
 
 OF_KAFKA = {
     "batchId": 7,
@@ -69,21 +69,21 @@ def test_the_line_that_is_told() -> None:
     done = batch_done(orjson.dumps(OF_KAFKA))
     line = "2,001 rows/s · 603 behind · batch 7 in 0.9 s · state 42 rows, 1.5 KiB"
     assert (line, f"{line} · 1 finding") == (
-        told(done, rows_per_second=2_000.6, found=None),
-        told(done, rows_per_second=2_000.6, found=1),
+        progress_line(done, rows_per_second=2_000.6, found=None),
+        progress_line(done, rows_per_second=2_000.6, found=1),
     )
 
 
 def test_the_line_of_a_log_that_is_away() -> None:
-    """How far behind a stream is nobody knows while its log does not answer, and the line says that."""
-    line = told(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600)
-    assert "0 rows/s · its log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
+    """How far behind a stream is nobody knows while the log does not answer, and the line says that."""
+    line = progress_line(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600)
+    assert "0 rows/s · the log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
 
 
 def test_what_is_not_known_is_not_told() -> None:
     """After a restart, until a batch was planned anew, the line says nothing of how far behind it is, and Prometheus keeps what it knew."""
     redone = {**OF_KAFKA, "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}]}
-    line = told(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
+    line = progress_line(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
     assert "5 rows/s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
     metrics = StreamMetrics("archive")
     watch = Watch("archive", Printed().screen(), metrics=metrics)

@@ -19,7 +19,7 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.resuming import resumed
-from equipoise.spark_jobs.archive.tables.tidying import tidy_table
+from equipoise.spark_jobs.archive.tables.small_files import compact_table
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
@@ -148,7 +148,7 @@ def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: 
         found = listed(self, table, first_day=first_day, last_day=last_day)
         looks.append(table)
         if table is Table.RECORDS:
-            tidy_table(self, table, files_min=2, last_day_files_min=2)
+            compact_table(self, table, files_min=2, last_day_files_min=2)
         return found
 
     monkeypatch.setattr(Archive, "files", files)

@@ -97,9 +97,9 @@ def test_jars_are_fetched_once_and_told(cache: Path, tmp_path: Path, monkeypatch
     """The first run has Maven bring what is missing; the second one needs no Maven."""
     maven(tmp_path, "hello", monkeypatch)
     told: list[str] = []
-    assert (cache / "hello-1.jar",) == connector_jars(telling=told.append)
+    assert (cache / "hello-1.jar",) == connector_jars(note=told.append)
     monkeypatch.setenv("PATH", "")
-    assert (cache / "hello-1.jar",) == connector_jars(telling=told.append)
+    assert (cache / "hello-1.jar",) == connector_jars(note=told.append)
     assert 1 == len(told)
     assert ["hello-1.jar", "lock"] == sorted(path.name for path in cache.iterdir())
 

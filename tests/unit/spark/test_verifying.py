@@ -21,9 +21,9 @@ from equipoise.channel.core.records import Unreadable
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.archive.tables.reading import Archive
-from equipoise.spark_jobs.archive.tables.tidying import run_tidy
+from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.streams.options import Screen, TidyOptions
+from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
 from equipoise.spark_jobs.verifying.job import check_segment, look, looked_again
 from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
@@ -336,7 +336,7 @@ def test_files_that_are_joined_meanwhile(archive: Path) -> None:
     """Where the archive is tidied while it is verified, what was in the files that have gone is folded from where it is now."""
     marks, files, _ = look(Archive(archive))
     segments = plan(marks, files)
-    run_tidy(TidyOptions(archive=archive), Screen(result=_unheard, note=_unheard))
+    run_compact(CompactOptions(archive=archive), Screen(result=_unheard, note=_unheard))
     checked = [check_segment(segment) for segment in segments]
     assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
     again = looked_again(Archive(archive), segments, checked)

@@ -26,14 +26,14 @@ import pyarrow as pa
 
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
 from equipoise.spark_jobs.archive.tables.layout import FileName, covered, day_folder, joined, joins, parse_part, resolved
-from equipoise.spark_jobs.archive.tables.manifest import Manifest, told
+from equipoise.spark_jobs.archive.tables.manifest import Manifest, write_errors
 from equipoise.spark_jobs.archive.tables.parquet import ROW_GROUP_ROWS, write_file
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import locked
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
-from equipoise.spark_jobs.streams.options import Screen, TidyOptions
+from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 
 FILE_BYTES_MAX: Final = 64 << 20
 """Largest joined file: 2 million records, which a reader opens once and skips by the offsets in its footer."""
@@ -44,13 +44,13 @@ FILES_MAX: Final = 64
 BATCHES_BETWEEN: Final = 32
 """Batches between two checks by a job."""
 
-LOCK: Final = "tidy"
+LOCK: Final = "compact"
 
 Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tidied:
+class Joined:
     """The result of a compaction: `before` files became `after` files of `size_bytes` in total.
 
     `damaged` names the first unreadable file. It stays as it is, together with the files of its group.
@@ -66,8 +66,8 @@ class Tidied:
         """The figures, for JSON."""
         return {"before": self.before, "after": self.after, "bytes": self.size_bytes}
 
-    def __add__(self, other: Tidied) -> Tidied:
-        return Tidied(
+    def __add__(self, other: Joined) -> Joined:
+        return Joined(
             before=self.before + other.before,
             after=self.after + other.after,
             size_bytes=self.size_bytes + other.size_bytes,
@@ -75,20 +75,20 @@ class Tidied:
         )
 
 
-def run_tidy(options: TidyOptions, screen: Screen) -> int:
+def run_compact(options: CompactOptions, screen: Screen) -> int:
     """Compact the small files of all tables of an archive. Return 0.
 
-    Raises `NotFound`, `ArchiveInUse` if another process compacts the archive, and what `tidy_table` raises. Raises `ArchiveDamaged` for an
-    unreadable file, after all else is joined.
+    Raises `NotFound`, `ArchiveInUse` if another process compacts the archive, and what `compact_table` raises. After everything else is
+    joined, raises `ArchiveDamaged` for an unreadable file.
     """
     archive = Archive(options.archive)
-    all_done = dict[Table, Tidied]()
+    all_done = dict[Table, Joined]()
     lock = locked(options.archive, LOCK)
     try:
         for table in SCHEMAS:
-            done = all_done[table] = tidy_table(archive, table, files_min=2, last_day_files_min=2)
+            done = all_done[table] = compact_table(archive, table, files_min=2, last_day_files_min=2)
             if done.before and not options.as_json:
-                screen.result(f"{table}: {done.before} files joined into {done.after} of {done.size_bytes / (1 << 20):.1f} MiB")
+                screen.result(f"{table}: joined {done.before} files into {done.after}, {done.size_bytes / (1 << 20):.1f} MiB in total")
     finally:
         os.close(lock)
     if options.as_json:
@@ -96,13 +96,13 @@ def run_tidy(options: TidyOptions, screen: Screen) -> int:
     for done in all_done.values():
         if done.damaged is not None:
             raise done.damaged
-    screen.note(f"tidied {options.archive}; whether all that is in it is whole, `equipoise spark verify` tells")
+    screen.note(f"compacted {options.archive}; run `equipoise spark verify` to check its contents")
     return 0
 
 
-def tidy_table(
+def compact_table(
     archive: Archive, table: Table, *, files_min: int, last_day_files_min: int = FILES_MAX, step: Step = lambda _step: None
-) -> Tidied:
+) -> Joined:
     """Compact each day of a table with at least `files_min` joinable neighbours; `last_day_files_min` for the last day, which still grows.
 
     `step` is called with the name of each step. An unreadable file or folder does not keep other days and groups from being joined. Raises
@@ -110,34 +110,34 @@ def tidy_table(
     """
     manifest = archive.manifest(WRITER_OF[table])
     if manifest is None:
-        return Tidied()
+        return Joined()
     try:
         days = archive.days(table)
     except ArchiveDamaged as error:
-        return Tidied(damaged=error)
-    done = Tidied()
+        return Joined(damaged=error)
+    done = Joined()
     for day in days:
         folder = _Folder(archive=archive, table=table, day=day, manifest=manifest, step=step)
-        done += folder.tidied(files_min=last_day_files_min if day == days[-1] else files_min)
+        done += folder.compact(files_min=last_day_files_min if day == days[-1] else files_min)
     return done
 
 
-def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
+def compact_beside(archive: Archive, writer: str, batch: int) -> Joined:
     """Compact a writer's own tables after every `BATCHES_BETWEEN` batches, unless another process is compacting.
 
     A damaged file and its group stay as they are, and `equipoise spark verify` reports it: adding rows needs neither. Raises what
-    `tidy_table` raises.
+    `compact_table` raises.
     """
     if batch % BATCHES_BETWEEN != BATCHES_BETWEEN - 1:
-        return Tidied()
+        return Joined()
     try:
         lock = locked(archive.path, LOCK)
     except ArchiveInUse:
-        return Tidied()
-    done = Tidied()
+        return Joined()
+    done = Joined()
     try:
         for table in WRITTEN_BY[writer]:
-            done += tidy_table(archive, table, files_min=2)
+            done += compact_table(archive, table, files_min=2)
     finally:
         os.close(lock)
     return done
@@ -153,20 +153,20 @@ class _Folder:
     manifest: Manifest
     step: Step
 
-    def tidied(self, *, files_min: int) -> Tidied:
+    def compact(self, *, files_min: int) -> Joined:
         """Join the groups of this folder. First remove what an earlier compaction left behind."""
         try:
             groups = self._groups(files_min=files_min)
         except ArchiveDamaged as error:
-            return Tidied(damaged=error)
-        done = Tidied()
+            return Joined(damaged=error)
+        done = Joined()
         for group in groups:
             try:
                 size_bytes = self._join(group)
             except ArchiveDamaged as error:
-                done += Tidied(damaged=error)
+                done += Joined(damaged=error)
             else:
-                done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
+                done += Joined(before=len(group), after=1, size_bytes=size_bytes)
         return done
 
     def _groups(self, *, files_min: int) -> Sequence[Sequence[FileName]]:
@@ -207,6 +207,6 @@ class _Folder:
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            with told(self.archive.path, self._path / name):
+            with write_errors(self.archive.path, self._path / name):
                 (self._path / name).unlink(missing_ok=True)
             self.step("removed")

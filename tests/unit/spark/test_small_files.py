@@ -1,6 +1,6 @@
 """Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile.
 
-May live here: `spark_jobs.archive.tables.tidying` on real folders, without Spark.
+May live here: `spark_jobs.archive.tables.small_files` on real folders, without Spark.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from equipoise.spark_jobs.archive.tables.layout import day_folder
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
 from equipoise.spark_jobs.archive.tables.sink import locked, open_sink
-from equipoise.spark_jobs.archive.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
+from equipoise.spark_jobs.archive.tables.small_files import (
+    BATCHES_BETWEEN,
+    FILES_MAX,
+    LOCK,
+    Joined,
+    compact_beside,
+    compact_table,
+    run_compact,
+)
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
-from equipoise.spark_jobs.streams.options import Screen, TidyOptions
+from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row
 from tests.walk import Walk
@@ -63,11 +71,11 @@ def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
     """Small files of a day are one file afterwards, with the same rows, and the last batch stays apart, as it may be done again."""
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
-    done = tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    done = compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert (BATCHES - 1, 1) == (done.before, done.after)
     assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
     assert before.equals(archive.table(Table.RECORDS))
-    assert Tidied() == tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    assert Joined() == compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
 
 
 @pytest.mark.parametrize(("step", "times"), DEATHS)
@@ -76,9 +84,9 @@ def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
     with pytest.raises(DiedError):
-        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=dies_at(step, times))
+        compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=dies_at(step, times))
     assert before.equals(archive.table(Table.RECORDS))
-    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert before.equals(archive.table(Table.RECORDS))
     assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
 
@@ -86,11 +94,11 @@ def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
 def test_a_batch_that_is_done_again_after_it_is_there_once(tmp_path: Path) -> None:
     """The stream goes on over tidied files, its last batch done again, and what it adds is joined to them in its turn."""
     archive = filled(tmp_path)
-    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
         sink.write(BATCHES - 1, as_rows([record(EACH * (BATCHES - 1) + place) for place in range(EACH)]))
         sink.write(BATCHES, as_rows([record(EACH * BATCHES)]))
-    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert list(range(EACH * BATCHES + 1)) == offsets(archive)
     assert ["g0001-b0000000000-0000000005.parquet", "g0001-b0000000006.parquet"] == names(archive)
 
@@ -98,11 +106,11 @@ def test_a_batch_that_is_done_again_after_it_is_there_once(tmp_path: Path) -> No
 def test_the_last_day_gathers_some_files_first(tmp_path: Path) -> None:
     """A job joins the files of a day that is over at once, and those of the present day when there are many."""
     archive = filled(tmp_path, batches=FILES_MAX)
-    assert Tidied() == tidy_table(archive, Table.RECORDS, files_min=2)
+    assert Joined() == compact_table(archive, Table.RECORDS, files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
         sink.write(FILES_MAX, as_rows([record(1_000, at_ms=NOON_MS + DAY_MS)]))
-    assert Tidied() == tidy_beside(archive, "archive", BATCHES_BETWEEN)
-    assert FILES_MAX == tidy_beside(archive, "archive", BATCHES_BETWEEN - 1).before
+    assert Joined() == compact_beside(archive, "archive", BATCHES_BETWEEN)
+    assert FILES_MAX == compact_beside(archive, "archive", BATCHES_BETWEEN - 1).before
     assert 2 == len(names(archive))
 
 
@@ -111,14 +119,14 @@ def test_one_tidies_at_a_time(tmp_path: Path) -> None:
     archive, told = filled(tmp_path), list[str]()
     screen = Screen(result=told.append, note=told.append)
     lock = locked(tmp_path, LOCK)
-    with pytest.raises(ArchiveInUse, match="tidy"):
-        run_tidy(TidyOptions(archive=tmp_path), screen)
-    assert Tidied() == tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    with pytest.raises(ArchiveInUse, match="compact"):
+        run_compact(CompactOptions(archive=tmp_path), screen)
+    assert Joined() == compact_beside(archive, "archive", BATCHES_BETWEEN - 1)
     os.close(lock)
-    assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert 0 == run_compact(CompactOptions(archive=tmp_path), screen)
     assert [
-        "records: 5 files joined into 1 of 0.0 MiB",
-        f"tidied {tmp_path}; whether all that is in it is whole, `equipoise spark verify` tells",
+        "records: joined 5 files into 1, 0.0 MiB in total",
+        f"compacted {tmp_path}; run `equipoise spark verify` to check its contents",
     ] == told
 
 
@@ -126,12 +134,12 @@ def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
     """With --json the figures of all tables are one document, and nothing else is printed."""
     filled(tmp_path)
     told, noted = list[str](), list[str]()
-    assert 0 == run_tidy(TidyOptions(archive=tmp_path, as_json=True), Screen(result=told.append, note=noted.append))
+    assert 0 == run_compact(CompactOptions(archive=tmp_path, as_json=True), Screen(result=told.append, note=noted.append))
     (document,) = map(orjson.loads, told)
     assert set(map(str, SCHEMAS)) == document.keys()
     assert (BATCHES - 1, 1) == (document["records"].pop("before"), document["records"].pop("after"))
     assert {"before": 0, "after": 0, "bytes": 0} == document["transfers"]
-    assert [f"tidied {tmp_path}; whether all that is in it is whole, `equipoise spark verify` tells"] == noted
+    assert [f"compacted {tmp_path}; run `equipoise spark verify` to check its contents"] == noted
 
 
 @pytest.mark.parametrize("place", [0, -1])
@@ -143,11 +151,11 @@ def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
     data[place:] = bytes(len(data[place:]))
     path.write_bytes(data)
     before = names(archive)
-    done = tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    done = compact_beside(archive, "archive", BATCHES_BETWEEN - 1)
     assert (0, 0) == (done.before, done.after)
     assert path.name in str(done.damaged)
     with pytest.raises(ArchiveDamaged, match=path.name):
-        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+        run_compact(CompactOptions(archive=tmp_path), Screen(result=print, note=print))
     assert before == [name for name in names(archive) if not name.endswith(".part")]
 
 
@@ -167,13 +175,13 @@ def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> 
     def files(table: Table) -> list[int]:
         return [len(archive.files(table, first_day=day, last_day=day)) for day in archive.days(table)]
 
-    tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    compact_beside(archive, "archive", BATCHES_BETWEEN - 1)
     assert [1, each, 1, each] == files(Table.RECORDS)
     with pytest.raises(ArchiveDamaged, match=path.name):
-        run_tidy(TidyOptions(archive=tmp_path), screen)
+        run_compact(CompactOptions(archive=tmp_path), screen)
     assert ([1, each, 1, 2], [1, 1, 1, 2]) == (files(Table.RECORDS), files(Table.TRANSFERS))
     path.write_bytes(whole)
-    assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert 0 == run_compact(CompactOptions(archive=tmp_path), screen)
     assert ([1, 1, 1, 2], before) == (files(Table.RECORDS), offsets(archive))
 
 
@@ -184,9 +192,9 @@ def test_a_file_in_the_place_of_a_folder_is_damage(tmp_path: Path) -> None:
     folder.write_bytes(b"no folder")
     with pytest.raises(ArchiveDamaged, match=folder.name):
         archive.files(Table.RECORDS)
-    assert folder.name in str(tidy_beside(archive, "archive", BATCHES_BETWEEN - 1).damaged)
+    assert folder.name in str(compact_beside(archive, "archive", BATCHES_BETWEEN - 1).damaged)
     with pytest.raises(ArchiveDamaged, match=folder.name):
-        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+        run_compact(CompactOptions(archive=tmp_path), Screen(result=print, note=print))
     folder.unlink()
     assert 2 == len(archive.files(Table.RECORDS)), "all but that of the last batch, which may be done again, are one"
 
@@ -200,6 +208,6 @@ def test_every_table_of_a_channel_stays_what_it_was(tmp_path: Path) -> None:
     before = {table: archive.table(table) for table in tables}
     assert all(rows.num_rows for rows in before.values())
     for table in tables:
-        tidy_table(archive, table, files_min=2, last_day_files_min=2)
+        compact_table(archive, table, files_min=2, last_day_files_min=2)
         assert before[table].equals(archive.table(table))
         assert len(archive.files(table)) <= 2
