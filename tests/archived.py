@@ -1,7 +1,4 @@
-"""Archives that are made without Spark: the same operator and the same sink, in one process.
-
-May live here: what the tests of the archive, of verification and of the report begin with.
-"""
+"""Archives that are made without Spark: the same operator and the same sink, in one process."""
 
 from __future__ import annotations
 

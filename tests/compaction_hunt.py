@@ -2,8 +2,6 @@
 
 `python -m tests.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m
 equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which one rule of compaction is broken.
-
-May live here: the hunt. What must hold of a compaction is asked at length in tests/property/test_compaction.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive] [--kills 10]`.
 
-May live here: the log that is read, the driver that is killed, and the comparison with a job that nobody disturbed. A test does
-the same with fewer kills.
-
 A driver is killed with SIGKILL in the middle of a batch: after Spark has noted which entries are in it, and before it has noted that
 the batch is done. All tables that the job writes must then be those of the undisturbed one, row for row.
 """

@@ -1,7 +1,4 @@
-"""Logs in files for the tests and benchmarks of Spark jobs: a busy cluster, honest but for what is injected.
-
-May live here: the writer of such a log. What stands in it is made by `tests.benchmarks.fold.Stream`.
-"""
+"""Logs in files for the tests and benchmarks of Spark jobs: a busy cluster, honest but for what is injected."""
 
 from __future__ import annotations
 

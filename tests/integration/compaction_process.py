@@ -1,7 +1,4 @@
-"""A compactor in a process of its own, which is killed: at one of its named steps, at one of its SQL statements, or at some time.
-
-May live here: what runs in that process, started by test_compaction_crashes.py.
-"""
+"""A compactor in a process of its own, which is killed: at one of its named steps, at one of its SQL statements, or at some time."""
 
 from __future__ import annotations
 

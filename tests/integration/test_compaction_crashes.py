@@ -1,8 +1,4 @@
-"""Compactors that are killed, at each of their steps and at many other moments: nothing is lost, and the next one goes on.
-
-May live here: real processes, real files, real `kill -9`. The channel goes on between two deaths, and what one left is never tidied
-up for the next.
-"""
+"""Compactors that are killed, at each of their steps and at many other moments: nothing is lost, and the next one goes on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Brokers in processes of their own, whose log is compacted and cut off: who starts from nothing, and who was stopped meanwhile.
-
-May live here: what only real processes on a real file show. The ten minutes that are always kept are got round by a clock that
-runs ahead, which only a caller of `compaction.compactor` may give.
-"""
+"""Brokers in processes of their own, whose log is compacted and cut off: who starts from nothing, and who was stopped meanwhile."""
 
 from __future__ import annotations
 

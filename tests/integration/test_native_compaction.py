@@ -1,7 +1,4 @@
-"""Why the channel is not compacted by Kafka itself: its cleaner keeps the last record of a key, even one that was rejected.
-
-May live here: one history, of two brokers that want the same bundle, compacted by Kafka's cleaner and by ours.
-"""
+"""Why the channel is not compacted by Kafka itself: its cleaner keeps the last record of a key, even one that was rejected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Any history, compacted wherever: what is left comes to the same view as all of it, digest for digest.
-
-May live here: histories by `tests.walk`, and points at which they are compacted.
-"""
+"""Any history, compacted wherever: what is left comes to the same view as all of it, digest for digest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compaction under a simulated cluster: however often the log is cut off, and under whatever faults, every invariant holds.
-
-May live here: the simulation with compactions that hypothesis chooses. Single scenarios and many seeds are in tests/simulation.
-"""
+"""Compaction under a simulated cluster: however often the log is cut off, and under whatever faults, every invariant holds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A compaction step by step: what it writes, what it removes, what it refuses, and who gets in its way.
-
-May live here: examples of `compaction.compactor` on logs in memory. Any history is compacted in tests/property/test_compaction.py,
-and compactors die in tests/integration/test_compaction_crashes.py.
-"""
+"""A compaction step by step: what it writes, what it removes, what it refuses, and who gets in its way."""
 
 from __future__ import annotations
 

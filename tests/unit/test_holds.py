@@ -1,7 +1,4 @@
-"""Holds: what archives have not read stays on the log, as long as they are alive.
-
-May live here: `compaction.holds`, and compactions of logs that are held.
-"""
+"""Holds: what archives have not read stays on the log, as long as they are alive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The session of Spark that all tests of a process share, since one takes 10 s to start, and a process has only one.
 
-May live here: that session, and what is done where this machine lacks something.
-
 * `spark`: the session, on two threads of this machine. What runs in it is its test's to stop.
 * `spark_on_kafka`: the same, once Spark's connector is on its path.
 """

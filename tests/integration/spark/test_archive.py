@@ -1,8 +1,4 @@
-"""The archive as a job: the same tables as without Spark, whatever happens to the process and to its checkpoint.
-
-May live here: `spark_jobs.archive.job` on a log in a file. What the tables hold is asked of the parts, in tests/unit/spark and
-tests/property.
-"""
+"""The archive as a job: the same tables as without Spark, whatever happens to the process and to its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A log gives the same frame whatever keeps it, in a batch and as a stream, and a stream loses and doubles nothing.
-
-May live here: tests of `channel_frame` in a real session, on a file and on a real Kafka. Which entries a batch takes is tested
-without Spark, in tests/unit/spark.
-"""
+"""A log gives the same frame whatever keeps it, in a batch and as a stream, and a stream loses and doubles nothing."""
 
 from __future__ import annotations
 

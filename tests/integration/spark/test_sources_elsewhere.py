@@ -1,7 +1,4 @@
-"""A job runs outside the repository, from the installed wheel, on workers that have nothing of ours.
-
-May live here: that run. In the repository a module that is not shipped would be found all the same.
-"""
+"""A job runs outside the repository, from the installed wheel, on workers that have nothing of ours."""
 
 from __future__ import annotations
 

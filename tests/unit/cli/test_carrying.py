@@ -1,7 +1,4 @@
-"""`equipoise channel export`, `import` and `copy`: what they print, and what they leave behind.
-
-May live here: these commands on small logs. What they do with all that a log may hold is in tests/unit/compaction.
-"""
+"""`equipoise channel export`, `import` and `copy`: what they print, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise channel compact`: what it says, what it does, and what it refuses.
-
-May live here: this command on logs that were made for it. What a compaction is made of is in tests/unit/test_compactor.py.
-"""
+"""`equipoise channel compact`: what it says, what it does, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a command line of the group `spark` asks of its job, and how its answer becomes an exit code.
-
-May live here: the commands with jobs that only remember what they were asked. What jobs do is tested with them.
-"""
+"""What a command line of the group `spark` asks of its job, and how its answer becomes an exit code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The history snapshot move by move: when a compaction needs one, what it is made of, who gets in the way, and what damage costs.
-
-May live here: examples of `compaction.history_snapshot` on logs in memory. Any history is compacted in
-tests/property/test_history_snapshot.py.
-"""
+"""The history snapshot move by move: when a compaction needs one, what it is made of, who gets in the way, and what damage costs."""
 
 from __future__ import annotations
 

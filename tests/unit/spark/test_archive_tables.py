@@ -1,7 +1,4 @@
-"""What the sink writes and readers find, file by file: once, whole, in order, of one log, and by versions.
-
-May live here: `spark_jobs.archive.tables` on real folders, without Spark.
-"""
+"""What the sink writes and readers find, file by file: once, whole, in order, of one log, and by versions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How the batches of a query are learned of: each once, the last one too, however late it is asked for.
-
-May live here: tests of `Follower` with a query that is made up.
-"""
+"""How the batches of a query are learned of: each once, the last one too, however late it is asked for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How the files of an archive are named, which of them count, and which are joined.
-
-May live here: `spark_jobs.archive.tables.layout`, without any file.
-"""
+"""How the files of an archive are named, which of them count, and which are joined."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a stream begins: noted once, and for an archive without a checkpoint found in the archive itself.
-
-May live here: `spark_jobs.sources.beginnings` and `spark_jobs.archive.tables.resuming`, without Spark.
-"""
+"""Where a stream begins: noted once, and for an archive without a checkpoint found in the archive itself."""
 
 from __future__ import annotations
 

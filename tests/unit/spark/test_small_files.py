@@ -1,7 +1,4 @@
-"""Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile.
-
-May live here: `spark_jobs.archive.tables.small_files` on real folders, without Spark.
-"""
+"""Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What users say of their Kafka reaches Spark's connector, which uses another client, or is refused; never is less asked than was said.
-
-May live here: tests of `spark_jobs.sources.kafka_options` and of the names of topics.
-"""
+"""What users say of their Kafka reaches Spark's connector, which uses another client, or is refused; never is less asked than was said."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a machine must have for Spark is looked at first, and what it lacks is said with the way to get it.
-
-May live here: tests of Java, of the connector's jars, of a quiet start, of errors in a line, and of where an archive lies by default.
-"""
+"""What a machine must have for Spark is looked at first, and what it lacks is said with the way to get it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which entries of a file a batch takes, and what becomes of a file that is truncated, damaged, replaced or away.
-
-May live here: tests of `spark_jobs.sources.sqlite_reading` and of the reader that Spark calls, without Spark.
-"""
+"""Which entries of a file a batch takes, and what becomes of a file that is truncated, damaged, replaced or away."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A stream that fails: when it is started again, and what is said once it is not.
-
-May live here: tests of `spark_jobs.streams.streams` with a query that is made up.
-"""
+"""A stream that fails: when it is started again, and what is said once it is not."""
 
 from __future__ import annotations
 
