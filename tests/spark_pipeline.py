@@ -27,7 +27,7 @@ class Pipeline:
     def __init__(self, *, begin: bytes | None = None, lost: Lost = nothing_lost) -> None:
         """Begin at the log's first record, or from the snapshot `begin`."""
         self.facts = 0
-        self._sequence = Sequence(_FACTS, begin, plugs=Plugs(opinion=Membership(), lost=lost))
+        self._sequence = Sequence(_FACTS, begin, plugs=Plugs(membership=Membership(), lost=lost))
         self._audits: dict[str, SubjectAudit] = {}
         self._timers: dict[str, int] = {}
         self._latest_ms = 0

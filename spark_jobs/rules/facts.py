@@ -1,6 +1,6 @@
 """Define a fact, which the sequential operator sends to the operators keyed by subject, and its JSON form (a row of `Table.FACTS`).
 
-A fact carries the record (only parsed as JSON), the fold's verdict and changes, and the second rules' verdict where it needs a view of the
+A fact carries the record (only parsed as JSON), the fold's verdict and changes, and the audit's verdict where it needs a view of the
 whole. So a checker needs nothing of `channel`.
 """
 
@@ -30,7 +30,7 @@ class Fact:
     * `at_ms`: the log's time, also for notes.
     * `record`: the entry's JSON object, or None. A subject that the record changes but does not name gets only its scalar fields.
     * `verdict`: `accepted` or the fold's reason for a rejection; None if the entry is not a record.
-    * `context`: the second rules' view, the same for all subjects of a record: `spark_jobs.rules.membership.view.Context`.
+    * `context`: the audit's view, the same for all subjects of a record: `spark_jobs.rules.membership.view.Context`.
 
     `before` and `after` are the fold's states of this subject. Both are None if it changed nothing:
 

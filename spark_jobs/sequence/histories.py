@@ -21,7 +21,7 @@ from equipoise.channel.core.records import AnyRecord, BrokerRecord, Merge, Split
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import subject
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.telling import kind_of
+from equipoise.spark_jobs.sequence.subjects import kind_of
 
 _INTERVAL: Final = "interval:"
 _TRANSFER: Final = "transfer:"

@@ -16,7 +16,7 @@ from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.parts import LoadRows
-from equipoise.spark_jobs.sequence.telling import LOG, parsed, spelled, told_bundle
+from equipoise.spark_jobs.sequence.subjects import LOG, bundle_in_fact, fact_bytes, parsed
 
 FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
 """First ordinal of each source's facts. A note's offset may equal a record's, so their ordinals must differ.
@@ -96,7 +96,7 @@ def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequ
         offset=arrival.offset,
         at_ms=now.at_ms,
         record=raw,
-        after=None if entry is None else told_bundle(entry),
+        after=None if entry is None else bundle_in_fact(entry),
         context=context,
     )
     return (_emitted(fact),)
@@ -116,4 +116,4 @@ def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Em
 
 def _emitted(fact: Fact) -> Emitted:
     ordinal = FACT_ORDINALS[Source(fact.source)]
-    return Emitted(Table.FACTS, fact.subject, fact.offset, ordinal, fact.at_ms, None, None, None, spelled(fact))
+    return Emitted(Table.FACTS, fact.subject, fact.offset, ordinal, fact.at_ms, None, None, None, fact_bytes(fact))

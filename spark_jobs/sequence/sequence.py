@@ -1,6 +1,6 @@
 """Fold the whole log in batches, with a state that outlives the process, and emit rows and facts.
 
-`telling` chooses the facts of a record, `notes` handles notes, `state_rows` stores the view. Other parts are plugged in.
+`subjects` chooses the facts of a record, `notes` handles notes, `state_rows` stores the view. Other parts are plugged in.
 
 Guarantees:
 
@@ -19,7 +19,16 @@ from typing import Final
 import orjson
 
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BrokerEntry,
+    BundleChanged,
+    Change,
+    LevelChanged,
+    NamespaceChanged,
+    PolicyChanged,
+    Verdict,
+)
 from equipoise.channel.core.errors import BegunAbove, ChannelIncomplete, LevelTooNew, LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Folded, Reader
@@ -27,29 +36,27 @@ from equipoise.channel.core.records import Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.membership.members import Incarnations, Known, Member, Whole
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
-from equipoise.spark_jobs.sequence.parts import Plugs, SecondOpinion, StateRow
+from equipoise.spark_jobs.sequence.parts import Plugs, StateRow
 from equipoise.spark_jobs.sequence.snapshots import packed
-from equipoise.spark_jobs.sequence.standing import standing_of
 from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
-from equipoise.spark_jobs.sequence.telling import (
-    ACCEPTED,
+from equipoise.spark_jobs.sequence.subjects import (
     CONCERNED,
     LOG,
     NAMED,
-    Teller,
+    Subjects,
     claimed,
+    fact_bytes,
     kind_of,
     parsed,
     short,
-    spelled,
     verdict_text,
 )
-
-NOT_FOLDED: Final = "not_folded"
-"""The verdict of an entry after the end of folding."""
 
 STATE_KEY: Final = "sequence:"
 """Key of the state row with the sequence's own position."""
@@ -79,9 +86,9 @@ class Sequence:
         self._wants = wants
         self._wants_facts, self._wants_records, self._wants_snapshots = _FACTS in wants, _RECORDS in wants, _SNAPSHOTS in wants
         self._plugs = Plugs() if plugs is None else plugs
-        self._opinion = self._plugs.opinion if Table.FACTS in wants else None
+        self._membership = self._plugs.membership if Table.FACTS in wants else None
         self._histories = self._plugs.histories if wants & _HISTORIES else None
-        self._parts = tuple(part for part in (self._opinion, self._histories) if part is not None)
+        self._parts = tuple(part for part in (self._membership, self._histories) if part is not None)
         # The position besides the view: see `_standing`.
         self._log_ms = 0
         self._behind_ms = 0  # How much older the current entry is than the log's time.
@@ -89,7 +96,7 @@ class Sequence:
         self._seen = FIRST_OFFSET - 1
         self._until_snapshot = 0  # The first record is followed by a snapshot.
         self._stopped: Raw | None = None
-        self._is_stop_told = False
+        self._is_stop_reported = False
         self._take_up(View() if begin is None else from_bytes(begin))
         self._rows = ViewRows(self._view)
         if begin is not None:
@@ -103,7 +110,7 @@ class Sequence:
         """
         sequence = cls(wants, plugs=plugs)
         standing = orjson.loads(rows[STATE_KEY])
-        sequence._stopped, sequence._is_stop_told = standing["stopped"], standing["is_stop_told"]
+        sequence._stopped, sequence._is_stop_reported = standing["stopped"], standing["is_stop_told"]
         sequence._take_up(view_from(rows, offset=standing["offset"]))
         sequence._rows = ViewRows(sequence._view, written=True)
         sequence._log_ms, sequence._before_leaps_ms, sequence._seen = standing["log_ms"], standing["before_leaps_ms"], standing["seen"]
@@ -135,14 +142,14 @@ class Sequence:
             "begin": self._begin,
             "until_snapshot": self._until_snapshot,
             "stopped": self._stopped,
-            "is_stop_told": self._is_stop_told,
+            "is_stop_told": self._is_stop_reported,
         }
 
     def _take_up(self, view: View) -> None:
         """Continue from a view, unless its format version is too new or its log is closed."""
         self._view = view
         self._begin = max(view.offset, 0)
-        self._teller = Teller(view)
+        self._subjects = Subjects(view)
         self._reader: Reader | None = None
         if self._stopped is None:
             try:
@@ -151,8 +158,8 @@ class Sequence:
                 self._stop(error)
 
     def _begin_parts(self) -> None:
-        if self._opinion is not None:
-            self._opinion.begin(standing_of(self._view))
+        if self._membership is not None:
+            self._membership.begin(*known_in(self._view))
         if self._histories is not None:
             self._histories.begin(self._view)
 
@@ -245,25 +252,25 @@ class Sequence:
         place, at_ms = offset + self._view.base, self._log_ms
         facts = [Fact(subject=LOG, source=_CHANNEL, offset=place, at_ms=at_ms, after=event) for event in events]
         if folded is not None:
-            facts += self._told(folded, value, raw)
+            facts += self._facts_of_record(folded, value, raw)
         for ordinal, fact in enumerate(facts):
-            yield Emitted(_FACTS, fact.subject, fact.offset, ordinal, at_ms, None, None, None, spelled(fact))
+            yield Emitted(_FACTS, fact.subject, fact.offset, ordinal, at_ms, None, None, None, fact_bytes(fact))
 
-    def _told(self, folded: Folded, value: bytes | None, raw: Raw | None) -> Iterator[Fact]:
+    def _facts_of_record(self, folded: Folded, value: bytes | None, raw: Raw | None) -> Iterator[Fact]:
         offset, at_ms, record = folded.offset, self._log_ms, folded.record
         verdict = verdict_text(folded.verdict)
-        context, further = ({}, ()) if self._opinion is None else self._asked(self._opinion, folded, raw, verdict)
+        context, further = ({}, ()) if self._membership is None else self._context(self._membership, folded, raw, verdict)
         if type(record) is Renewed and folded.verdict.accepted:
-            told = {subject("broker", record.key): self._teller.renewed(record, offset, folded.verdict)}
+            changes = {subject("broker", record.key): self._subjects.of_renewal(record, offset, folded.verdict)}
         else:
-            told = self._teller.told(folded, raw, is_null=value is None)
+            changes = self._subjects.of_record(folded, raw, is_null=value is None)
             # The checker that compares the verdicts needs a fact, even of an entry that only resembles a record.
             if "checked_by" in context:
-                told.setdefault(context["checked_by"], NAMED)
+                changes.setdefault(context["checked_by"], NAMED)
         for name in further:
-            told.setdefault(subject("bundle", name), CONCERNED)
+            changes.setdefault(subject("bundle", name), CONCERNED)
         brief: Raw | None = None
-        for who, (before, after, is_named) in told.items():
+        for who, (before, after, is_named) in changes.items():
             if not is_named and brief is None and raw is not None:
                 brief = short(raw)
             yield Fact(
@@ -278,9 +285,9 @@ class Sequence:
                 context=context,
             )
 
-    def _asked(self, opinion: SecondOpinion, folded: Folded, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
-        context = opinion.judge(folded.offset, self._log_ms, raw, behind_ms=self._behind_ms)
-        return context, opinion.follow(folded.offset, raw, verdict)
+    def _context(self, membership: Membership, folded: Folded, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
+        context = membership.context_of(folded.offset, self._log_ms, raw, behind_ms=self._behind_ms)
+        return context, membership.follow(folded.offset, raw, verdict)
 
     def _remember_gone(self, changes: tuple[Change, ...]) -> None:
         for change in changes:
@@ -295,8 +302,8 @@ class Sequence:
         if reader is not None and offset != reader.position:
             reader = self._reader_at(reader, offset, events)
         folded = None if reader is None else self._folded(reader, Entry(offset, data), events)
-        if self._stopped is not None and not self._is_stop_told:
-            self._is_stop_told = True
+        if self._stopped is not None and not self._is_stop_reported:
+            self._is_stop_reported = True
             events.append(self._stopped)
         return folded
 
@@ -353,6 +360,42 @@ class Sequence:
         if copied_to is not None:
             self._stopped = {**self._stopped, "copied_to": copied_to}
         self._reader = None
+
+
+def known_in(view: View) -> tuple[Known, Mapping[str, tuple[int | None, int | None, str]]]:
+    """Return the arguments of `Membership.begin` for continuing after the last record in `view`."""
+    brokers = {broker.broker: _member(broker) for broker in view.brokers.values()}
+    known = Known(
+        whole=Whole(
+            begun=view.offset,
+            genesis=view.genesis,
+            cluster=view.cluster,
+            base=view.base,
+            level=view.level,
+            level_last=view.level_last,
+            removed_at=view.removed_at,
+        ),
+        brokers=brokers,
+        namespaces={namespace.name: (namespace.status, namespace.last) for namespace in view.namespaces.values()},
+        policies={policy.name: policy.last for policy in view.policies.values()},
+        incarnations=Incarnations(known_from=view.offset, offsets=sorted(member.incarnation for member in brokers.values())),
+    )
+    return known, {bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values()}
+
+
+def _member(broker: BrokerEntry) -> Member:
+    joined = broker.joined
+    return Member(
+        status=broker.status,
+        incarnation=broker.incarnation,
+        last=broker.last,
+        sequence=broker.sequence,
+        nonce=joined.nonce,
+        lease_ms=joined.lease_ms,
+        margin_ms=joined.margin_ms,
+        renew_ms=joined.renew_ms,
+        supported_level=joined.supported_level,
+    )
 
 
 _KEY_PREFIXES: Final[Mapping[type, str]] = {

@@ -149,7 +149,7 @@ class SequentialProcessor(StatefulProcessor):
 
     def _plugs(self) -> Plugs:
         return Plugs(
-            opinion=Membership(in_flight_max_ms=self._in_flight_max_ms),
+            membership=Membership(in_flight_max_ms=self._in_flight_max_ms),
             histories=Histories(),
             lost=partial(lost, self._log_url),
             load_rows=load_rows,

@@ -23,8 +23,7 @@ from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.core.records import LEVEL_SUPPORTED, Genesis, Renewed
 from equipoise.channel.core.view import View, apply
-from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
-from equipoise.spark_jobs.sequence.telling import ACCEPTED
+from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.verifying.segments import Mark, Segment
 
 Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "digest"]

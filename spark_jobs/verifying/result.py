@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from shlex import quote
 from typing import Any, Final
 
-from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
-from equipoise.spark_jobs.sequence.telling import ACCEPTED
+from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.verifying.folding import Checked, Difference
 from equipoise.spark_jobs.verifying.segments import Segment
 

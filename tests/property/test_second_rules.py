@@ -48,7 +48,7 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
     """The facts of arrivals that are read in parts, with the state taken down and taken up between any two."""
     found: list[Fact] = []
     rows: dict[str, bytes] = {}
-    sequence = Sequence(FACTS, begin, plugs=Plugs(opinion=Membership()))
+    sequence = Sequence(FACTS, begin, plugs=Plugs(membership=Membership()))
     for part in parts:
         found += [parse_fact(row.body or b"") for row in sequence.feed(part)]
         for key, value in sequence.changed_rows():
@@ -56,7 +56,7 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
                 rows.pop(key, None)
             else:
                 rows[key] = value
-        sequence = Sequence.restored(rows, FACTS, plugs=Plugs(opinion=Membership()))
+        sequence = Sequence.restored(rows, FACTS, plugs=Plugs(membership=Membership()))
     return found
 
 

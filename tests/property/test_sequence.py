@@ -28,7 +28,7 @@ NOTES = (b"{}", b'{"bundle":"t/one/0x00000000_0xffffffff","broker":"a:1"}', b"no
 
 def plugs() -> Plugs:
     """Parts of its own for one more sequence; a snapshot is due so often that walks have some."""
-    return Plugs(opinion=Membership(), histories=Histories(), snapshot_records=17)
+    return Plugs(membership=Membership(), histories=Histories(), snapshot_records=17)
 
 
 def keep(rows: dict[str, bytes], changed: Rows[StateRow]) -> None:

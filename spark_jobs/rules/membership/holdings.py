@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import islice, takewhile
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
 
-TOLD_AT_ONCE_MAX: Final = 16
+OVERDUE_AT_ONCE_MAX: Final = 16
 """Overdue bundles to report with one record, because each of its facts carries all their names. The others follow with the next."""
 
 
@@ -33,7 +33,7 @@ class Holding(NamedTuple):
     * `moving`: since when it is pending; None if it is not.
     * `unserved`: since when nobody serves it; None if somebody does.
     * `releasing`: the source has been asked to close it. If the source dies now, the destination need not be asked again.
-    * `is_told`: a clock ran out and was reported. This happens once until the bundle is owned.
+    * `is_reported`: an overdue clock was reported. This happens once until the bundle is owned.
     """
 
     owner: int | None
@@ -41,7 +41,14 @@ class Holding(NamedTuple):
     moving: Since | None = None
     unserved: Since | None = None
     releasing: bool = False
-    is_told: bool = False
+    is_reported: bool = False
+
+    @classmethod
+    def parse(cls, row: Sequence[Any]) -> Holding:
+        """Return the holding from its JSON list."""
+        owner, source, moving, unserved, releasing, is_reported = row
+        first, second = (None if since is None else (since[0], since[1]) for since in (moving, unserved))
+        return cls(owner, source, first, second, releasing, is_reported)
 
     @property
     def is_free(self) -> bool:
@@ -59,14 +66,14 @@ class Holdings:
         self._moving: dict[str, Since] = {}
         self._unserved: dict[str, Since] = {}
         self._changed: dict[str, None] = {}
-        self._told: list[str] = []
 
     def get(self, name: str) -> Holding | None:
         """Return the holding of a bundle, or None if the bundle does not exist."""
         return self._held.get(name)
 
-    def names(self) -> Iterable[str]:
-        """Return the names of all bundles."""
+    @property
+    def held(self) -> Mapping[str, Holding]:
+        """All holdings, by bundle."""
         return self._held
 
     def changed(self) -> list[str]:
@@ -75,15 +82,15 @@ class Holdings:
         self._changed.clear()
         return changed
 
-    def hold(self, name: str, holding: Holding) -> None:
+    def put(self, name: str, holding: Holding) -> None:
         """Set the holding of a bundle."""
-        self._let_go(name)
+        self._release(name)
         self._held[name] = holding
         for incarnation in (holding.owner, holding.source):
             if incarnation is not None:
                 self._of.setdefault(incarnation, {})[name] = None
         for clocks, since in ((self._moving, holding.moving), (self._unserved, holding.unserved)):
-            if since is None or holding.is_told:
+            if since is None or holding.is_reported:
                 clocks.pop(name, None)
             elif clocks.get(name) != since:  # A running clock keeps its place.
                 clocks.pop(name, None)
@@ -93,10 +100,10 @@ class Holdings:
         """Apply an accepted record that sets a bundle's `state` (as in records) and incarnations."""
         before = self._held.get(name)
         if state == "owned":
-            self.hold(name, Holding(owner, source))
+            self.put(name, Holding(owner, source))
             return
-        moving, unserved, is_told = (None, None, False) if before is None else (before.moving, before.unserved, before.is_told)
-        self.hold(
+        moving, unserved, is_reported = (None, None, False) if before is None else (before.moving, before.unserved, before.is_reported)
+        self.put(
             name,
             Holding(
                 owner,
@@ -104,14 +111,14 @@ class Holdings:
                 moving=None if state == "free" else moving or now,
                 unserved=unserved or now if state == "free" else unserved,
                 releasing=state == "releasing",
-                is_told=is_told,
+                is_reported=is_reported,
             ),
         )
 
     def restore(self, held: Mapping[str, Holding]) -> None:
         """Restore these holdings."""
         for name, holding in held.items():
-            self.hold(name, holding)
+            self.put(name, holding)
         self._moving, self._unserved = _in_order(self._moving), _in_order(self._unserved)
         self._changed.clear()
 
@@ -126,11 +133,11 @@ class Holdings:
             self._drop(name)
 
     def _drop(self, name: str) -> None:
-        self._let_go(name)
+        self._release(name)
         self._moving.pop(name, None)
         self._unserved.pop(name, None)
 
-    def _let_go(self, name: str) -> None:
+    def _release(self, name: str) -> None:
         self._changed[name] = None
         before = self._held.pop(name, None)
         for incarnation in () if before is None else {before.owner: None, before.source: None}:
@@ -152,7 +159,7 @@ class Holdings:
             left = before.source if is_owner else before.owner
             is_served = left is not None and (is_owner or before.releasing)
             is_moving = left is not None and not is_served
-            self.hold(name, Holding(left, None, moving=now if is_moving else None, unserved=None if is_served else now))
+            self.put(name, Holding(left, None, moving=now if is_moving else None, unserved=None if is_served else now))
         return concerned
 
     def split(self, parent: str, cuts: Sequence[int], owner: int | None) -> None:
@@ -162,7 +169,7 @@ class Holdings:
         if at is None:
             return
         for low, high in pieces(at.low, at.high, cuts) or ():
-            self.hold(bundle_name(at.namespace, low, high), Holding(owner, None))
+            self.put(bundle_name(at.namespace, low, high), Holding(owner, None))
 
     def merge(self, left: str, right: str) -> None:
         """Replace two neighbours by their union, with the owner of the left one."""
@@ -170,30 +177,24 @@ class Holdings:
         self._drop(left)
         self._drop(right)
         if holding is not None and first is not None and second is not None:
-            self.hold(bundle_name(first.namespace, first.low, second.high), holding)
+            self.put(bundle_name(first.namespace, first.low, second.high), holding)
 
-    def overdue(self, moving_max_ms: int, unserved_max_ms: int, *, may_lie: Callable[[str], bool]) -> Mapping[str, int]:
+    def overdue(self, moving_max_ms: int, unserved_max_ms: int, *, is_deleting: Callable[[str], bool]) -> Mapping[str, int]:
         """Return some bundles with a clock that started before these awake times, with the offset of that start.
 
-        Each is reported once. Free bundles are never reported if `may_lie` is true of their namespace.
+        Each is reported once. Free bundles of a namespace with `is_deleting` are never reported.
         """
         if not (_has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)):
             return _NOTHING  # The usual case: this runs for each record.
         # Both are sorted by start, then by name.
         late = merge(_before(self._moving, moving_max_ms), _before(self._unserved, unserved_max_ms))
         found: dict[str, int] = {}
-        for (offset, _), name in list(islice(late, TOLD_AT_ONCE_MAX)):
+        for (offset, _), name in list(islice(late, OVERDUE_AT_ONCE_MAX)):
             holding = self._held[name]
-            if not (holding.is_told or (holding.is_free and may_lie(name.rpartition("/")[0]))):
+            if not (holding.is_reported or (holding.is_free and is_deleting(name.rpartition("/")[0]))):
                 found[name] = offset
-            self.hold(name, holding._replace(is_told=True))
-        self._told = sorted(found)
+            self.put(name, holding._replace(is_reported=True))
         return found
-
-    def take_told(self) -> Sequence[str]:
-        """Return the bundles of the last `overdue` call, sorted. A second call returns nothing."""
-        told, self._told = self._told, []
-        return told
 
 
 def _has_before(clocks: Mapping[str, Since], since_max_ms: int) -> bool:

@@ -1,9 +1,8 @@
-"""Define the state of the second membership. `opinions` checks records with it; only `view` changes it."""
+"""Define the state of the audit's membership. `verdicts` reads it; only `view` changes it."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,7 +37,7 @@ class Member:
     * `soon_ms`: how much earlier than promised its renewals up to `soon_at_ms` came. That much time passed without showing in log time.
     * `soon_in_a_row`: how many of its last renewals were early.
     * `heard_ms`: awake time (`spark_jobs.rules.membership.view`) of its own last accepted membership record.
-    * `is_silence_told`: its silence since then has been reported.
+    * `is_silence_reported`: its silence since then has been reported.
     """
 
     status: str
@@ -57,7 +56,7 @@ class Member:
     soon_at_ms: int = 0
     soon_in_a_row: int = 0
     heard_ms: int = 0
-    is_silence_told: bool = False
+    is_silence_reported: bool = False
 
     def renewed(self, at_ms: int) -> None:
         """Record a renewal. An early one shows that the log's clock was set back."""
@@ -91,29 +90,10 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
 
 
 @dataclass(slots=True, kw_only=True)
-class Standing:
-    """The state to begin from if the head of the log is gone, taken from a view of the fold.
-
-    `namespaces` maps names to (status, last), `policies` to last, and `bundles` to (owner, source, state as in records).
-    """
-
-    offset: int
-    genesis: int | None
-    cluster: str | None
-    base: int
-    level: int
-    level_last: int
-    removed_at: int
-    brokers: Mapping[str, Member]
-    namespaces: Mapping[str, tuple[str, int]]
-    policies: Mapping[str, int]
-    bundles: Mapping[str, tuple[int | None, int | None, str]]
-
-
-@dataclass(slots=True, kw_only=True)
 class Whole:
     """State that exists once per log. `at_ms` is the log's time and `awake_ms` the awake time of the last record.
 
+    * `begun`: the offset from which records were read without a gap.
     * `stood_ms`: the log's time when it last stood still while time passed: an entry was older, or one broker renewed twice.
     * `up_since_ms`: awake time since when some broker is up; None if none is.
     """

@@ -2,7 +2,7 @@
 
 `spark_jobs.rules.bundle` keeps the states of bundles.
 
-* `judge` computes a verdict on each record before it sees the fold's.
+* `context_of` computes a verdict on each record before it sees the fold's.
 * `follow` then adopts the fold's verdict, so that one difference is one finding, not a thousand.
 * *Awake* time stops while nobody writes to the log: a cluster that was switched off during a transfer was not stuck all night.
 """
@@ -25,12 +25,12 @@ from equipoise.spark_jobs.rules.membership.members import (
     Incarnations,
     Known,
     Member,
-    Standing,
     Whole,
     joined_member,
 )
-from equipoise.spark_jobs.rules.membership.opinions import envelope_of, opinion, settled_verdict
+from equipoise.spark_jobs.rules.membership.verdicts import envelope_of, verdict_before_content, verdict_on
 from equipoise.spark_jobs.rules.ranges import whole_space
+from equipoise.spark_jobs.rules.rule import ACCEPTED
 
 PREFIX: Final = "member:"
 """Prefix of the keys of all state rows of this part."""
@@ -58,20 +58,18 @@ CLOCK_RATE_ERROR_PERCENT: Final = 3
 """How much faster the log's clock may run than a broker's."""
 
 _INCARNATIONS: Final = f"{PREFIX}incarnations"
-_ACCEPTED: Final = "accepted"
 _THE_LOG: Final = subject("log", "")
 
 
 class Context(TypedDict, total=False):
-    """The second rules' view of one record, the same on all of its facts. Fields without a value are absent.
+    """The audit's view of one record, the same on all of its facts. Fields without a value are absent.
 
     * `begun`: the offset from which the audit has read without a gap. State from before it is invalid.
     * `checked_by`: the subject whose checker compares `expected` with the fold's verdict; it always gets a fact. For an entry that is not a
       well-formed record it is the log.
     * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or `nobody` (no readable envelope, or none
       needed: genesis, joined).
-    * `settled`: true if `expected` does not depend on the content: no_genesis, dead_publisher, late, level, malformed.
-    * `expected`: the verdict of the second rules; absent if it depends on the state of bundles.
+    * `expected`: the audit's verdict; absent if it depends on the state of bundles.
     * `target`: status of the `owner` that a bundle's record names: up, draining, dead, or never (no broker ever had it).
     * `deleting`: true if the bundle's namespace is being deleted.
     * `dead`: the incarnation that this record ends if it is accepted.
@@ -91,7 +89,6 @@ class Context(TypedDict, total=False):
     begun: int
     checked_by: str
     publisher: str
-    settled: bool
     expected: str
     target: str
     deleting: bool
@@ -118,8 +115,9 @@ class Membership:
         self._holdings = Holdings()
         self._heard: dict[str, int] = {}  # Awake time of live brokers' last records, oldest first.
         self._deleting: dict[str, Since] = {}  # Deletions not yet reported, oldest first.
-        self._changed: dict[str, None] = {}
-        self._is_well_formed = False  # Whether the last judged entry is well-formed.
+        self._changed: dict[str, None] = {}  # Keys of changed rows.
+        self._overdue: list[str] = []  # Bundles that the present record reports as overdue, sorted.
+        self._is_well_formed = False  # Whether the present entry is well-formed.
         self._followers: Mapping[str, Callable[[int, Raw], Sequence[str]]] = {
             "genesis": self._follow_genesis,
             "bundle": self._follow_bundle,
@@ -133,136 +131,130 @@ class Membership:
 
     # --- state ---
 
-    def begin(self, standing: Standing) -> None:
-        """Forget everything and continue from `standing`. Records before it were not read."""
-        for name in self._row_names():
-            self._changed[name] = None
-        whole = self._known.whole
-        self._known = Known(
-            whole=Whole(
-                begun=standing.offset,
-                genesis=standing.genesis,
-                cluster=standing.cluster,
-                base=standing.base,
-                level=standing.level,
-                level_last=standing.level_last,
-                removed_at=standing.removed_at,
-                awake_ms=whole.awake_ms,
-                at_ms=whole.at_ms,
-            ),
-            brokers=dict(standing.brokers),
-            namespaces=dict(standing.namespaces),
-            policies=dict(standing.policies),
-            incarnations=Incarnations(
-                known_from=standing.offset, offsets=sorted(member.incarnation for member in standing.brokers.values())
-            ),
-        )
-        self._known.find_live()
+    def begin(self, known: Known, bundles: Mapping[str, tuple[int | None, int | None, str]]) -> None:
+        """Forget everything and continue from this state. Records up to `known.whole.begun` were not read.
+
+        `bundles` maps names to owner, source and state as in records. The awake time and the log's time continue.
+        """
+        self._changed.update(dict.fromkeys(self._keys()))
+        known.whole.awake_ms, known.whole.at_ms = self._known.whole.awake_ms, self._known.whole.at_ms
+        self._known = known
+        known.find_live()
         self._heard = {}
-        for name in self._known.live.values():
+        for name in known.live.values():
             self._hear(name)
         self._mark_up()
-        now = self._now(standing.offset)
-        self._deleting = {name: now for name, (status, _) in sorted(standing.namespaces.items()) if status == "deleting"}
+        now = self._now(known.whole.begun)
+        self._deleting = {name: now for name, (status, _) in sorted(known.namespaces.items()) if status == "deleting"}
         self._holdings = Holdings()
-        for name, (owner, source, state) in sorted(standing.bundles.items()):
+        for name, (owner, source, state) in sorted(bundles.items()):
             self._holdings.follow(name, owner, source, state, now)
-        for name in self._row_names():
-            self._changed[name] = None
+        self._changed.update(dict.fromkeys(self._keys()))
 
     def changed_rows(self) -> list[tuple[str, bytes | None]]:
         """Return the rows of state that changed since the last call; None for removed ones. The last row of a key counts."""
         changed = [*self._changed, *(f"{PREFIX}held:{name}" for name in self._holdings.changed())]
         self._changed.clear()
-        return [(f"{PREFIX}whole", orjson.dumps(self._known.whole)), *((name, self._row(name)) for name in changed)]
+        return [(f"{PREFIX}whole", orjson.dumps(self._known.whole)), *((key, self._row(key)) for key in changed)]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Restore the state from its rows. Ignore rows of other parts."""
-        self._known, self._holdings = Known(), Holdings()
+        known = self._known = Known()
         held: dict[str, Holding] = {}
         deleting: list[tuple[Since, str]] = []
         for key, value in rows.items():
             if not key.startswith(PREFIX):
                 continue
-            _, kind, *rest = key.split(":", 2)
+            kind, _, name = key.removeprefix(PREFIX).partition(":")
             content = orjson.loads(value)
             if kind == "whole":
-                self._known.whole = Whole(**content)
-            elif kind == "broker":
-                self._known.brokers[rest[0]] = Member(**content)
-            elif kind == "namespace":
-                self._known.namespaces[rest[0]] = (content[0], content[1])
-                if content[2] is not None:
-                    deleting.append(((content[2][0], content[2][1]), rest[0]))
-            elif kind == "policy":
-                self._known.policies[rest[0]] = content
+                known.whole = Whole(**content)
             elif kind == "incarnations":
-                self._known.incarnations = Incarnations(**content)
+                known.incarnations = Incarnations(**content)
+            elif kind == "broker":
+                known.brokers[name] = Member(**content)
+            elif kind == "policy":
+                known.policies[name] = content
+            elif kind == "namespace":
+                status, last, since = content
+                known.namespaces[name] = (status, last)
+                deleting += [] if since is None else [((since[0], since[1]), name)]
             else:
-                owner, source, moving, unserved, releasing, is_told = content
-                held[rest[0]] = Holding(owner, source, _since(moving), _since(unserved), releasing, is_told)
+                held[name] = Holding.parse(content)
+        self._holdings = Holdings()
         self._holdings.restore(held)
         self._deleting = {name: since for since, name in sorted(deleting)}
         self._changed.clear()
-        self._known.find_live()
-        live = [(self._known.brokers[name].heard_ms, name) for name in self._known.live.values()]
-        self._heard = {name: heard_ms for heard_ms, name in sorted(live)}
+        known.find_live()
+        self._heard = {name: heard_ms for heard_ms, name in sorted((known.brokers[name].heard_ms, name) for name in known.live.values())}
 
-    def _row_names(self) -> list[str]:
-        kinds: tuple[tuple[str, Iterable[str]], ...] = (
-            ("broker", self._known.brokers),
-            ("namespace", self._known.namespaces),
-            ("policy", self._known.policies),
-            ("held", self._holdings.names()),
-        )
-        return [_INCARNATIONS, *(f"{PREFIX}{kind}:{name}" for kind, names in kinds for name in names)]
+    def _keys(self) -> list[str]:
+        known = self._known
+        kinds: Mapping[str, Iterable[str]] = {
+            "broker": known.brokers,
+            "namespace": known.namespaces,
+            "policy": known.policies,
+            "held": self._holdings.held,
+        }
+        return [_INCARNATIONS, *(f"{PREFIX}{kind}:{name}" for kind, names in kinds.items() for name in names)]
 
     def _row(self, key: str) -> bytes | None:
-        if key == _INCARNATIONS:
-            return orjson.dumps(self._known.incarnations)
-        _, kind, name = key.split(":", 2)
+        kind, _, name = key.removeprefix(PREFIX).partition(":")
         content: object
-        if kind == "held":
-            holding = self._holdings.get(name)
-            content = None if holding is None else tuple(holding)
+        if kind == "incarnations":
+            content = self._known.incarnations
+        elif kind == "held":
+            content = self._holdings.get(name)
         elif kind == "namespace":
             entry = self._known.namespaces.get(name)
             content = None if entry is None else (*entry, self._deleting.get(name))
         else:
             content = self._known.brokers.get(name) if kind == "broker" else self._known.policies.get(name)
-        return None if content is None else orjson.dumps(content)
+        return None if content is None else orjson.dumps(tuple(content) if isinstance(content, tuple) else content)
+
+    def _change(self, kind: str, name: str) -> None:
+        self._changed[f"{PREFIX}{kind}:{name}"] = None
 
     # --- checking records ---
 
-    def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
-        """Return the second rules' view of the next entry (None if it is no JSON object), before the fold is asked.
+    def context_of(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
+        """Return the audit's view of the next entry (None if it is no JSON object), before the fold is asked.
 
         `behind_ms` is how far the entry's append time is below `at_ms`, the log's time, which never falls.
         """
+        whole = self._known.whole
+        self._pass(at_ms, behind_ms)
+        context: Context = {"begun": whole.begun, "checked_by": _THE_LOG, "publisher": self._publisher(raw)}
+        self._is_well_formed = raw is not None and forms.is_well_formed(raw)
+        expected = verdict_before_content(self._known, offset, raw, is_well_formed=self._is_well_formed)
+        if raw is not None:
+            if self._is_well_formed:
+                context["checked_by"] = checked_by(raw)
+            if expected is None:
+                expected = verdict_on(self._known, raw)
+            self._describe(raw, context)
+        if expected is not None:
+            context["expected"] = expected
+        self._report_overdue(context)
+        return context
+
+    def _pass(self, at_ms: int, behind_ms: int) -> None:
+        """Let time pass until the next entry."""
         whole = self._known.whole
         if at_ms > whole.at_ms:
             whole.awake_ms += min(at_ms - whole.at_ms, SILENCE_MAX_MS) if whole.at_ms else 0
             whole.at_ms = at_ms
         if behind_ms > APPEND_TIME_ERROR_MS:
             whole.stood_ms = at_ms  # The clock was set back, or another's was ahead. Log time stands still until the clock catches up.
-        context: Context = {"begun": whole.begun, "checked_by": _THE_LOG, "publisher": self._publisher(raw)}
-        self._is_well_formed = raw is not None and forms.is_well_formed(raw)
-        settled = settled_verdict(self._known, offset, raw, is_well_formed=self._is_well_formed)
-        if raw is not None and self._is_well_formed:
-            context["checked_by"] = checked_by(raw)
-        if settled is not None:
-            context["settled"] = True
-            context["expected"] = settled
-        elif raw is not None:
-            expected = opinion(self._known, raw)
-            if expected is not None:
-                context["expected"] = expected
-        if raw is not None:
-            self._describe(raw, context)
-        moving_max_ms = whole.awake_ms - self._in_flight_max_ms
+
+    def _report_overdue(self, context: Context) -> None:
+        """Add to the context what takes too long."""
+        whole = self._known.whole
         unserved_max_ms = whole.awake_ms - UNSERVED_IN_FLIGHTS * self._in_flight_max_ms
         is_up = whole.up_since_ms is not None and whole.up_since_ms < unserved_max_ms
-        overdue = self._holdings.overdue(moving_max_ms, unserved_max_ms if is_up else 0, may_lie=self._is_deleting)
+        moving_max_ms = whole.awake_ms - self._in_flight_max_ms
+        overdue = self._holdings.overdue(moving_max_ms, unserved_max_ms if is_up else 0, is_deleting=self._is_deleting)
+        self._overdue = sorted(overdue)
         if overdue:
             context["overdue"] = overdue
         if context["publisher"] == "live":
@@ -272,14 +264,26 @@ class Membership:
             deleting = self._lingering(unserved_max_ms) if self._deleting else []
             if deleting:
                 context["deleting_since"] = deleting
-        return context
 
     def _lingering(self, since_max_ms: int) -> list[tuple[str, int]]:
         found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
         for name, _ in found:
             del self._deleting[name]
-            self._changed[f"{PREFIX}namespace:{name}"] = None
+            self._change("namespace", name)
         return found
+
+    def _silent(self) -> list[tuple[str, int, int | None]]:
+        found: list[tuple[str, int, int | None]] = []
+        for name, heard_ms in self._heard.items():
+            silent_ms = self._known.whole.awake_ms - heard_ms
+            if silent_ms <= SILENT_MAX_MS:
+                break
+            member = self._known.brokers[name]
+            if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (member.lease_ms + member.margin_ms):
+                member.is_silence_reported = True
+                self._change("broker", name)
+                found.append((name, member.last, member.last_at_ms))
+        return sorted(found)
 
     def _is_deleting(self, namespace: str) -> bool:
         return self._known.namespaces.get(namespace, ("", 0))[0] == "deleting"
@@ -295,23 +299,10 @@ class Membership:
         elif whole.up_since_ms is None:
             whole.up_since_ms = whole.awake_ms
 
-    def _silent(self) -> list[tuple[str, int, int | None]]:
-        found: list[tuple[str, int, int | None]] = []
-        for name, heard_ms in self._heard.items():
-            silent_ms = self._known.whole.awake_ms - heard_ms
-            if silent_ms <= SILENT_MAX_MS:
-                break
-            member = self._known.brokers[name]
-            if not member.is_silence_told and silent_ms > SILENT_LEASES_MAX * (member.lease_ms + member.margin_ms):
-                member.is_silence_told = True
-                self._changed[f"{PREFIX}broker:{name}"] = None
-                found.append((name, member.last, member.last_at_ms))
-        return sorted(found)
-
     def _hear(self, name: str) -> None:
         """Record that a live broker wrote just now."""
         member, awake_ms = self._known.brokers[name], self._known.whole.awake_ms
-        member.heard_ms, member.is_silence_told = awake_ms, False
+        member.heard_ms, member.is_silence_reported = awake_ms, False
         self._heard.pop(name, None)
         self._heard[name] = awake_ms
 
@@ -376,18 +367,17 @@ class Membership:
     # --- following the fold ---
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
-        """Apply the fold's `verdict` (`accepted`, or a reason) on the record just judged.
+        """Apply the fold's `verdict` (`accepted`, or a reason) on the present record.
 
         Return further bundles that need a fact, sorted: those that a dead incarnation held, and overdue ones.
         """
-        self._settle(raw, verdict)
-        told = self._holdings.take_told()
-        if raw is None or verdict != _ACCEPTED or not self._is_well_formed:
-            return told
+        self._follow_attempt(raw, verdict)
+        if raw is None or verdict != ACCEPTED or not self._is_well_formed:
+            return self._overdue
         concerned = self._followers[raw["kind"]](offset, raw)
-        return sorted({*told, *concerned}) if told else concerned
+        return sorted({*self._overdue, *concerned}) if self._overdue else concerned
 
-    def _settle(self, raw: Raw | None, verdict: str) -> None:
+    def _follow_attempt(self, raw: Raw | None, verdict: str) -> None:
         envelope = envelope_of(raw)
         if envelope is None or verdict in ("dead_publisher", "late", "no_genesis"):
             return
@@ -395,7 +385,7 @@ class Membership:
         member = self._known.brokers.get(publisher)
         if member is not None and member.incarnation == incarnation:
             member.sequence = sequence
-            self._changed[f"{PREFIX}broker:{publisher}"] = None
+            self._change("broker", publisher)
 
     def _follow_genesis(self, offset: int, raw: Raw) -> Sequence[str]:
         whole = self._known.whole
@@ -418,7 +408,7 @@ class Membership:
             self._known.whole.removed_at = offset
         else:
             self._known.policies[name] = offset
-        self._changed[f"{PREFIX}policy:{name}"] = None
+        self._change("policy", name)
         return ()
 
     def _follow_namespace(self, offset: int, raw: Raw) -> Sequence[str]:
@@ -434,12 +424,12 @@ class Membership:
             self._deleting[name] = self._now(offset)
         elif status == "created":
             self._holdings.create(name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset))
-        self._changed[f"{PREFIX}namespace:{name}"] = None
+        self._change("namespace", name)
         return ()
 
     def _follow_broker(self, offset: int, raw: Raw) -> Sequence[str]:
         name, status = raw["key"], raw["status"]
-        self._changed[f"{PREFIX}broker:{name}"] = None
+        self._change("broker", name)
         member = self._known.brokers.get(name)
         if status == "joined":
             concerned = self._declare_dead(member, offset)
@@ -509,7 +499,3 @@ _SUBJECTS: Final[Mapping[str, SubjectKind]] = {
     "namespace": "namespace",
     "broker": "broker",
 }
-
-
-def _since(spelled: list[int] | None) -> Since | None:
-    return None if spelled is None else (spelled[0], spelled[1])

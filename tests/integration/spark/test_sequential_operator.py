@@ -113,5 +113,5 @@ def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path
     with pytest.raises(Exception, match="StoppedError"):
         run(dies_at=2)
     run(dies_at=None)
-    plugs = Plugs(opinion=Membership(), histories=Histories(), load_rows=load_rows, snapshot_records=SNAPSHOT_RECORDS)
+    plugs = Plugs(membership=Membership(), histories=Histories(), load_rows=load_rows, snapshot_records=SNAPSHOT_RECORDS)
     assert list(Sequence(WANTS, plugs=plugs).feed(everything)) == [row for batch in sorted(told) for row in told[batch]]

@@ -17,11 +17,12 @@ from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, parse_fact
 from equipoise.spark_jobs.rules.membership.view import Context, Membership
+from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Lost, Plugs
-from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, NOT_FOLDED, Sequence
+from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
@@ -192,7 +193,7 @@ def test_the_second_opinion_goes_with_each_fact() -> None:
     """Each fact of a record has the context that the second membership gave to it."""
     channel = channel_with("b1")
     channel.own("b1")
-    rows = Sequence(FACTS, plugs=Plugs(opinion=Membership())).feed(arrivals(channel.entries))
+    rows = Sequence(FACTS, plugs=Plugs(membership=Membership())).feed(arrivals(channel.entries))
     context = facts(rows)[-1].context
     assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["checked_by"])
 
@@ -232,12 +233,16 @@ def test_the_second_opinion_learns_how_old_an_entry_is() -> None:
     told: list[tuple[int, int]] = []
 
     class Opinion(Membership):
-        def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
+        def context_of(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
             told.append((at_ms, behind_ms))
-            return super().judge(offset, at_ms, raw, behind_ms=behind_ms)
+            return super().context_of(offset, at_ms, raw, behind_ms=behind_ms)
 
     entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
-    list(Sequence(FACTS, plugs=Plugs(opinion=Opinion())).feed(Arrival("channel", offset, at, None, data) for (offset, data), at in entries))
+    list(
+        Sequence(FACTS, plugs=Plugs(membership=Opinion())).feed(
+            Arrival("channel", offset, at, None, data) for (offset, data), at in entries
+        )
+    )
     assert [(5, 0), (9, 0), (9, 2)] == told
 
 
@@ -303,7 +308,7 @@ def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
     channel.own("b1")
     for _ in range(3):
         channel.accept(propose.renewed(channel.author("b2"), channel.broker("b2")))
-    sequence = Sequence(BOTH, plugs=Plugs(lost=lost, opinion=Membership()))
+    sequence = Sequence(BOTH, plugs=Plugs(lost=lost, membership=Membership()))
     read = [*channel.entries[:head], *channel.entries[head + 1 :]]
     return channel, sequence, list(sequence.feed(arrivals(read)))
 
@@ -320,7 +325,7 @@ def test_what_was_lost_is_told_and_gone_on_after() -> None:
     assert channel.view.digest() == sequence.view.digest()
     assert horizon == facts(rows)[-1].context["begun"]
     state = {key: data for key, data in sequence.changed_rows() if data is not None}
-    assert channel.view.digest() == Sequence.restored(state, BOTH, plugs=Plugs(opinion=Membership())).view.digest()
+    assert channel.view.digest() == Sequence.restored(state, BOTH, plugs=Plugs(membership=Membership())).view.digest()
 
 
 def test_a_loss_without_a_way_on_ends_the_folding() -> None:

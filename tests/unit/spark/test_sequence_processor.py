@@ -145,7 +145,7 @@ def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
 
 def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
     """The rows of all batches, by one sequence that is fed at once."""
-    sequence = Sequence(WANTS, plugs=Plugs(opinion=Membership(), histories=Histories()))
+    sequence = Sequence(WANTS, plugs=Plugs(membership=Membership(), histories=Histories()))
     return list(sequence.feed(arrival for part in parts for arrival in part))
 
 

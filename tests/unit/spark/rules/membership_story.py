@@ -35,7 +35,7 @@ class Cluster:
         """The next record, and the fold's word on it; the context that it gets."""
         self.offset += 1
         self.at_ms += wait_ms
-        context = self.membership.judge(self.offset, self.at_ms, raw, behind_ms=behind_ms)
+        context = self.membership.context_of(self.offset, self.at_ms, raw, behind_ms=behind_ms)
         self.concerned = list(self.membership.follow(self.offset, raw, verdict))
         return context
 

@@ -137,7 +137,7 @@ def test_a_target_that_never_was() -> None:
 
 def test_a_publisher_that_never_was() -> None:
     """A record that is signed by nobody's incarnation is without base."""
-    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "publisher": "never"}
     assert ["baseless"] == BundleStory().rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **judged).rules
 
 
@@ -152,7 +152,7 @@ def test_a_race_that_was_won_twice() -> None:
 def test_the_dead_who_were_heard() -> None:
     """What the membership has settled is not judged again by the state, and told once if the fold let it pass."""
     record = transition("unloading", by=OTHER, source=OWNER)
-    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True}
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher"}
     story = BundleStory().begin("owned").accepted(record, standing_in("owned"), entry("unloading", source=OWNER), **judged)
     assert ["dead_publisher_accepted"] == story.rules
     assert [] == BundleStory().begin("owned").rejected(record, "dead_publisher", **judged).findings
@@ -410,7 +410,7 @@ def test_a_flood_is_held_back() -> None:
 def test_a_flood_about_what_never_was() -> None:
     """What was told of a bundle that is not there is forgotten with all else."""
     story = BundleStory()
-    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
+    judged = {"checked_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "publisher": "never"}
     for _ in range(REPORTED_MAX + 7):
         story.rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **judged)
     assert REPORTED_MAX == len(story.findings)

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 
 from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS, INCARNATIONS_MAX, Incarnations
-from equipoise.spark_jobs.rules.membership.opinions import ADMIN_WINDOW_OFFSETS
+from equipoise.spark_jobs.rules.membership.verdicts import ADMIN_WINDOW_OFFSETS
 from equipoise.spark_jobs.rules.membership.view import Membership
-from equipoise.spark_jobs.sequence.standing import standing_of
+from equipoise.spark_jobs.sequence.sequence import known_in
 from tests.folding import channel_in
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
 
@@ -24,15 +24,13 @@ UNION: Final = "t/n/0x00000000_0xffffffff"
 def test_garbage_and_what_is_no_record() -> None:
     """What cannot be read is malformed, judged by the log, and published by nobody."""
     cluster = Cluster()
-    assert {"begun": 1, "checked_by": "log:", "publisher": "nobody", "settled": True, "expected": "malformed"} == cluster.tell(
-        None, verdict="malformed"
-    )
+    assert {"begun": 1, "checked_by": "log:", "publisher": "nobody", "expected": "malformed"} == cluster.tell(None, verdict="malformed")
     assert "malformed" == cluster.expected({"kind": "coup"})
 
 
 def test_before_the_genesis() -> None:
     """Nothing is accepted before the genesis."""
-    assert "no_genesis" == Membership().judge(1, 5, joined("a")).get("expected")
+    assert "no_genesis" == Membership().context_of(1, 5, joined("a")).get("expected")
 
 
 def test_who_publishes() -> None:
@@ -41,7 +39,7 @@ def test_who_publishes() -> None:
     record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1])
     assert "live" == cluster.tell(record, verdict="stale")["publisher"]
     never = cluster.tell({**record, "incarnation": 99}, verdict="dead_publisher")
-    assert ("never", "dead_publisher", True) == (never["publisher"], never["expected"], never["settled"])
+    assert ("never", "dead_publisher") == (never["publisher"], never["expected"])
     impostor = cluster.tell({**record, "publisher": "b", "sequence": 9}, verdict="dead_publisher")
     assert ("dead", "dead_publisher") == (impostor["publisher"], impostor["expected"])
     assert "admin" == cluster.admin(kind="level", key="level", raises_to=1, verdict="stale")["publisher"]
@@ -201,12 +199,12 @@ def test_a_copy_of_a_channel() -> None:
     channel = channel_in("owned")
     channel.view.go_on_above(500, level=channel.view.level, level_last=channel.view.level_last)
     membership = Membership()
-    membership.begin(standing_of(channel.view))
+    membership.begin(*known_in(channel.view))
     genesis = {"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "test", "base": 500}
-    assert "stale" == membership.judge(501, 5, {**genesis, "base": 400}).get("expected")
-    assert "accepted" == membership.judge(502, 5, genesis).get("expected")
+    assert "stale" == membership.context_of(501, 5, {**genesis, "base": 400}).get("expected")
+    assert "accepted" == membership.context_of(502, 5, genesis).get("expected")
     membership.follow(502, genesis, "accepted")
-    assert "stale" == membership.judge(503, 5, genesis).get("expected")
+    assert "stale" == membership.context_of(503, 5, genesis).get("expected")
 
 
 def test_targets() -> None:
@@ -390,10 +388,10 @@ def test_it_begins_from_a_view() -> None:
     """Where the head of a log is gone it begins as a view stands, and each fact says from where on the log was read."""
     channel = channel_in("transferring")
     membership = Membership()
-    membership.begin(standing_of(channel.view))
+    membership.begin(*known_in(channel.view))
     source, offset = channel.incarnation("source"), channel.view.offset
     author = {"publisher": "owner", "incarnation": channel.incarnation("owner"), "sequence": channel.broker("owner").sequence + 1}
     down = {"kind": "broker", "status": "down", "key": "source", "based_on": channel.broker("source").last, **author}
-    context = membership.judge(offset + 1, 5, down)
+    context = membership.context_of(offset + 1, 5, down)
     assert (offset, "accepted", source) == (context["begun"], context["expected"], context["dead"])
     assert [channel.bundle().name] == membership.follow(offset + 1, down, "accepted")

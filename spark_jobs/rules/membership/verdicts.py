@@ -1,4 +1,4 @@
-"""Compute the second rules' verdict on a record, where no bundle's state is needed."""
+"""Compute the audit's verdict on a record, where no bundle's state is needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from equipoise.spark_jobs.rules import forms
 from equipoise.spark_jobs.rules.facts import Raw
 from equipoise.spark_jobs.rules.membership.members import FIRST_LEVEL, LIVE, Known, Member
 from equipoise.spark_jobs.rules.ranges import is_broker_id, is_namespace, whole_space
+from equipoise.spark_jobs.rules.rule import ACCEPTED
 
 ADMIN_WINDOW_OFFSETS: Final = 10_000
 """How many offsets an admin's view may be behind its record."""
-
-_ACCEPTED: Final = "accepted"
 
 
 def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
@@ -26,8 +25,8 @@ def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
     return None if publisher.startswith(forms.ADMIN) else (publisher, incarnation, sequence)
 
 
-def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool) -> str | None:
-    """Return the verdict that does not depend on the content: by publisher, attempt and format version. None if there is none."""
+def verdict_before_content(known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool) -> str | None:
+    """Return the verdict by publisher, attempt and format version; None if the content decides."""
     form = forms.form_of(raw) if raw is not None and is_well_formed else None
     if form == "genesis":
         return None
@@ -53,44 +52,44 @@ def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_forme
     return None if is_well_formed else "malformed"
 
 
-def opinion(known: Known, raw: Raw) -> str | None:
-    """Return the verdict on a well-formed record without a settled one; None if it depends on bundles."""
-    return _OPINIONS[raw["kind"]](known, raw)
+def verdict_on(known: Known, raw: Raw) -> str | None:
+    """Return the verdict on the content of a well-formed record; None if it depends on bundles."""
+    return _VERDICTS[raw["kind"]](known, raw)
 
 
-def _opinion_on_bundle(_known: Known, _raw: Raw) -> None:
+def _on_bundle(_known: Known, _raw: Raw) -> None:
     """Return None: only the bundle's own state decides."""
 
 
-def _opinion_on_genesis(known: Known, raw: Raw) -> str:
+def _on_genesis(known: Known, raw: Raw) -> str:
     whole = known.whole
     if whole.genesis is None:
-        return _ACCEPTED
+        return ACCEPTED
     if raw["cluster"] != whole.cluster:
         return "foreign_genesis"
     # Only the first record of a copied log is a valid second genesis: it continues above the old log's end, at the same format version.
     is_of_copy = whole.genesis <= whole.base == (raw.get("base") or 0) and (raw.get("level") or FIRST_LEVEL) == whole.level
-    return _ACCEPTED if is_of_copy else "stale"
+    return ACCEPTED if is_of_copy else "stale"
 
 
-def _opinion_on_level(known: Known, raw: Raw) -> str:
+def _on_level(known: Known, raw: Raw) -> str:
     whole, raises_to = known.whole, raw["raises_to"]
     if raw["based_on"] != whole.level_last:
         return "stale"
     if raises_to <= whole.level:
         return "illegal_transition"
     ready = all(known.brokers[name].supported_level >= raises_to for name in known.live.values())
-    return _ACCEPTED if ready else "level"
+    return ACCEPTED if ready else "level"
 
 
-def _opinion_on_policy(known: Known, raw: Raw) -> str:
+def _on_policy(known: Known, raw: Raw) -> str:
     last = known.policies.get(raw["key"])
     if raw["based_on"] != (known.whole.removed_at if last is None else last):
         return "stale"
-    return "unknown_policy" if last is None and raw["status"] == "removed" else _ACCEPTED
+    return "unknown_policy" if last is None and raw["status"] == "removed" else ACCEPTED
 
 
-def _opinion_on_namespace(known: Known, raw: Raw) -> str | None:
+def _on_namespace(known: Known, raw: Raw) -> str | None:
     entry, status = known.namespaces.get(raw["key"]), raw["status"]
     if raw["based_on"] != (known.whole.removed_at if entry is None else entry[1]):
         return "stale"
@@ -99,19 +98,19 @@ def _opinion_on_namespace(known: Known, raw: Raw) -> str | None:
             return "illegal_transition"
         if not is_namespace(raw["key"]):
             return "malformed"
-        return _ACCEPTED if whole_space(raw.get("boundaries") or ()) else "bad_boundary"
+        return ACCEPTED if whole_space(raw.get("boundaries") or ()) else "bad_boundary"
     if entry is None:
         return "unknown_namespace"
     is_deleting = entry[0] == "deleting"
     if status == "deleted":
         return None if is_deleting else "illegal_transition"  # The state of its bundles decides.
-    return "illegal_transition" if is_deleting else _ACCEPTED
+    return "illegal_transition" if is_deleting else ACCEPTED
 
 
-def _opinion_on_broker(known: Known, raw: Raw) -> str:
+def _on_broker(known: Known, raw: Raw) -> str:
     member, status = known.brokers.get(raw["key"]), raw["status"]
     if status == "joined":
-        return _opinion_on_joining(known, raw, member)
+        return _on_joining(known, raw, member)
     if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
         return "stale"
     if member is None:
@@ -119,21 +118,21 @@ def _opinion_on_broker(known: Known, raw: Raw) -> str:
     is_live, is_own = member.status in LIVE, raw["publisher"] == raw["key"]
     is_admin = raw.get("incarnation") is None
     if status == "renewed":
-        return _ACCEPTED if is_own else "not_the_actor"
+        return ACCEPTED if is_own else "not_the_actor"
     if status == "down":
         if not is_live:
             return "illegal_transition"
         if is_admin:
-            return _ACCEPTED if raw.get("nonce") == member.nonce else "still_alive"
-        return "not_the_actor" if is_own else _ACCEPTED
+            return ACCEPTED if raw.get("nonce") == member.nonce else "still_alive"
+        return "not_the_actor" if is_own else ACCEPTED
     if status == "removed":
-        return "not_the_actor" if is_admin else "still_alive" if is_live else _ACCEPTED
+        return "not_the_actor" if is_admin else "still_alive" if is_live else ACCEPTED
     if not is_own:
         return "not_the_actor"
-    return "illegal_transition" if status == member.status else _ACCEPTED
+    return "illegal_transition" if status == member.status else ACCEPTED
 
 
-def _opinion_on_joining(known: Known, raw: Raw, member: Member | None) -> str:
+def _on_joining(known: Known, raw: Raw, member: Member | None) -> str:
     level = known.whole.level
     if (raw.get("level") or FIRST_LEVEL) > level or (raw.get("supported_level") or FIRST_LEVEL) < level:
         return "level"
@@ -142,16 +141,16 @@ def _opinion_on_joining(known: Known, raw: Raw, member: Member | None) -> str:
         return "still_alive"
     if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
         return "stale"
-    return _ACCEPTED if is_broker_id(raw["key"]) else "malformed"
+    return ACCEPTED if is_broker_id(raw["key"]) else "malformed"
 
 
-_OPINIONS: Final[Mapping[str, Callable[[Known, Raw], str | None]]] = {
-    "genesis": _opinion_on_genesis,
-    "bundle": _opinion_on_bundle,
-    "split": _opinion_on_bundle,
-    "merge": _opinion_on_bundle,
-    "namespace": _opinion_on_namespace,
-    "broker": _opinion_on_broker,
-    "policy": _opinion_on_policy,
-    "level": _opinion_on_level,
+_VERDICTS: Final[Mapping[str, Callable[[Known, Raw], str | None]]] = {
+    "genesis": _on_genesis,
+    "bundle": _on_bundle,
+    "split": _on_bundle,
+    "merge": _on_bundle,
+    "namespace": _on_namespace,
+    "broker": _on_broker,
+    "policy": _on_policy,
+    "level": _on_level,
 }

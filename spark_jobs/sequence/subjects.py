@@ -36,7 +36,7 @@ LOG: Final = subject("log", "")
 
 ACCEPTED: Final = "accepted"
 
-_TOLD_TO_LOG: Final = frozenset({Reason.LEVEL, Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
+_REASONS_OF_LOG: Final = frozenset({Reason.LEVEL, Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 _LOG_RECORDS: Final = (Genesis, LevelRecord, PolicyRecord, Unreadable)
 _KINDS: Final[Mapping[type, str]] = {
     Genesis: "genesis",
@@ -57,7 +57,7 @@ Range = list[object]
 """A range that was added to a namespace or removed: [low, high, phase, owner, token]."""
 
 
-class Told(NamedTuple):
+class SubjectChange(NamedTuple):
     """One subject of a record, before and after. If `is_named`, the record names it, and its fact carries the whole record."""
 
     before: Raw | None = None
@@ -65,8 +65,8 @@ class Told(NamedTuple):
     is_named: bool = True
 
 
-NAMED: Final = Told()
-CONCERNED: Final = Told(is_named=False)
+NAMED: Final = SubjectChange()
+CONCERNED: Final = SubjectChange(is_named=False)
 
 
 def kind_of(record: AnyRecord | Unreadable, raw: Raw | None) -> str | None:
@@ -107,16 +107,16 @@ def short(raw: Raw) -> Raw:
     }
 
 
-def spelled(fact: Fact) -> bytes:
+def fact_bytes(fact: Fact) -> bytes:
     """Return the fact as bytes, without fields of its record that are nested too deeply for JSON."""
     try:
         return fact.to_bytes()
     except orjson.JSONEncodeError:
-        record = {name: value for name, value in (fact.record or {}).items() if _is_spelled(value)}
+        record = {name: value for name, value in (fact.record or {}).items() if _fits_json(value)}
         return replace(fact, record=record).to_bytes()
 
 
-def _is_spelled(value: object) -> bool:
+def _fits_json(value: object) -> bool:
     try:
         orjson.dumps({"": {"": value}})
     except orjson.JSONEncodeError:
@@ -124,7 +124,7 @@ def _is_spelled(value: object) -> bool:
     return True
 
 
-class Teller:
+class Subjects:
     """Choose the subjects of each record. Remember each broker's last incarnation, which changes do not include."""
 
     def __init__(self, view: View) -> None:
@@ -132,41 +132,41 @@ class Teller:
         self._view = view
         self._incarnations = {name: entry.incarnation for name, entry in view.brokers.items()}
 
-    def renewed(self, record: Renewed, offset: int, verdict: Verdict) -> Told:
+    def of_renewal(self, record: Renewed, offset: int, verdict: Verdict) -> SubjectChange:
         """Return the one subject of an accepted renewal (nine tenths of a channel): the broker that published it."""
         broker = self._view.brokers[record.key]
         after: dict[str, Any] = {"status": broker.status, "incarnation": broker.incarnation, "last": offset}
         before = {**after, "last": record.based_on}
         if verdict.diverged:
             after["diverged"] = True
-        return Told(before, after)
+        return SubjectChange(before, after)
 
-    def told(self, folded: Folded, raw: Raw | None, *, is_null: bool = False) -> dict[str, Told]:
+    def of_record(self, folded: Folded, raw: Raw | None, *, is_null: bool = False) -> dict[str, SubjectChange]:
         """Return every subject of a record, in the order of their facts. `is_null`: the entry had no value."""
         record, verdict = folded.record, folded.verdict
-        told = dict.fromkeys(self._named(record, verdict, raw), NAMED)
+        found = dict.fromkeys(self._named(record, verdict, raw), NAMED)
         if isinstance(record, Renewed) and verdict.accepted:
-            told[subject("broker", record.key)] = self.renewed(record, folded.offset, verdict)
+            found[subject("broker", record.key)] = self.of_renewal(record, folded.offset, verdict)
         if isinstance(record, Unreadable):
             event = "null" if is_null else "garbage" if raw is None else "malformed"
-            told[LOG] = Told(None, {"event": event, "problem": record.problem[:TEXT_CHARACTERS_MAX]})
+            found[LOG] = SubjectChange(None, {"event": event, "problem": record.problem[:TEXT_CHARACTERS_MAX]})
         removed: dict[str, list[Range]] = {}
         added: dict[str, list[Range]] = {}
         for change in verdict.changes:
             if isinstance(change, BundleChanged):
                 key = subject("bundle", change.name)
-                told[key] = Told(_bundle(change.before), _bundle(change.after), key in told)
+                found[key] = SubjectChange(_bundle(change.before), _bundle(change.after), key in found)
                 if change.after is None and change.before is not None:
                     removed.setdefault(change.before.namespace, []).append(_range(change.before))
                 if change.before is None and change.after is not None:
                     added.setdefault(change.after.namespace, []).append(_range(change.after))
             elif isinstance(change, BrokerChanged):
-                told[subject("broker", change.name)] = self._broker(change, record)
+                found[subject("broker", change.name)] = self._broker(change, record)
             elif isinstance(change, NamespaceChanged):
-                told[subject("namespace", change.name)] = Told(_namespace(change.before), _namespace(change.after))
+                found[subject("namespace", change.name)] = SubjectChange(_namespace(change.before), _namespace(change.after))
         for name in {**removed, **added}:
-            self._add_ranges(told, name, folded.offset, removed.get(name, []), added.get(name, []))
-        return told
+            self._add_ranges(found, name, folded.offset, removed.get(name, []), added.get(name, []))
+        return found
 
     def _named(self, record: AnyRecord | Unreadable, verdict: Verdict, raw: Raw | None) -> list[str]:
         """Return the subjects that the record names, for any verdict."""
@@ -183,11 +183,11 @@ class Teller:
         is_admin = publisher is None or publisher.startswith(ADMIN_PREFIX)
         if publisher and not is_admin:
             named.append(subject("broker", publisher))
-        if isinstance(record, _LOG_RECORDS) or verdict.reason in _TOLD_TO_LOG or (is_admin and not verdict.accepted):
+        if isinstance(record, _LOG_RECORDS) or verdict.reason in _REASONS_OF_LOG or (is_admin and not verdict.accepted):
             named.append(LOG)
         return named
 
-    def _broker(self, change: BrokerChanged, record: AnyRecord | Unreadable) -> Told:
+    def _broker(self, change: BrokerChanged, record: AnyRecord | Unreadable) -> SubjectChange:
         # An accepted record expects the offset of the last one of its key, so that need not be stored.
         last = record.based_on if isinstance(record, (Joined, BrokerRecord)) else None
         before = None if change.before is None else {"status": change.before, "incarnation": self._incarnations[change.name], "last": last}
@@ -195,17 +195,17 @@ class Teller:
             del self._incarnations[change.name]
         else:
             self._incarnations[change.name] = change.after.incarnation
-        return Told(before, _broker(change.after))
+        return SubjectChange(before, _broker(change.after))
 
-    def _add_ranges(self, told: dict[str, Told], name: str, offset: int, removed: list[Range], added: list[Range]) -> None:
+    def _add_ranges(self, found: dict[str, SubjectChange], name: str, offset: int, removed: list[Range], added: list[Range]) -> None:
         """Add the changed ranges to a namespace's fact."""
         key = subject("namespace", name)
-        before, after, is_named = told.get(key, Told(_namespace(self._view.namespaces.get(name))))
+        before, after, is_named = found.get(key, SubjectChange(_namespace(self._view.namespaces.get(name))))
         entry = _namespace(self._view.namespaces.get(name)) or {"status": "deleted", "last": offset}
-        told[key] = Told(before, {**(after or entry), "removed": removed, "added": added}, is_named)
+        found[key] = SubjectChange(before, {**(after or entry), "removed": removed, "added": added}, is_named)
 
 
-def told_bundle(entry: BundleEntry) -> Raw:
+def bundle_in_fact(entry: BundleEntry) -> Raw:
     """Return a bundle as in facts."""
     return {
         "phase": entry.phase,
@@ -223,7 +223,7 @@ def _range(entry: BundleEntry) -> Range:
 
 
 def _bundle(entry: BundleEntry | None) -> Raw | None:
-    return None if entry is None else told_bundle(entry)
+    return None if entry is None else bundle_in_fact(entry)
 
 
 def _broker(entry: BrokerEntry | None) -> Raw | None:
