@@ -38,19 +38,13 @@ _MAKE: Final = (
     "ordinal INTEGER NOT NULL, rule TEXT NOT NULL, subject TEXT NOT NULL, document TEXT NOT NULL, UNIQUE (offset, ordinal))"
 )
 _INSERT: Final = "INSERT OR IGNORE INTO findings (at_ms, offset, ordinal, rule, subject, document) VALUES (?, ?, ?, ?, ?, ?)"
-_TIDY: Final = "DELETE FROM findings WHERE id <= (SELECT max(id) FROM findings) - ?"
+_DELETE_OLD: Final = "DELETE FROM findings WHERE id <= (SELECT max(id) FROM findings) - ?"
 
 
-class FindingsNotKept(PeerError):
-    """The findings cannot be published outside the archive."""
-
-    def __init__(self, *, place: str, problem: str) -> None:
-        """`place` is a table or a topic, `problem` its error."""
-        self.place = place
-        self.problem = problem
-        super().__init__(
-            f"findings cannot be put {place}: {problem}; bring that back, and let this user write there; the archive has them meanwhile"
-        )
+def not_published(place: str, problem: object) -> PeerError:
+    """Return the error for findings that cannot be published outside the archive."""
+    repair = "bring that back, and let this user write there; the archive has them meanwhile"
+    return PeerError(f"findings cannot be written {place}: {problem}; {repair}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,7 @@ class FindingsOut(Protocol):
         ...
 
     def put(self, findings: Sequence[Numbered]) -> None:
-        """Write the findings of one batch, in order. After `FindingsNotKept` none, some or all of them may be written."""
+        """Write the findings of one batch, in order. After a `PeerError` none, some or all of them may be written."""
         ...
 
 
@@ -98,10 +92,10 @@ class FindingsTable:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(_MAKE)
                 connection.executemany(_INSERT, rows)
-                connection.execute(_TIDY, (self._rows_max,))
+                connection.execute(_DELETE_OLD, (self._rows_max,))
                 connection.execute("COMMIT")
         except (EquipoiseError, sqlite3.Error) as error:
-            raise FindingsNotKept(place=self.place, problem=str(error)) from error
+            raise not_published(self.place, error) from error
 
 
 def _text(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.kept_topic import KeptTopic
-from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
+from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class FindingsTopic:
                 self._topic.write([each.finding.to_bytes() for each in group], key=subject.encode())
         except KafkaFailed as error:
             if error.trouble is not Trouble.DENIED:
-                raise FindingsNotKept(place=self.place, problem=str(error)) from error
+                raise not_published(self.place, error) from error
             self._is_denied = True
-            _logger.warning("findings are not put %s, which is denied: %s; they are in the archive", self.place, error)
+            _logger.warning("findings are not written %s, because Kafka denies it: %s; they are in the archive", self.place, error)
         except InvalidKafkaSetting as error:
-            raise FindingsNotKept(place=self.place, problem=str(error)) from error
+            raise not_published(self.place, error) from error

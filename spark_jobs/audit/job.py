@@ -46,7 +46,7 @@ JOB: Final = "audit"
 STATE_VERSION: Final = 4
 """Raise it with every change that makes the state of existing checkpoints unusable."""
 
-TOLD_MAX: Final = 50
+PRINTED_MAX: Final = 50
 """Findings of one batch to print for people, so that a log full of garbage does not hide the first ones. JSON output has all."""
 
 _WANTS: Final = frozenset({Table.FACTS})
@@ -70,8 +70,8 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
         # py4j frees Java objects at any time, and loses a Ctrl-C during that.
         with delayed_interrupts():
-            watch.note(_told_start(name, sink, beginning))
-            watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
+            watch.note(_start_note(name, sink, beginning))
+            watch.note(f"findings are printed here, and written to {options.archive / Table.FINDINGS} and {out.place}")
             older = kept_findings(options.archive, watch.note)
             stream = Stream(
                 job=JOB,
@@ -108,38 +108,38 @@ def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
 
     It prints before it publishes, because publishing may fail. It prints a repeated batch once per process.
     """
-    told_last = -1
+    printed_last = -1
 
     def take(number: int, rows: pa.Table) -> None:
-        nonlocal told_last
+        nonlocal printed_last
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
         bodies, ordinals = rows["body"].to_pylist(), rows["ordinal"].to_pylist()
         found = [Numbered(ordinal=ordinal, finding=parse_finding(body)) for ordinal, body in zip(ordinals, bodies, strict=True)]
         sink.write(number, rows)
-        if number > told_last:
-            told_last = number
-            _tell(found, sink, watch, log=log, as_json=as_json)
+        if number > printed_last:
+            printed_last = number
+            _print(found, sink, watch, log=log, as_json=as_json)
         out.put(found)
         compact_beside(Archive(sink.archive), JOB, number)
 
     return take
 
 
-def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
+def _print(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
     for each in found:
         watch.found(each.finding.rule, 1)
     if as_json:
         for each in found:
-            watch.say(_text(each.finding, log=log))
+            watch.say(_document(each.finding, log=log))
         return
-    for each in found[:TOLD_MAX]:
-        for line in told(each.finding, log=log):
+    for each in found[:PRINTED_MAX]:
+        for line in lines(each.finding, log=log):
             watch.say(line)
-    if len(found) > TOLD_MAX:
-        watch.say(f"and {len(found) - TOLD_MAX:,} more at once, in {sink.archive / Table.FINDINGS}")
+    if len(found) > PRINTED_MAX:
+        watch.say(f"{len(found) - PRINTED_MAX:,} more findings in this batch: see {sink.archive / Table.FINDINGS}")
 
 
-def told(finding: Finding, *, log: str) -> Iterator[str]:
+def lines(finding: Finding, *, log: str) -> Iterator[str]:
     """Yield the lines of a finding for people."""
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
@@ -147,25 +147,25 @@ def told(finding: Finding, *, log: str) -> Iterator[str]:
     yield f"  {command_on(log, finding.command)}"
 
 
-def _text(finding: Finding, *, log: str) -> str:
+def _document(finding: Finding, *, log: str) -> str:
     return replace(finding, command=command_on(log, finding.command)).to_bytes().decode()
 
 
-def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
+def _start_note(log: str, sink: Sink, beginning: Beginning) -> str:
     if not sink.is_new:
-        return f"auditing {log}, on from where it was left"
+        return f"auditing {log}, continued from the last run"
     position = beginning.positions[Source.CHANNEL]
-    where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its snapshot leads on to"
-    lost = f"; its checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
+    where = "from its first record" if beginning.snapshot is None else f"from offset {position}, the first after its snapshot"
+    lost = f"; the checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
     return f"auditing {log} {where}{lost}"
 
 
-def kept_findings(archive: Path, tell: Callable[[str], None]) -> int:
+def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
     """Return how many findings the archive has. Return 0 if a file is damaged: the audit must still run."""
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
     except ArchiveDamaged as error:
-        tell(f"older findings cannot be counted: {error}")
+        note(f"older findings cannot be counted: {error}")
         return 0
     return kept
 

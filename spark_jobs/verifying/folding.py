@@ -161,14 +161,14 @@ class Folding:
             text = f"no record leads to the snapshot at offset {closing.offset}"
             return Difference(kind="missing", first=self._segment.first, last=closing.offset, text=text)
         if self._last != closing.offset:
-            text = f"the snapshot at offset {closing.offset} is that of a record which is not there; the last before it is at {self._last}"
+            text = f"the record of the snapshot at offset {closing.offset} is missing; the last record before it is at {self._last}"
             return Difference(kind="missing", first=self._last + 1, last=closing.offset, text=text)
         found = str(self._view.digest())
         if found == closing.digest:
             return None
         text = (
-            f"folded to offset {closing.offset} the view has digest {found}, and its snapshot {closing.digest}: one of these records is "
-            "not what stood on the log, or some between them were lost before they were archived"
+            f"the replay to offset {closing.offset} has digest {found}, but the snapshot {closing.digest}: one of these records differs "
+            "from the log's, or some of them were lost before they were archived"
         )
         return Difference(kind="digest", first=self._agreed_at + 1, last=closing.offset, text=text)
 
@@ -176,7 +176,7 @@ class Folding:
 def check_opening(mark: Mark, view: View) -> None:
     """Raise `SnapshotDamaged` unless the view matches its row in the archive."""
     if (view.offset, str(view.digest())) != (mark.offset, mark.digest):
-        problem = f"its row promises digest {mark.digest} at offset {mark.offset}, and it holds {view.digest()} at {view.offset}"
+        problem = f"its row promises digest {mark.digest} at offset {mark.offset}, but it has {view.digest()} at {view.offset}"
         raise SnapshotDamaged(problem=problem)
 
 
@@ -189,17 +189,19 @@ def _folded_ones(rows: Rows) -> Rows:
 
 
 def _out_of_order(offset: int, last: int) -> Difference:
-    text = f"it stands in the archive after offset {last}: a record is there twice, or out of order"
+    text = f"it follows offset {last} in the archive: a record is duplicate, or out of order"
     return Difference(kind="order", first=offset, last=offset, text=text)
 
 
 def _past_the_end(offset: int, view: View) -> Difference:
-    text = f"the channel was closed, or raised to level {view.level}, at offset {view.level_last}: nothing after it can have a verdict"
+    text = (
+        f"the channel was closed, or raised to format version {view.level}, at offset {view.level_last}: later records can have no verdict"
+    )
     return Difference(kind="verdict", first=offset, last=offset, text=text)
 
 
 def _other_verdict(offset: int, archived: str | None, found: str) -> Difference:
-    text = f"the archive says that it was {archived}, and folded again it is {found}"
+    text = f"its verdict in the archive is {archived}, but {found} in the replay"
     return Difference(kind="verdict", first=offset, last=offset, text=text)
 
 
@@ -208,7 +210,7 @@ def _other_digest(offset: int, record: Renewed, agreed_at: int) -> Difference:
     at = record.based_on
     first = agreed_at + 1 if agreed_at < at else offset
     text = (
-        f"the renewal of {record.publisher} at offset {offset} says another digest than the view had at {at}: one of the records "
-        f"from {first} on, or that renewal itself, is not what stood on the log, or that broker's view was another"
+        f"the renewal of {record.publisher} at offset {offset} has another digest than the view at {at}: one of the records from {first} "
+        f"on, or that renewal itself, differs from the log's, or that broker had another view"
     )
     return Difference(kind="renewal", first=first, last=offset, text=text)

@@ -47,23 +47,23 @@ _MARK_COLUMNS: Final = ("offset", "at", "digest")
 def run_verify(options: VerifyOptions, screen: Screen) -> int:
     """Verify an archive. Return the number of differences. Raises `NotFound`, and what `spark_session` raises."""
     archive = Archive(options.archive)
-    marks, files, unreadable = look(archive)
+    marks, files, unreadable = contents(archive)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
     spark = spark_session("equipoise-verify", master=options.master, note=screen.note)
     began = time.monotonic()
     checked = check_all(spark.sparkContext, segments, screen)
     for _ in range(LOOKS_MAX):
-        again = looked_again(archive, segments, checked)
+        again = relocated(archive, segments, checked)
         if not again:
             break
         mended = {each.number: each for each in check_all(spark.sparkContext, again, screen)}
         checked = [mended.get(each.number, each) for each in checked]
     result = verification(segments, checked, unreadable=unreadable, seconds=time.monotonic() - began)
-    _tell(result, archive, options, screen)
+    _print(result, archive, options, screen)
     return result.differences_count
 
 
-def _tell(result: Verification, archive: Archive, options: VerifyOptions, screen: Screen) -> None:
+def _print(result: Verification, archive: Archive, options: VerifyOptions, screen: Screen) -> None:
     if options.as_json:
         screen.result(orjson.dumps(result.document).decode())
         return
@@ -75,24 +75,24 @@ def _tell(result: Verification, archive: Archive, options: VerifyOptions, screen
 # --- reading the archive ---------------------------------------------------------------------------------------------------
 
 
-def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+def contents(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
     """Return an archive's snapshots without their bytes, its record files by their own statistics, and its unreadable files."""
     for _ in range(LOOKS_MAX):
         with suppress(FileNotFoundError):  # Joined into another file after its folder was read.
-            return _look(archive)
-    return _look(archive, also_gone=True)
+            return _contents(archive)
+    return _contents(archive, also_gone=True)
 
 
-def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
+def relocated(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
     """Return the segments whose files vanished before reading, with the files that hold their records now."""
     gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
     if not gone:
         return ()
-    marks, files, _ = look(archive)
+    marks, files, _ = contents(archive)
     return placed_anew([segment for segment in segments if segment.number in gone], marks, files)
 
 
-def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+def _contents(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
     marks: list[Mark] = []
     files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
@@ -129,7 +129,7 @@ def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Differenc
     """Yield a difference if records are missing from the end of an archive. No snapshot or later record reveals such a loss."""
     last = max((file.last for file in files), default=-1)
     if last < promised:
-        text = f"the archive says that it holds records up to offset {promised}, and its last is at {last}"
+        text = f"the manifest promises records up to offset {promised}, but the last one is at {last}"
         yield Difference(kind="missing", first=last + 1, last=promised, text=text)
 
 
@@ -160,7 +160,7 @@ def check_segment(segment: Segment) -> Checked:
     reading = "" if segment.opening is None else segment.opening.file
     try:
         folding = Folding(segment, None if segment.opening is None else _opening(segment.opening))
-        with _few_collections():
+        with _rare_collections():
             for reading in segment.files:
                 for rows in _rows(Path(reading), segment):
                     folding.feed(rows)
@@ -168,7 +168,7 @@ def check_segment(segment: Segment) -> Checked:
                         return folding.checked()
     except FileNotFoundError as error:
         gone = error.filename or reading
-        folding.unreadable("gone", file=gone, text=f"the file {gone} is not there any more")
+        folding.unreadable("gone", file=gone, text=f"the file {gone} no longer exists")
     except (SnapshotDamaged, OSError, pa.ArrowException) as error:
         folding.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
     return folding.checked()
@@ -179,7 +179,7 @@ def _opening(mark: Mark) -> View:
         view = unpacked(batch.column("bytes")[0].as_py() or b"")
         check_opening(mark, view)
         return view
-    raise SnapshotDamaged(problem=f"its row, of offset {mark.offset}, is gone from {mark.file}")
+    raise SnapshotDamaged(problem=f"its row for offset {mark.offset} is missing in {mark.file}")
 
 
 def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
@@ -189,7 +189,7 @@ def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
+def _rare_collections() -> Iterator[None]:
     """Run the garbage collector less often. A fold makes no cycles, and scanning a view takes time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 1_000)
@@ -216,8 +216,8 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
     def spread() -> list[Checked]:
         return context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check).collect()
 
-    with _watch(screen, sum(segment.rows for segment in segments)) as told:
-        job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: told(done.value))
+    with _watch(screen, sum(segment.rows for segment in segments)) as report:
+        job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: report(done.value))
     failure = job.exception()
     if isinstance(failure, Exception):
         raise spark_failed("verify", str(failure)) from failure
@@ -230,13 +230,13 @@ def _watch(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
     if not screen.is_live:
         due_s = time.monotonic() + NOTE_EVERY_S
 
-        def told(done: int) -> None:
+        def note(done: int) -> None:
             nonlocal due_s
             if time.monotonic() >= due_s:
                 due_s += NOTE_EVERY_S
                 screen.note(f"verified about {done} of {total} records")
 
-        yield told
+        yield note
         return
     from rich.console import Console  # noqa: PLC0415 - only where a terminal is
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same

@@ -87,17 +87,17 @@ def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
 def lines(result: Verification, *, url: str) -> Iterator[str]:
     """Format the result for people, as `equipoise channel verify` does. `url` is the archived log."""
     if not result.records and result.in_order:
-        yield "there was nothing to verify: the archive holds no record of that time"
+        yield "nothing to verify: the archive has no record of that period"
         return
     rejected = ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()) or "none"
     reached = "" if result.last is None else f" up to offset {result.last}"
     yield f"{result.records} records{reached}: {result.accepted} accepted; rejected: {rejected}"
     pace = f", {round(result.records / result.seconds)} records/s" if result.seconds else ""
-    yield f"{result.segments} segments in {result.seconds} s{pace}; digests of brokers that agree: {result.agreements}"
+    yield f"{result.segments} segments in {result.seconds} s{pace}; matching digests of brokers: {result.agreements}"
     if result.trusted:
-        yield f"the first {result.trusted} records are taken on trust: what the log held before them is in no snapshot"
+        yield f"the first {result.trusted} records cannot be replayed: no snapshot has the state before them"
     if result.not_folded:
-        yield f"{result.not_folded} entries stand where no reader folds, and were passed over"
+        yield f"{result.not_folded} entries were skipped: they are after the end of the folding"
     for found in result.differences:
         if found.file is not None:
             yield f"{found.kind}: {found.text}"
@@ -106,6 +106,6 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
         yield f"{where}: {found.kind}: {found.text}"
         yield f"  equipoise channel show {found.last} --log {quote(url)}"
     if result.in_order:
-        yield "all is in order"
+        yield "no differences"
     else:
         yield f"differences: {result.differences_count}"

@@ -69,7 +69,7 @@ def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: P
         second = stream.garbage()
         said = Said()
         assert 1 == run_audit(options, said.screen())
-        assert any("on from where it was left" in note for note in said.notes)
+        assert any("continued from the last run" in note for note in said.notes)
         assert said.notes[-1].endswith(" entries: 1 finding (malformed 1); the archive holds 1 older")
         said = Said()
         assert 0 == run_audit(options, said.screen()), "nothing is wrong with what came since"

@@ -44,7 +44,7 @@ def test_an_archive_in_order_and_one_that_is_not(spark: SparkSession, archive: P
     """Every segment is folded in Spark; a record that was changed in the archive is named, and the exit says so."""
     assert spark.sparkContext.defaultParallelism > 0
     found, printed = told(VerifyOptions(archive=archive), is_live=True)
-    assert [0, "all is in order"] == [found, printed[-1]]
+    assert [0, "no differences"] == [found, printed[-1]]
     assert printed[0].startswith(f"{RECORDS} records up to offset {RECORDS}: ")
     assert printed[1].startswith(f"{SEGMENTS} segments in ")
     path = sorted((archive / "records").glob("day=*/*.parquet"))[4]
@@ -67,5 +67,5 @@ def test_an_archive_without_records(spark: SparkSession, tmp_path: Path) -> None
     """An archive that holds nothing yet has nothing that differs, and is not called in order."""
     assert spark.sparkContext.defaultParallelism > 0
     archive_entries([], tmp_path / "archive", snapshot_records=1, batch_records=1)
-    nothing = "there was nothing to verify: the archive holds no record of that time"
+    nothing = "nothing to verify: the archive has no record of that period"
     assert (0, [nothing]) == told(VerifyOptions(archive=tmp_path / "archive"))

@@ -9,11 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from equipoise.channel.core.errors import PeerError
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
-from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
-from equipoise.spark_jobs.audit.job import JOB, TOLD_MAX, kept_findings, taker
+from equipoise.spark_jobs.archive.tables.tidying import FILES_MAX
+from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
+from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, taker
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
@@ -35,7 +37,7 @@ class Away:
         """See `FindingsOut.put`."""
         if self.refusals:
             self.refusals -= 1
-            raise FindingsNotKept(place=self.place, problem="it is read-only")
+            raise not_published(self.place, "it is read-only")
         self.put_numbers += [each.ordinal for each in findings]
 
 
@@ -45,7 +47,7 @@ def rows(offset: int = 3) -> pa.Table:
 
 
 def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None:
-    """Where findings cannot be put they are in the archive and on the screen all the same, once, and are put when that can be."""
+    """Where findings cannot be written they are in the archive and on the screen all the same, once, and are put when that can be."""
     said: list[str] = []
     out = Away(refusals=2)
     with (
@@ -54,7 +56,7 @@ def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None
     ):
         take = taker(sink, out, watch, log=URL, as_json=False)
         for _ in range(2):
-            with pytest.raises(FindingsNotKept):
+            with pytest.raises(PeerError, match="it is read-only"):
                 take(0, rows())
         watch.show()
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
@@ -73,13 +75,13 @@ def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
 
-@pytest.mark.parametrize(("as_json", "lines"), [(False, 2 * TOLD_MAX + 1), (True, TOLD_MAX + 7)])
+@pytest.mark.parametrize(("as_json", "lines"), [(False, 2 * PRINTED_MAX + 1), (True, PRINTED_MAX + 7)])
 def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool, lines: int) -> None:
     """People see the first ones and how many more there are; a pipe of JSON leaves out none."""
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
-        many = pa.concat_tables(rows(offset) for offset in range(TOLD_MAX + 7))
+        many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
         taker(sink, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
     assert lines == len(said)
 

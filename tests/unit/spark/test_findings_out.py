@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from equipoise.channel.core.errors import CallerError
-from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
-from equipoise.spark_jobs.audit.job import told
+from equipoise.channel.core.errors import CallerError, PeerError
+from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered, findings_out
+from equipoise.spark_jobs.audit.job import lines as lines_of
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 
 
@@ -62,7 +62,7 @@ def test_the_table_has_a_bound(tmp_path: Path) -> None:
 def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     """What cannot be put is told with its place, and tried again by whoever put it."""
     (tmp_path / "file").write_bytes(b"no database, but a text that is long enough to be taken for one" * 100)
-    with pytest.raises(FindingsNotKept, match=f"in the table findings of {tmp_path}/file: .*not a database"):
+    with pytest.raises(PeerError, match=f"in the table findings of {tmp_path}/file: .*not a database"):
         FindingsTable(tmp_path / "file").put([numbered(1, 1)])
 
 
@@ -76,5 +76,5 @@ def test_findings_lie_beside_their_log(tmp_path: Path) -> None:
 
 def test_a_finding_is_told_with_its_subject_and_offset() -> None:
     """Two lines say where, of what, what, and how to look at it."""
-    lines = list(told(numbered(3, 1).finding, log="sqlite:a b.db"))
+    lines = list(lines_of(numbered(3, 1).finding, log="sqlite:a b.db"))
     assert ["alarm hole at 3, namespace t/n: a hole", "  look"] == lines

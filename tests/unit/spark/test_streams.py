@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from equipoise.channel.core.errors import LogUnavailable, OperatorError, PeerError
-from equipoise.spark_jobs.audit.findings_out import FindingsNotKept
+from equipoise.spark_jobs.audit.findings_out import not_published
 from equipoise.spark_jobs.streams import streams
 from equipoise.spark_jobs.streams.causes import Cause, cause_of_error
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts, interruptible
@@ -107,9 +107,11 @@ def test_a_place_that_stays_away_is_named(run: Callable[..., list[str]]) -> None
     """A stream that can no longer put down what it makes ends with words about that place, and not about what it reads."""
 
     def put(_number: int, _rows: pa.Table) -> None:
-        raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
+        raise not_published("to the topic channel-findings", "no answer")
 
-    with pytest.raises(PeerError, match=r"findings cannot be put to the topic channel-findings: no answer; .*; start it again") as caught:
+    with pytest.raises(
+        PeerError, match=r"findings cannot be written to the topic channel-findings: no answer; .*; start it again"
+    ) as caught:
         run(frame=OneBatch, take=put)
     assert "log" not in str(caught.value)
 
@@ -119,9 +121,9 @@ def test_what_failed_is_named_although_its_story_cannot_be_written(run: Callable
     (tmp_path / "audit-failure.txt").mkdir()
 
     def put(_number: int, _rows: pa.Table) -> None:
-        raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
+        raise not_published("to the topic channel-findings", "no answer")
 
-    with pytest.raises(PeerError, match="findings cannot be put to the topic channel-findings: no answer"):
+    with pytest.raises(PeerError, match="findings cannot be written to the topic channel-findings: no answer"):
         run(frame=OneBatch, take=put)
 
 
@@ -177,14 +179,14 @@ def test_a_java_that_is_gone_is_named_with_its_memory(
 def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that comes back within the time gets the batch, and each try is told."""
     monkeypatch.setattr(streams, "AWAY_MAX_S", 900)
-    refusals = [FindingsNotKept(place="elsewhere", problem="it is read-only")] * (streams.ATTEMPTS_MAX + 1)
+    refusals = [not_published("elsewhere", "it is read-only")] * (streams.ATTEMPTS_MAX + 1)
 
     def put(_number: int, _rows: pa.Table) -> None:
         if refusals:
             raise refusals.pop()
 
     notes = run(frame=OneBatch, take=put)
-    assert streams.ATTEMPTS_MAX + 1 == sum("findings cannot be put elsewhere: it is read-only" in note for note in notes)
+    assert streams.ATTEMPTS_MAX + 1 == sum("findings cannot be written elsewhere: it is read-only" in note for note in notes)
 
 
 @pytest.mark.parametrize(("waited", "starts"), [(True, 6), (False, 2)])

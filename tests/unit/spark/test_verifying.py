@@ -25,7 +25,7 @@ from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
-from equipoise.spark_jobs.verifying.job import check_segment, look, looked_again
+from equipoise.spark_jobs.verifying.job import check_segment, contents, relocated
 from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.archived import NOON_MS, archive_entries
@@ -43,7 +43,7 @@ def entries_of(seed: int = 1) -> list[tuple[int, bytes]]:
 def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = None) -> Verification:
     """What the job does, one segment after the other."""
     opened = Archive(archive)
-    marks, files, unreadable = look(opened)
+    marks, files, unreadable = contents(opened)
     segments = plan(marks, files, from_ms=from_ms, to_ms=to_ms)
     checked = [check_segment(segment) for segment in segments]
     return verification(segments, checked, unreadable=unreadable, seconds=1.0)
@@ -162,7 +162,7 @@ def test_an_archive_in_order(tmp_path: Path, seed: int) -> None:
 
 
 def test_an_archive_that_begins_late(tmp_path: Path) -> None:
-    """Where the head of the log was gone, the records up to the first snapshot are taken on trust, and this is said."""
+    """Where the head of the log was gone, the records up to the first snapshot cannot be replayed, and the report says so."""
     head, tail = entries_of()[:400], entries_of()[400:]
     before = Channel()
     for offset, data in head:
@@ -170,7 +170,7 @@ def test_an_archive_that_begins_late(tmp_path: Path) -> None:
     archive_entries(tail, tmp_path / "archive", snapshot_records=100, batch_records=90, begin=to_bytes(before.view))
     result = verified(tmp_path / "archive")
     assert [(), RECORDS - 400, 1] == [result.differences, result.records, result.trusted]
-    assert any("on trust" in line for line in lines(result, url="URL"))
+    assert any("cannot be replayed" in line for line in lines(result, url="URL"))
 
 
 def test_a_channel_that_was_closed(tmp_path: Path) -> None:
@@ -334,16 +334,16 @@ def test_a_file_that_is_damaged(archive: Path, place: int) -> None:
 
 def test_files_that_are_joined_meanwhile(archive: Path) -> None:
     """Where the archive is tidied while it is verified, what was in the files that have gone is folded from where it is now."""
-    marks, files, _ = look(Archive(archive))
+    marks, files, _ = contents(Archive(archive))
     segments = plan(marks, files)
     run_compact(CompactOptions(archive=archive), Screen(result=_unheard, note=_unheard))
     checked = [check_segment(segment) for segment in segments]
     assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
-    again = looked_again(Archive(archive), segments, checked)
+    again = relocated(Archive(archive), segments, checked)
     assert [each.number for each in checked if each.differences] == [segment.number for segment in again]
     mended = [check_segment(segment) for segment in again]
     assert [()] * len(again) == [each.differences for each in mended]
-    assert () == looked_again(Archive(archive), segments, mended)
+    assert () == relocated(Archive(archive), segments, mended)
 
 
 def test_bytes_that_are_damaged_inside(archive: Path) -> None:
