@@ -1,11 +1,8 @@
-"""Forged records: what somebody writes to a living channel that nobody should have written, each kind a small function.
-
-May live here: the makers of forged records, and the table `FORGERIES`. A maker looks at the scene (the view at the end of the log,
-its entries, the time) and returns what is to be written now, or None while the scene lacks what it needs.
-"""
+"""Forged records: each kind is a function that looks at the scene, and returns what to write now, or None if the scene does not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -14,10 +11,10 @@ import orjson
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, BundleTransition, LevelRecord, Merge, Split
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, LevelRecord, Merge, Split
 from tests.injected.forging import (
     ADMIN,
     LEAP,
@@ -34,6 +31,8 @@ from tests.injected.forging import (
 from tests.injected.honest import BEGAN_MS
 from tests.injected.injection import Kind
 
+Maker = Callable[[Scene], Forged | None]
+
 # Of one publisher, within one millisecond: what no race of honest brokers comes near.
 FLOOD_RECORDS: Final = 600
 
@@ -43,81 +42,50 @@ _STARTERS_RACE_MS: Final = 11_000
 # --- who writes what another alone may write ---------------------------------------------------------------------------------
 
 
-def _stranger_hands_over(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("handing_over")
-    stranger = None if bundle is None else scene.up(without=(bundle.source,))
-    if bundle is None or stranger is None:
-        return None
-    return about_bundle(bundle, propose.hand_over(scene.as_broker(stranger), bundle))
+def _by_stranger(propose_it: Callable[..., AnyRecord], phase: str, *, party: str = "owner") -> Maker:
+    """Return the maker of a proposal that only this party of a bundle in the phase may write, by another broker."""
+
+    def make(scene: Scene) -> Forged | None:
+        bundle = scene.in_flight(phase)
+        stranger = None if bundle is None else scene.up(without=(getattr(bundle, party),))
+        return None if bundle is None or stranger is None else about_bundle(bundle, propose_it(scene.as_broker(stranger), bundle))
+
+    return make
 
 
-def _stranger_opens(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("assigning")
-    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
-    if bundle is None or stranger is None:
-        return None
-    return about_bundle(bundle, propose.opened(scene.as_broker(stranger), bundle))
+def _by_admin(propose_it: Callable[..., AnyRecord], phase: str) -> Maker:
+    """Return the maker of a proposal that only a broker may write about a bundle in the phase, by an admin."""
+
+    def make(scene: Scene) -> Forged | None:
+        bundle = scene.in_flight(phase)
+        return None if bundle is None else about_bundle(bundle, propose_it(scene.as_admin(), bundle))
+
+    return make
 
 
-def _stranger_lets_go(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("transferring")
-    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
-    if bundle is None or stranger is None:
-        return None
-    return about_bundle(bundle, propose.let_go(scene.as_broker(stranger), bundle))
+def _about_another(propose_it: Callable[..., AnyRecord]) -> Maker:
+    """Return the maker of a proposal that a broker may write only about itself, about another one."""
+
+    def make(scene: Scene) -> Forged | None:
+        broker = scene.up()
+        other = None if broker is None else scene.up(without=(broker.incarnation,))
+        return None if broker is None or other is None else _about_broker(broker, propose_it(scene.as_broker(other), broker))
+
+    return make
 
 
-def _stranger_releases(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("unloading")
-    stranger = None if bundle is None else scene.up(without=(bundle.source,))
-    if bundle is None or stranger is None:
-        return None
-    return about_bundle(bundle, propose.released(scene.as_broker(stranger), bundle))
+def _about_broker(broker: BrokerEntry, record: AnyRecord) -> Forged:
+    """Return a record about a broker, which may be found under the broker or under its writer."""
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(record.publisher)))
 
 
-def _stranger_splits(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("splitting")
-    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
-    if bundle is None or stranger is None:
-        return None
-    return about_bundle(bundle, propose.split(scene.as_broker(stranger), bundle, cuts=((bundle.low + bundle.high) // 2,)))
-
-
-def _admin_opens(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("assigning")
-    return None if bundle is None else about_bundle(bundle, propose.opened(scene.as_admin(), bundle))
-
-
-def _admin_hands_over(scene: Scene) -> Forged | None:
-    bundle = scene.in_flight("handing_over")
-    return None if bundle is None else about_bundle(bundle, propose.hand_over(scene.as_admin(), bundle))
+def _split_in_two(author: Author, bundle: BundleEntry) -> Split:
+    return propose.split(author, bundle, cuts=((bundle.low + bundle.high) // 2,))
 
 
 def _admin_makes_it_leave(scene: Scene) -> Forged | None:
     broker = scene.up()
-    if broker is None:
-        return None
-    return Forged(
-        data=(encode(propose.left(scene.as_admin(), broker)),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(ADMIN))
-    )
-
-
-def _stranger_drains_another(scene: Scene) -> Forged | None:
-    broker = scene.up()
-    other = None if broker is None else scene.up(without=(broker.incarnation,))
-    if broker is None or other is None:
-        return None
-    record = propose.draining(scene.as_broker(other), broker)
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(other.broker)))
-
-
-def _renews_another(scene: Scene) -> Forged | None:
-    broker = scene.up()
-    other = None if broker is None else scene.up(without=(broker.incarnation,))
-    if broker is None or other is None:
-        return None
-    record = propose.renewed(scene.as_broker(other), broker)
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(other.broker)))
+    return None if broker is None else _about_broker(broker, propose.left(scene.as_admin(), broker))
 
 
 # --- steps that no table has -------------------------------------------------------------------------------------------------
@@ -157,25 +125,23 @@ def _target_that_never_was(scene: Scene) -> Forged | None:
     return about_bundle(bundle, propose.transfer(scene.as_broker(author), bundle, destination=nobody))
 
 
-def _opens_what_is_free(scene: Scene) -> Forged | None:
-    bundle, author = scene.in_flight("free"), scene.up()
-    if bundle is None or author is None:
+def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) -> Forged | None:
+    """Return a record by which a broker owns a bundle at once."""
+    if bundle is None or thief is None:
         return None
-    record = BundleTransition(
-        key=bundle.name, based_on=bundle.last, **scene.as_broker(author).signature, state="owned", owner=author.incarnation
+    signature = scene.as_broker(thief).signature
+    return about_bundle(
+        bundle, BundleTransition(key=bundle.name, based_on=bundle.last, **signature, state="owned", owner=thief.incarnation)
     )
-    return about_bundle(bundle, record)
+
+
+def _opens_what_is_free(scene: Scene) -> Forged | None:
+    return _takes(scene, scene.in_flight("free"), scene.up())
 
 
 def _skips_the_handover(scene: Scene) -> Forged | None:
     bundle = scene.owned()
-    thief = None if bundle is None else scene.up(without=(bundle.owner,))
-    if bundle is None or thief is None:
-        return None
-    record = BundleTransition(
-        key=bundle.name, based_on=bundle.last, **scene.as_broker(thief).signature, state="owned", owner=thief.incarnation
-    )
-    return about_bundle(bundle, record)
+    return _takes(scene, bundle, None if bundle is None else scene.up(without=(bundle.owner,)))
 
 
 def _unloads_by_nobody(scene: Scene) -> Forged | None:
@@ -199,19 +165,14 @@ def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
 
 def _down_before_silence(scene: Scene) -> Forged | None:
     pair = _pair(scene)
-    if pair is None:
-        return None
-    victim, accuser = pair
-    record = propose.down(scene.as_broker(accuser), victim, reason="silent for too long")
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(accuser.broker)))
+    return None if pair is None else _about_broker(pair[0], propose.down(scene.as_broker(pair[1]), pair[0], reason="silent for too long"))
 
 
 def _down_with_a_guessed_nonce(scene: Scene) -> Forged | None:
     victim = scene.up()
     if victim is None:
         return None
-    record = propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended")
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(ADMIN)))
+    return _about_broker(victim, propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended"))
 
 
 def _joins_after_no_silence(scene: Scene) -> Forged | None:
@@ -232,11 +193,7 @@ def _joins_after_no_silence(scene: Scene) -> Forged | None:
 
 def _removes_the_living(scene: Scene) -> Forged | None:
     pair = _pair(scene)
-    if pair is None:
-        return None
-    victim, author = pair
-    record = propose.remove_broker(scene.as_broker(author), victim)
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(author.broker)))
+    return None if pair is None else _about_broker(pair[0], propose.remove_broker(scene.as_broker(pair[1]), pair[0]))
 
 
 def _says_another_digest(scene: Scene) -> Forged | None:
@@ -250,19 +207,11 @@ def _says_another_digest(scene: Scene) -> Forged | None:
 # --- sequences ---------------------------------------------------------------------------------------------------------------
 
 
-def _impersonates(scene: Scene) -> Forged | None:
+def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged | None:
     bundle, broker = scene.owned(), scene.up()
-    if bundle is None or broker is None:
+    if bundle is None or broker is None or broker.sequence + ahead < 1:
         return None
-    record = propose.unload(scene.as_broker(broker), bundle, reason="forged")
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
-
-
-def _uses_a_number_again(scene: Scene) -> Forged | None:
-    bundle, broker = scene.owned(), scene.up()
-    if bundle is None or broker is None or broker.sequence < 1:
-        return None
-    record = propose.unload(scene.as_broker(broker, ahead=0), bundle, reason="forged")
+    record = propose.unload(scene.as_broker(broker, ahead=ahead), bundle, reason="forged")
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
 
@@ -358,16 +307,16 @@ _NOT_ALLOWED: Final = frozenset({"wrong_actor", "writes_what_it_may_not"})
 _NO_STEP: Final = frozenset({"illegal_step", "writes_what_it_may_not"})
 
 FORGERIES: Final = (
-    Forgery(name="stranger_hands_over", make=_stranger_hands_over, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_opens", make=_stranger_opens, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_lets_go", make=_stranger_lets_go, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_releases", make=_stranger_releases, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_splits", make=_stranger_splits, rules=_NOT_ALLOWED),
-    Forgery(name="admin_opens", make=_admin_opens, rules=_NOT_ALLOWED),
-    Forgery(name="admin_hands_over", make=_admin_hands_over, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_hands_over", make=_by_stranger(propose.hand_over, "handing_over", party="source"), rules=_NOT_ALLOWED),
+    Forgery(name="stranger_opens", make=_by_stranger(propose.opened, "assigning"), rules=_NOT_ALLOWED),
+    Forgery(name="stranger_lets_go", make=_by_stranger(propose.let_go, "transferring"), rules=_NOT_ALLOWED),
+    Forgery(name="stranger_releases", make=_by_stranger(propose.released, "unloading", party="source"), rules=_NOT_ALLOWED),
+    Forgery(name="stranger_splits", make=_by_stranger(_split_in_two, "splitting"), rules=_NOT_ALLOWED),
+    Forgery(name="admin_opens", make=_by_admin(propose.opened, "assigning"), rules=_NOT_ALLOWED),
+    Forgery(name="admin_hands_over", make=_by_admin(propose.hand_over, "handing_over"), rules=_NOT_ALLOWED),
     Forgery(name="admin_makes_it_leave", make=_admin_makes_it_leave, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_drains_another", make=_stranger_drains_another, rules=_NOT_ALLOWED),
-    Forgery(name="renews_another", make=_renews_another, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_drains_another", make=_about_another(propose.draining), rules=_NOT_ALLOWED),
+    Forgery(name="renews_another", make=_about_another(propose.renewed), rules=_NOT_ALLOWED),
     Forgery(name="cuts_outside", make=_cuts_outside, rules=_NO_STEP),
     Forgery(name="merges_strangers", make=_merges_strangers, rules=_NO_STEP),
     Forgery(name="target_that_never_was", make=_target_that_never_was, rules=frozenset({"unfit_target", "baseless", *_NO_STEP})),
@@ -380,7 +329,7 @@ FORGERIES: Final = (
     Forgery(name="removes_the_living", make=_removes_the_living, rules=_NO_STEP),
     Forgery(name="says_another_digest", make=_says_another_digest, rules=frozenset({"digest_differs"})),
     Forgery(name="impersonates", make=_impersonates, rules=frozenset({"sequence_reused"}), echoes=True),
-    Forgery(name="uses_a_number_again", make=_uses_a_number_again, rules=frozenset({"sequence_reused"})),
+    Forgery(name="uses_a_number_again", make=partial(_impersonates, ahead=0), rules=frozenset({"sequence_reused"})),
     Forgery(name="garbage", make=_garbage, rules=frozenset({"malformed"})),
     Forgery(name="not_an_object", make=_not_an_object, rules=frozenset({"malformed"})),
     Forgery(name="unknown_kind", make=_unknown_kind, rules=frozenset({"malformed"})),
