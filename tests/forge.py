@@ -1,4 +1,4 @@
-"""Writes one forged record to a living channel, to see that the audit finds it: `python -m tests.forge KIND --log URL`."""
+"""Write one forged record to a living channel: `python -m tests.forge KIND --log URL`. Some kinds destroy the channel."""
 
 from __future__ import annotations
 

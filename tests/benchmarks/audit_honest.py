@@ -1,6 +1,6 @@
 """What the audit says of a million honest records, and how fast: `make bench BENCH=audit_honest` prints one JSON line.
 
-May live here: the runs of the simulator, in as many processes as there are cores, each followed by the audit without Spark. There
+It plays runs of the simulator, in as many processes as there are cores, each followed by the audit without Spark. There
 must be no finding; the first ones are told, with what replays them, and make the benchmark fail.
 
 `python -m tests.benchmarks.audit_honest --records N` asks for another number of records, and `--seconds S` for longer runs: rules

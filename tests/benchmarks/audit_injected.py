@@ -1,6 +1,6 @@
 """How many of the injected violations the audit names: `make bench BENCH=audit_injected` prints one JSON line.
 
-May live here: each kind of violation at `PLACES` places, and the count. What is missed is told, and makes the benchmark fail.
+It injects each kind at `PLACES` places. A violation that is missed makes the benchmark fail.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """How fast the streaming audit is: `make bench BENCH=spark_audit` prints one JSON line after some three minutes.
 
-May live here: the two measurements that docs/benchmarks.md quotes of the audit.
-
 * `replay`: entries a second of a log that is there, between two injected records, so that the start of Spark and the first batch, which
   takes as long as many others, are not in it.
 * `live`: another process appends 2,000 records a second to the log, and now and then a forged one; measured is the time

@@ -1,6 +1,6 @@
 """How fast an archive is verified: `make bench BENCH=spark_verify` prints one JSON line, in about ten minutes the first time.
 
-May live here: the archive that is verified, and the measurement that docs/benchmarks.md quotes. The archive is made of an honest channel,
+The archive is made of an honest channel,
 by the archive's own sequence and sink; it is kept in the user's cache folder, because making it takes longer than all else.
 
 The same command is run with all cores and pinned to one, one after the other. What is compared is the time of the folding: the start of

@@ -1,7 +1,4 @@
-"""False evidence: an honest channel, and one document of what a broker served that tells of a broken promise.
-
-May live here: the ways in which evidence can tell of work that no broker may do. A document is changed, or one more is written.
-"""
+"""False evidence: an honest channel, and one changed or added document of serving that shows a broken promise."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Forging: how one record that nobody should have written comes to stand on a living channel, and where it must be found.
-
-May live here: the scene that a forger looks at, what a forgery is, and the writing of one while the cluster goes on. The forgeries
-themselves stand in `tests.injected.forgeries`.
-"""
+"""Write one forged record to a living channel, and know where it must be found."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Honest channels: what the simulator's brokers write, with the time at which each record came to stand on the log.
-
-May live here: the course of a recorded run, its options, and the hook by which a forger writes to the log while it goes on. What
-a forger writes stands in `tests.injected.forgeries`.
-"""
+"""Honest channels: what the simulator's brokers write, with log times, and a hook for a forger."""
 
 from __future__ import annotations
 

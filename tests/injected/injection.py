@@ -1,7 +1,4 @@
-"""One injected violation: the arrivals that an audit reads, and what it must say of them.
-
-May live here: the value that every kind of violation comes to, and the question whether findings name it.
-"""
+"""One injected violation: the arrivals, and the findings that name it."""
 
 from __future__ import annotations
 

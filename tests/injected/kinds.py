@@ -1,7 +1,4 @@
-"""Every kind of injected violation, and how one of them is put to the audit.
-
-May live here: the catalogue of kinds, the search for seeds in which one can be injected, and the question to the audit.
-"""
+"""All kinds of injected violations, and the trial of one in the audit."""
 
 from __future__ import annotations
 

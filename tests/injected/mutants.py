@@ -1,8 +1,4 @@
-"""Mutants of the fold, run by the audit itself: of an honest channel it then says what the log does not.
-
-May live here: the making of a broken fold from a patch of `tests/mutants`, and where it first differs from the one that is whole. The
-audit must name that record: its second rules are not the fold's, and were not broken with it.
-"""
+"""Mutants of the fold, run by the audit: its own rules must name the first record on which the broken fold differs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Disobedient brokers: channels written by agents of which one rule was taken out, as `tests/mutants` has them.
-
-May live here: such channels, made by the simulator in another process over a copy of the product, and where each breaks its rule
-by what stands on the log or in the brokers' own evidence, told in the slowest and most obvious way.
-"""
+"""Channels of brokers that miss one rule (`tests/mutants`), and a slow, obvious search for the record that breaks it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stories: short channels in which nobody forges anything, and something that must end does not.
-
-May live here: clusters that renew and do nothing else of use for some minutes of the log's time, while a bundle is stuck, a
-deletion has stopped half-way, or one of them has fallen silent.
-"""
+"""Channels without a forgery in which something that must end does not: a stuck bundle, a stopped deletion, a silent broker."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Tampering: honest channels of which somebody changed, took away or moved what already stood on the log.
-
-May live here: the ways to tamper, and where each must show. What it breaks shows where the honest rest of the log no longer
-fits: there the fold of the tampered log is asked, with the digests that brokers wrote before anybody tampered.
-"""
+"""Tampered channels: stored records are changed, removed or moved, which shows where the honest rest no longer fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories of random channels against a slow and obvious model, which looks at whole views before and after each record."""
+"""Compare the histories of random channels with a slow and obvious model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The second rules beside the fold, over random walks: two readings of one protocol never differ.
-
-May live here: the comparison over streams of records of which many are late, stale, illegal, broken or garbage. Each walk is read
-in parts, between which all state is taken down and taken up again, and once more from a snapshot in its middle.
-"""
+"""Compare the audit's rules with the fold over random walks, with restarts and from a snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences over random walks: however a log is cut into batches, and wherever a sequence is restored, the rows are the same."""
+"""Properties of sequences over random walks: batches and restarts change no row."""
 
 from __future__ import annotations
 

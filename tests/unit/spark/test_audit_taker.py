@@ -1,4 +1,4 @@
-"""What the audit does with the findings of a batch: kept, told, put where others look; also where that cannot be written."""
+"""Tests of what the audit does with the findings of a batch: store, print, publish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
-from equipoise.spark_jobs.archive.tables.tidying import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
 from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, taker
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding

@@ -1,4 +1,4 @@
-"""Findings beside the log: a table that keeps each once, and the choice of the place."""
+"""Tests of findings beside the log: a table that keeps each once, and the choice of the place."""
 
 from __future__ import annotations
 

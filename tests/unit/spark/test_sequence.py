@@ -1,4 +1,4 @@
-"""Sequences over small logs: what becomes of each kind of entry, good or bad, and who is told of it."""
+"""Tests of sequences over small logs: the rows and facts of each kind of entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the verification of an archive, without Spark: the plan, the folding of one segment, and what all come to."""
+"""Tests of the verification of an archive without Spark: the plan, the replay of a segment, and the result."""
 
 from __future__ import annotations
 

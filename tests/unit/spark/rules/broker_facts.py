@@ -1,7 +1,4 @@
-"""Facts of one broker, and of the log, as the sequential operator tells them.
-
-May live here: a story of facts, told one after the other to a checker, as short as a test can say it.
-"""
+"""Short stories of facts about one broker, or about the log."""
 
 from __future__ import annotations
 

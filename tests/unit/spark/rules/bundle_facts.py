@@ -1,7 +1,4 @@
-"""Facts of one bundle, as the sequential operator tells them, said as shortly as a test can say it.
-
-May live here: states as entries, records as JSON has them, and the story of the bundle `BUNDLE`.
-"""
+"""Short stories of facts about one bundle."""
 
 from __future__ import annotations
 

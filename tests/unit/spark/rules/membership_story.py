@@ -1,7 +1,4 @@
-"""What a membership is told, record by record, as shortly as a test can say it.
-
-May live here: the records of a small cluster, and the context that each gets.
-"""
+"""A small cluster whose records a membership checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of what is said of a broker's attempts: their numbers, what they refer to, and what the fold made of them."""
+"""Tests of the rules about a broker's attempts, and of what the audit remembers of it."""
 
 from __future__ import annotations
 

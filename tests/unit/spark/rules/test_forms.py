@@ -1,7 +1,4 @@
-"""Tests of the second reading of the form of records: each kind with each field broken in each way, beside the codec.
-
-May live here: the comparison. The codec is not what the rules go by; here both must say the same.
-"""
+"""Compare the forms of records with the codec: each kind with each field broken in each way."""
 
 from __future__ import annotations
 

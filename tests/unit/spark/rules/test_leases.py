@@ -1,4 +1,4 @@
-"""Tests of what is said of leases: deaths by silence and by proof, joining over a live incarnation, and silence without an end."""
+"""Tests of the rules about leases: deaths, joining over a live incarnation, and silence."""
 
 from __future__ import annotations
 

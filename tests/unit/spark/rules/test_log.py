@@ -1,4 +1,4 @@
-"""Tests of what is said of the log itself."""
+"""Tests of the rules about the log as a whole."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Tests of the second membership: its opinion on records, what goes with them, and that it goes on as the fold did.
-
-May live here: stories of a small cluster. That it agrees with the fold on all kinds of records is shown by
-`tests/property/test_second_rules.py`; what takes too long is in `test_overdue`.
-"""
+"""Tests of the audit's membership: its verdicts, contexts and state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tests of the checker of namespaces: the hash space is covered exactly once, after each record.
-
-May live here: stories of one namespace.
-"""
+"""Tests of the rules of namespaces."""
 
 from __future__ import annotations
 

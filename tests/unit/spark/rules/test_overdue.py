@@ -1,4 +1,4 @@
-"""Tests of what the second membership says takes too long: bundles on their way or with nobody, silences, deletions."""
+"""Tests of what the membership finds overdue: bundles, silences, deletions."""
 
 from __future__ import annotations
 

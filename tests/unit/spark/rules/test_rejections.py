@@ -1,4 +1,4 @@
-"""Tests of what is said of rejected records, by reason and publisher."""
+"""Tests of the rules about rejected records."""
 
 from __future__ import annotations
 

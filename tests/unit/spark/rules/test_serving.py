@@ -1,4 +1,4 @@
-"""The rules about serving evidence: what each finds, and that honest evidence gives nothing, in whatever order it comes."""
+"""Tests of the rules about serving evidence."""
 
 from __future__ import annotations
 
