@@ -128,14 +128,6 @@ def test_a_digest_that_differs() -> None:
     assert "(1 more findings like this one" in story.findings[-1].text
 
 
-def test_a_flood_of_one_finding() -> None:
-    """Of one rule only so many findings are told in a while."""
-    story = BrokerStory().joined()
-    for _ in range(REPORTED_MAX + 5):
-        story.own(verdict="not_the_actor")
-    assert [REPORTED_MAX, ["writes_what_it_may_not"]] == [len(story.findings), story.rules]
-
-
 def test_what_was_held_back_is_counted() -> None:
     """If nothing like it comes any more, the number of those that were held back is told at the end of the next while, once."""
     story = BrokerStory().joined()
