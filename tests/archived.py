@@ -14,7 +14,6 @@ from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
 
@@ -51,7 +50,7 @@ def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = 
 
 def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
     """The archive of these batches of arrivals."""
-    fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), load_rows=load_rows, snapshot_records=snapshot_records))
+    fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), snapshot_records=snapshot_records))
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         for number, batch in enumerate(batches):
             sink.write(number, as_rows(fold.feed(batch)))

@@ -15,7 +15,7 @@ from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.parts import LoadRows
+from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.subjects import LOG, bundle_in_fact, fact_bytes, parsed
 
 FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
@@ -42,7 +42,7 @@ class Now:
     stopped: bool
 
 
-def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence[Emitted]:
+def rows_of_note(arrival: Arrival, *, now: Now) -> Sequence[Emitted]:
     """Return the rows and facts of one note. Facts carry the log's time, so that checkers use one clock.
 
     A malformed document becomes a fact of the log and makes no row.
@@ -51,7 +51,7 @@ def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence
     if source is Source.LOADS and arrival.value is None:
         return ()  # A broker that leaves deletes its report.
     raw = None if arrival.value is None else parsed(arrival.value)
-    rows = None if raw is None else _ROWS[source](arrival, raw, now, load_rows)
+    rows = None if raw is None else _ROWS[source](arrival, raw, now)
     if rows is None:
         fact = Fact(
             subject=LOG,
@@ -65,11 +65,11 @@ def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence
     return rows
 
 
-def _decision(arrival: Arrival, _raw: Raw, _now: Now, _load_rows: LoadRows) -> Sequence[Emitted]:
+def _decision(arrival: Arrival, _raw: Raw, _now: Now) -> Sequence[Emitted]:
     return (_row(Table.DECISIONS, arrival, 0, arrival.value),)
 
 
-def _loads(arrival: Arrival, _raw: Raw, _now: Now, load_rows: LoadRows) -> Sequence[Emitted] | None:
+def _loads(arrival: Arrival, _raw: Raw, _now: Now) -> Sequence[Emitted] | None:
     found = load_rows(arrival.value or b"")
     if found is None:
         return None
@@ -80,7 +80,7 @@ def _loads(arrival: Arrival, _raw: Raw, _now: Now, load_rows: LoadRows) -> Seque
     ]
 
 
-def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequence[Emitted] | None:
+def _serving(arrival: Arrival, raw: Raw, now: Now) -> Sequence[Emitted] | None:
     bundle = raw.get("bundle")
     if type(bundle) is not str or type(raw.get("broker")) is not str:
         return None
@@ -102,7 +102,7 @@ def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequ
     return (_emitted(fact),)
 
 
-_ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now, LoadRows], Sequence[Emitted] | None]]] = {
+_ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now], Sequence[Emitted] | None]]] = {
     Source.DECISIONS: _decision,
     Source.LOADS: _loads,
     Source.SERVING: _serving,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.histories import Histories
@@ -15,9 +15,6 @@ Lost = Callable[[int, int], bytes | None]
 Return None if not (a log may skip offsets), else a snapshot of the view from which the rest can be folded. Raise `ChannelIncomplete`,
 `LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
 """
-
-LoadRows = Callable[[bytes], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None]
-"""Turn a load summary into rows of `broker_load` and of `bundle_load`. Return None for another document."""
 
 StateRow = tuple[str, bytes | None]
 """A key of a state and its value; None if it is removed."""
@@ -30,11 +27,6 @@ def nothing_lost(_first: int, _below: int) -> None:
     """Return None: a `Lost` for a log that is whole."""
 
 
-def no_load_rows(_document: bytes) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
-    """Return no rows: a `LoadRows` for callers that want none."""
-    return (), ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugs:
     """What one `Sequence` works with. `membership` and `histories` must be new. `log` is the log's identity, if known."""
@@ -42,6 +34,5 @@ class Plugs:
     membership: Membership | None = None
     histories: Histories | None = None
     lost: Lost = nothing_lost
-    load_rows: LoadRows = no_load_rows
     snapshot_records: int = SNAPSHOT_RECORDS
     log: str | None = None

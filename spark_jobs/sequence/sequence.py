@@ -216,7 +216,7 @@ class Sequence:
 
     def _note(self, arrival: Arrival) -> Iterator[Emitted]:
         now = Now(at_ms=self._log_ms, view=self._view, begin=self._begin, log=self._plugs.log, stopped=self._stopped is not None)
-        for row in rows_of_note(arrival, now=now, load_rows=self._plugs.load_rows):
+        for row in rows_of_note(arrival, now=now):
             if row.table in self._wants:
                 yield row
 

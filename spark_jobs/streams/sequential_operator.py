@@ -29,7 +29,6 @@ from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import SNAPSHOT_RECORDS, Plugs, StateRow
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
@@ -152,7 +151,6 @@ class SequentialProcessor(StatefulProcessor):
             membership=Membership(in_flight_max_ms=self._in_flight_max_ms),
             histories=Histories(),
             lost=partial(lost, self._log_url),
-            load_rows=load_rows,
             snapshot_records=self._snapshot_records,
             log=self._log,
         )

@@ -25,7 +25,6 @@ from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
@@ -93,7 +92,7 @@ def decision(result: str) -> bytes:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The archive of the story, with a load report, decisions, and one finding, twice."""
     folder = tmp_path_factory.mktemp("report") / "archive"
-    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     beside = [
         Arrival(Source.LOADS, 1, at(2), b"b1", spell_summary(summarized(None, SAMPLE))),
         *(Arrival(Source.DECISIONS, number, at(3), b"b1", decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
@@ -184,7 +183,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     """Reports each 5 s of two brokers, in a period of 2 minutes: one says nothing for 60 s, and the other is never shown as silent."""
     times = {"b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90], "b2": list(range(2, 120, 5))}
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
-    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     loads = [
         Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, None, spell_summary(replace(summarized(None, SAMPLE), broker=broker)))
         for number, (at_s, broker) in enumerate(reports, 1)
@@ -250,7 +249,7 @@ def test_a_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_p
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
-        sequence = Sequence(ARCHIVED, begin, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+        sequence = Sequence(ARCHIVED, begin, plugs=Plugs(histories=Histories()))
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), None, data) for offset, data in some]
         with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
             sink.write(0, as_rows(sequence.feed(arrivals)))

@@ -16,7 +16,6 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
@@ -113,5 +112,5 @@ def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path
     with pytest.raises(Exception, match="StoppedError"):
         run(dies_at=2)
     run(dies_at=None)
-    plugs = Plugs(membership=Membership(), histories=Histories(), load_rows=load_rows, snapshot_records=SNAPSHOT_RECORDS)
+    plugs = Plugs(membership=Membership(), histories=Histories(), snapshot_records=SNAPSHOT_RECORDS)
     assert list(Sequence(WANTS, plugs=plugs).feed(everything)) == [row for batch in sorted(told) for row in told[batch]]

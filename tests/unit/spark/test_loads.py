@@ -31,9 +31,12 @@ SAMPLE = Sample(
 )
 
 
+REPORT = spell_summary(summarized(None, SAMPLE))
+
+
 def test_each_figure_of_a_report_has_its_column() -> None:
     """A summary is one row of its broker and one of each bundle that it names; a resource without a limit is null."""
-    rows = load_rows(spell_summary(summarized(None, SAMPLE)))
+    rows = load_rows(REPORT)
     assert rows is not None
     rates = {"bytes_in": 10.0, "bytes_out": 20.0, "messages_in": 1.0, "messages_out": 2.0}
     (broker,) = rows.brokers

@@ -20,10 +20,10 @@ from equipoise.spark_jobs.rules.membership.view import Context, Membership
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.parts import Lost, Plugs
 from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
+from tests.unit.spark.test_loads import REPORT
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
 FACTS, RECORDS = frozenset({Table.FACTS}), frozenset({Table.RECORDS})
@@ -420,17 +420,9 @@ def test_a_decision_is_kept_as_it_is() -> None:
 
 
 def test_a_load_report_has_rows_in_two_tables() -> None:
-    """A report is one row of its broker and one of each bundle, by the reader of reports that is plugged in."""
-    wants = frozenset({Table.BROKER_LOAD, Table.BUNDLE_LOAD})
-    plugs = Plugs(load_rows=lambda _document: ([{"broker": "b1"}], [{"bundle": "x"}, {"bundle": "y"}]))
-    rows = list(Sequence(wants, plugs=plugs).feed([Arrival("loads", 3, 1, None, b"{}")]))
-    expected = [("broker_load", 0, b'{"broker":"b1"}'), ("bundle_load", 0, b'{"bundle":"x"}'), ("bundle_load", 1, b'{"bundle":"y"}')]
-    assert expected == [(row.table, row.ordinal, row.body) for row in rows]
-
-
-def test_a_report_that_is_taken_back_says_nothing() -> None:
-    """The tombstone by which a broker that leaves takes its load report back is neither a row nor a fact."""
-    assert not list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival("loads", 5, 1, None, None)]))
+    """A report is one row of its broker and one of each bundle; the tombstone of a broker that leaves is neither a row nor a fact."""
+    rows = list(Sequence(frozenset(Table)).feed([Arrival("loads", 3, 1, None, REPORT), Arrival("loads", 5, 1, None, None)]))
+    assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [(row.table, row.ordinal) for row in rows]
 
 
 def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
@@ -462,7 +454,7 @@ def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
 def test_a_note_that_is_none_is_told(source: str) -> None:
     """What is no document of its source is no row, and a fact of the log."""
     for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
-        rows = list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival(source, 5, 1, None, data)]))
+        rows = list(Sequence(frozenset(Table)).feed([Arrival(source, 5, 1, None, data)]))
         assert [{"event": "unreadable_note", "source": source}] == events(rows)
         assert [(5, {"reached": 0})] == [(fact.offset, fact.context) for fact in facts(rows)]
         assert 1 == len(rows)
