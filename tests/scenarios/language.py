@@ -76,6 +76,14 @@ def perform(stage: Stage, line: str) -> list[str]:
     return stage.take_lines()
 
 
+def play(*commands: str) -> Stage:
+    """A stage after these commands."""
+    stage = Stage()
+    for command in commands:
+        perform(stage, command)
+    return stage
+
+
 def templates() -> list[str]:
     """Every command, with words in capitals where a story fills something in."""
     return list(_COMMANDS)

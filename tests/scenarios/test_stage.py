@@ -9,22 +9,14 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from tests.scenarios import checks, stage, stories
-from tests.scenarios.language import UnknownCommandError, perform
+from tests.scenarios.language import UnknownCommandError, perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import duration_ms, full_name, shortened
 
 
-def played(*commands: str) -> Stage:
-    """A stage after these commands."""
-    played_on = Stage()
-    for command in commands:
-        perform(played_on, command)
-    return played_on
-
-
 def test_two_owners_are_found() -> None:
     """A handle that passes beside another one over the same points ends the story."""
-    cluster = played("cluster a b with 1 bundle")
+    cluster = play("cluster a b with 1 bundle")
     own = cluster.process("a").agent.handles[full_name("00_ff")]
     lease = cluster.process("b").agent.lease
     cluster.process("b").given.append(
@@ -36,7 +28,7 @@ def test_two_owners_are_found() -> None:
 
 def test_a_handle_that_the_agent_has_forgotten_is_watched() -> None:
     """Every handle that a service was ever given is checked, not only those that the agent still knows."""
-    cluster = played("cluster a b with 1 bundle")
+    cluster = play("cluster a b with 1 bundle")
     given = cluster.process("a").given[0]
     perform(cluster, "transfer 00_ff to b by admin")
     given.is_open = True
@@ -46,7 +38,7 @@ def test_a_handle_that_the_agent_has_forgotten_is_watched() -> None:
 
 def test_a_view_that_is_not_what_the_log_says_is_found() -> None:
     """A broker whose view differs from the fold of the log ends the story, unless the story has planted that itself."""
-    cluster = played("cluster a b with 1 bundle", "corrupt 00_ff at b")
+    cluster = play("cluster a b with 1 bundle", "corrupt 00_ff at b")
     cluster.process("b").is_corrupt = False
     with pytest.raises(AssertionError, match="b holds another view"):
         perform(cluster, "show bundles")
@@ -54,7 +46,7 @@ def test_a_view_that_is_not_what_the_log_says_is_found() -> None:
 
 def test_a_broker_that_wants_to_be_woken_in_the_past_is_found() -> None:
     """An agent that would be woken without a pause ends the story."""
-    cluster = played("brokers a")
+    cluster = play("brokers a")
     cluster.now_ms += 5_000
     with pytest.raises(AssertionError, match="a asks to be woken"):
         checks.no_hurry(cluster.process("a"))
@@ -64,7 +56,7 @@ def test_brokers_that_never_come_to_rest_are_found(monkeypatch: pytest.MonkeyPat
     """A command that goes on for ever ends the story instead."""
     monkeypatch.setattr(stage, "_STEPS_MAX", 1)
     with pytest.raises(AssertionError, match="for ever"):
-        played("brokers a b")
+        play("brokers a b")
 
 
 @pytest.mark.parametrize("line", ["", "advance", "advance 3 s", "transfer 00_ff to b", "cluster with 1 bundle", "show bundles now"])

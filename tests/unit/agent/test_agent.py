@@ -6,19 +6,10 @@ May live here: `brokers.agent.agent` at its edges, where no story of tests/scena
 from __future__ import annotations
 
 from equipoise.brokers.agent.membership import NEVER_MS
-from tests.scenarios.language import perform
-from tests.scenarios.stage import Stage
+from tests.scenarios.language import perform, play
 from tests.scenarios.words import full_name
 
 NO_LEASE = "a answers: broker a did nothing: it has no lease at this moment; ask it again later, or ask another broker"
-
-
-def play(*commands: str) -> Stage:
-    """A stage after these commands."""
-    stage = Stage()
-    for command in commands:
-        perform(stage, command)
-    return stage
 
 
 def test_who_has_no_lease_answers_so() -> None:

@@ -14,20 +14,12 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import BrokerRecord, BundleTransition
 from equipoise.channel.core.view import View
-from tests.scenarios.language import perform
+from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
 
 # What one step places, and what one draining broker moves at once.
 PLACEMENTS_MAX, TRANSFERS_MAX = 256, 64
-
-
-def play(*commands: str) -> Stage:
-    """A stage after these commands."""
-    stage = Stage()
-    for command in commands:
-        perform(stage, command)
-    return stage
 
 
 def in_flight(stage: Stage, name: str) -> list[BundleTransition]:

@@ -18,16 +18,8 @@ from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Renewed
-from tests.scenarios.language import perform
+from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
-
-
-def play(*commands: str) -> Stage:
-    """A stage after these commands."""
-    stage = Stage()
-    for command in commands:
-        perform(stage, command)
-    return stage
 
 
 class Lone:
@@ -202,49 +194,102 @@ def test_the_id_of_a_living_stranger_is_refused() -> None:
     assert [] == agent.step(Tick(), stage.hosts["x"].now())
 
 
-@pytest.mark.parametrize(("silent_ms", "dead"), [(3_499, False), (3_500, True)])
-def test_silence_counts_to_the_millisecond(silent_ms: int, dead: bool) -> None:
-    """The eldest accuses when it has read nothing for lease and margin, and not before."""
-    stage = play("brokers a b", "crash b", f"advance {silent_ms}ms")
-    assert (["a declares b down"] if dead else []) == deaths(stage)
+# Commands, and between them who has declared whom dead so far.
+DEATHS: dict[str, tuple[str | list[str], ...]] = {
+    "the eldest, after lease and margin": ("brokers a b", "crash b", "advance 3499ms", [], "advance 1ms", ["a declares b down"]),
+    "the next by age, a margin later": (
+        *("brokers a b c d", "crash d", "advance 3400ms", "hold a", "hold b", "advance 1099ms"),
+        *([], "advance 1ms", ["c declares d down"]),
+    ),
+    "the dead are no elders": (
+        *("brokers a b c", "crash a", "crash b", "advance 3500ms"),
+        ["c declares a down", "c declares b down"],
+    ),
+    "nobody without a good lease, which a wall clock ends": (
+        *("brokers a b", "crash b", "advance 3400ms", "wall clock a ahead 1s", "advance 4099ms"),
+        *([], "advance 1ms", ["a declares b down"]),
+    ),
+    "silence counts from the first renewal read back": (
+        *("brokers a b", "crash b", "hold a", "advance 2600ms", "release a", "advance 3400ms"),
+        *([], "advance 100ms", ["a declares b down"]),
+    ),
+}
 
 
-def test_each_rank_waits_a_margin_longer() -> None:
-    """Where the accusations of the elders do not arrive, the next accuses a margin later."""
-    stage = play("brokers a b c d", "crash d", "advance 3400ms", "hold a", "hold b")
-    perform(stage, "advance 1099ms")
-    assert [] == deaths(stage)
-    perform(stage, "advance 1ms")
-    assert ["c declares d down"] == deaths(stage)
+@pytest.mark.parametrize("name", DEATHS)
+def test_who_declares_a_silent_broker_dead_and_when(name: str) -> None:
+    """Silence counts to the millisecond, for each broker by its age, its lease and what it has read."""
+    stage = Stage()
+    for step in DEATHS[name]:
+        if isinstance(step, str):
+            perform(stage, step)
+        else:
+            assert step == deaths(stage)
 
 
-def test_the_overdue_are_no_elders() -> None:
-    """Where the eldest two die at once, the third accuses both as early as the eldest would have."""
-    stage = play("brokers a b c", "crash a", "crash b", "advance 3500ms")
-    assert ["c declares a down", "c declares b down"] == deaths(stage)
-
-
-def test_who_has_no_lease_accuses_nobody() -> None:
-    """A broker that cannot renew has been away itself."""
-    stage = play("brokers a b", "crash b", "hold a", "advance 6s")
+@pytest.mark.parametrize(
+    ("commands", "lease_is_good"), [(("hold a", "advance 6s"), False), (("advance 1900ms", "hold a", "advance 1700ms"), True)]
+)
+def test_who_may_have_been_away_accuses_nobody(commands: tuple[str, ...], lease_is_good: bool) -> None:
+    """A broker accuses nobody that cannot renew, nor one that has read no renewal of its own for half a lease."""
+    stage = play("brokers a b", "crash b", *commands)
+    assert lease_is_good == stage.process("a").agent.lease.good(stage.hosts["a"].now())
     assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
 
 
-def test_who_is_not_in_touch_accuses_nobody() -> None:
-    """A broker that has read no renewal of its own for half a lease may have been away, though its lease is good."""
-    stage = play("brokers a b", "crash b", "advance 1900ms", "hold a", "advance 1700ms")
-    assert stage.process("a").agent.lease.good(stage.hosts["a"].now())
-    assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
+# Commands, and between them whom b suspects; then whom it suspects if its log cannot be read.
+SUSPECTS: dict[str, tuple[str | set[str], ...]] = {
+    "never heard since the start from a snapshot": (
+        *("brokers a b", "snapshot b", "crash a", "restart b from snapshot", "advance 1500ms"),
+        *(set(), "advance 1ms", {"a"}),
+    ),
+    "late by time alone": ("brokers a b c", "advance 1s", "crash a", "advance 1500ms", set(), "advance 1ms", {"a"}),
+    "a log that refuses is no silence": ("brokers a", "advance 500ms", "brokers b", "advance 1s", "outage", "advance 1200ms", set()),
+    "each has an interval after an outage, but a lease ends": (
+        *("timing lease_ms 10s", "timing margin_ms 1s", "brokers a b c", "advance 1s", "outage", "crash c", "advance 6s", "hold a"),
+        *("outage over", "advance 2s", set(), "advance 1s", {"a", "c"}),
+    ),
+    "never itself": ("brokers a b", "advance 1s", "hold b", "advance 2s", set()),
+} | {
+    f"a log that {way}: for lease less margin": (
+        "brokers a b",
+        "advance 1s",
+        *commands,
+        "advance 1501ms",
+        set(),
+        "advance 998ms",
+        set(),
+        "advance 1ms",
+        {"a"},
+    )
+    for way, commands in {"refuses": ("outage",), "hangs": ("hold a", "hold b")}.items()
+}
 
 
-def test_a_wall_clock_that_jumps_keeps_a_broker_from_accusing() -> None:
-    """While its lease is not good it accuses nobody, and afterwards it counts from when the lease became good again."""
-    stage = play("brokers a b", "crash b", "advance 3400ms", "wall clock a ahead 1s", "advance 599ms")
-    assert not stage.process("a").agent.lease.good(stage.hosts["a"].now())
-    perform(stage, "advance 3500ms")
-    assert [] == deaths(stage)
-    perform(stage, "advance 1ms")
-    assert ["a declares b down"] == deaths(stage)
+@pytest.mark.parametrize("name", SUSPECTS)
+def test_whom_a_broker_suspects_and_when(name: str) -> None:
+    """A dead owner is suspect as early as is safe; an outage of the log makes nobody suspect before its lease ends."""
+    stage = Stage()
+    for step in SUSPECTS[name]:
+        if isinstance(step, str):
+            perform(stage, step)
+        else:
+            assert step == {broker for broker in stage.view.brokers if is_suspect(stage, broker, at="b")}
+
+
+@pytest.mark.parametrize(
+    ("commands", "by_what_it_read", "unreadable"),
+    [
+        (("advance 500ms", "brokers b", "advance 1s", "hold a", "hold b", "advance 1200ms"), True, False),
+        (("brokers b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms"), True, True),
+    ],
+    ids=["an outage that only the log shows", "an outage after a death was noticed"],
+)
+def test_a_log_that_cannot_be_read_tells_nothing_of_silence(commands: tuple[str, ...], by_what_it_read: bool, unreadable: bool) -> None:
+    """Before anybody else is late as well, the log's own word tells of its outage; what was noticed before it stays."""
+    stage = play("brokers a", *commands)
+    assert by_what_it_read == is_suspect(stage, "a", at="b")
+    assert unreadable == is_suspect(stage, "a", at="b", log_is_readable=False)
 
 
 def test_only_what_was_accepted_extends_a_lease() -> None:
@@ -261,84 +306,12 @@ def test_who_leaves_has_no_lease_any_more() -> None:
     assert 0 == process.agent.lease.deadline_ms
 
 
-def test_silence_counts_from_coming_back_in_touch() -> None:
-    """A broker whose renewals did not come back for half a lease begins to count anew with the first that does."""
-    stage = play("brokers a b", "crash b", "hold a", "advance 2600ms", "release a", "advance 3400ms")
-    assert [] == deaths(stage)
-    perform(stage, "advance 100ms")
-    assert ["a declares b down"] == deaths(stage)
-
-
 def test_a_late_copy_of_its_own_joining_puts_no_member_in_touch() -> None:
     """For a member only an accepted renewal proves touch; the answer `still_alive` does so for a process that is none."""
     stage = play("brokers a b", "hold a", "advance 1499ms", "duplicate 2")
     assert stage.process("a").agent.is_in_touch
     perform(stage, "advance 1ms")
     assert not stage.process("a").agent.is_in_touch
-
-
-def test_an_owner_that_was_never_heard_is_suspect_in_time() -> None:
-    """A broker that died before this process started from its snapshot is suspect an interval and a margin after that."""
-    stage = play("brokers a b", "snapshot b", "crash a", "restart b from snapshot")
-    perform(stage, "advance 1500ms")
-    assert not is_suspect(stage, "a", at="b")
-    perform(stage, "advance 1ms")
-    assert is_suspect(stage, "a", at="b")
-
-
-def test_the_owner_is_as_late_by_time_alone() -> None:
-    """Where the log is well a dead owner is suspect an interval and a margin after its last renewal, whatever is read meanwhile."""
-    stage = play("brokers a b c", "advance 1s", "crash a", "advance 1500ms")
-    assert not is_suspect(stage, "a", at="b")
-    perform(stage, "advance 1ms")
-    assert is_suspect(stage, "a", at="b")
-    assert not is_suspect(stage, "c", at="b")
-
-
-@pytest.mark.parametrize("out_ms", [1_501, 2_499])
-@pytest.mark.parametrize("trouble", [("outage",), ("hold a", "hold b")], ids=["refuses", "hangs"])
-def test_an_outage_makes_nobody_suspect_before_its_lease_ends(trouble: tuple[str, ...], out_ms: int) -> None:
-    """Where nobody can renew, an owner is trusted for its lease less a margin after its last renewal, to the millisecond."""
-    stage = play("brokers a b", "advance 1s", *trouble, f"advance {out_ms}ms")
-    assert not is_suspect(stage, "a", at="b")
-    perform(stage, f"advance {2_500 - out_ms}ms")
-    assert is_suspect(stage, "a", at="b")
-
-
-def test_a_log_that_cannot_be_read_tells_nothing_of_silence() -> None:
-    """Before anybody else is late as well, it is the log's own word that tells of its outage."""
-    stage = play("brokers a", "advance 500ms", "brokers b", "advance 1s", "hold a", "hold b", "advance 1200ms")
-    assert is_suspect(stage, "a", at="b")
-    assert not is_suspect(stage, "a", at="b", log_is_readable=False)
-
-
-def test_a_log_that_refuses_tells_nothing_of_silence() -> None:
-    """So does a refusal of what this broker asked last, although the log can be read."""
-    stage = play("brokers a", "advance 500ms", "brokers b", "advance 1s", "outage", "advance 1200ms")
-    assert not is_suspect(stage, "a", at="b")
-
-
-def test_who_was_late_while_others_were_heard_stays_suspect() -> None:
-    """An outage that begins after a death has been noticed takes nothing of that back."""
-    stage = play("brokers a b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms")
-    assert is_suspect(stage, "a", at="b", log_is_readable=False)
-
-
-def test_after_an_outage_everybody_has_an_interval_to_be_heard() -> None:
-    """Whoever comes back later than others is not late for that; but of one that has died the lease ends all the same."""
-    stage = play("timing lease_ms 10s", "timing margin_ms 1s", "brokers a b c", "advance 1s", "outage", "crash c", "advance 6s")
-    for command in ("hold a", "outage over", "advance 2s"):
-        perform(stage, command)
-    assert stage.process("b").agent.is_in_touch
-    assert (False, False) == (is_suspect(stage, "a", at="b"), is_suspect(stage, "c", at="b"))
-    perform(stage, "advance 1s")
-    assert (True, True) == (is_suspect(stage, "a", at="b"), is_suspect(stage, "c", at="b"))
-
-
-def test_a_broker_is_not_suspect_to_itself() -> None:
-    """How long it serves its lease tells, even if only its own renewals are lost."""
-    stage = play("brokers a b", "advance 1s", "hold a", "advance 2s")
-    assert (False, True) == (is_suspect(stage, "a", at="a"), is_suspect(stage, "a", at="b"))
 
 
 def test_promises_grow_with_the_membership() -> None:

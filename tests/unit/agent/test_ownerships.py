@@ -15,20 +15,12 @@ from equipoise.brokers.agent.intents import Cancel
 from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.host import Link
-from tests.scenarios.language import perform
+from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
 
 WHOLE = full_name("00_ff")
 HALVES = (full_name("00_80"), full_name("80_ff"))
-
-
-def play(*commands: str) -> Stage:
-    """A stage after these commands."""
-    stage = Stage()
-    for command in commands:
-        perform(stage, command)
-    return stage
 
 
 def say(stage: Stage, name: str, event: Event) -> list[str]:
