@@ -32,8 +32,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.inspect import story
-from tests.scenarios.host import Link, Process
-from tests.scenarios.stage import Stage
+from tests.scenarios.stage import Link, Process, Stage
 from tests.scenarios.words import NAMESPACE, duration_ms, full_name, point
 
 _STANDING: Final = {"up": "is up", "draining": "drains", "left": "has left", "down": "is down"}

@@ -1,7 +1,4 @@
-"""The stage of a story: brokers on one log in memory, with time and delivery in the hands of whoever tells the story.
-
-May live here: what happens on a stage, whoever asks for it. The language in which it is asked for is `language`, the checks
-after each command are `checks`.
+"""The stage of a story: brokers on one log in memory, with time and delivery in the hands of the story.
 
 On a stage nothing takes time by itself. A record that is appended is on the log, and read by all, at once, and services
 answer at once; a story that needs it otherwise holds an author's records in flight, makes a broker deaf, or lets a service
@@ -10,31 +7,222 @@ wait. Time passes only when the story says so, from one moment at which some bro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from equipoise.brokers.agent.events import Event, Tick
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Alarm,
+    Answered,
+    Close,
+    Discard,
+    Effect,
+    Open,
+    Prepare,
+    Refold,
+    Reshaped,
+)
+from equipoise.brokers.agent.events import Event, Instant, Tick
+from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.testing.agent_host import Directory, Failed
+from equipoise.brokers.balancing.namespace_policies import serves_on
+from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
+from equipoise.brokers.testing.stand_in_service import VERBS, StandInService, Work, bundle_of
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, next_entry
+from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, next_entry
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Renewed, Split
-from equipoise.channel.core.table import View
+from equipoise.channel.core.view import View
 from equipoise.channel.inspect import story
-from tests.scenarios import checks
-from tests.scenarios.host import Host, Link, Process
 from tests.scenarios.words import moment, shortened
 
 # More steps than any command of a story takes: a stage that goes on has agents that answer each other for ever.
 _STEPS_MAX = 10_000
+
+# The difference between the wall clocks of all machines and the beginning of a story.
+_WALL_MS = 1_700_000_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Link:
+    """The way of one author's records to the log. While it is held they stay in flight, each with who hears of its failure."""
+
+    is_held: bool = False
+    in_flight: deque[tuple[Failed | None, bytes]] = field(default_factory=deque)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Host:
+    """One machine. Its boot clock started `booted_ms` before the story, its wall clock is `skew_ms` ahead of the others."""
+
+    name: str
+    broker: str
+    booted_ms: int
+    true_time_ms: Callable[[], int]
+    skew_ms: int = 0
+    directory: Directory = field(default_factory=Directory)
+    link: Link = field(default_factory=Link)
+    is_deaf: bool = False
+    process: Process | None = None
+    nonces_made: int = 0
+
+    def now(self) -> Instant:
+        """What the clocks of this machine show."""
+        true_ms = self.true_time_ms()
+        return Instant(true_ms + self.booted_ms, true_ms + _WALL_MS + self.skew_ms)
+
+    def make_nonce(self) -> str:
+        """A text that no process has used before."""
+        self.nonces_made += 1
+        return f"{self.name}-{self.nonces_made}"
+
+
+class Process(AgentHost):
+    """One run of a broker's program. `given` are all handles that its service ever had, also those that the agent has forgotten."""
+
+    service: Service
+
+    def __init__(self, host: Host, stage: Stage, *, read: int, view: View | None) -> None:
+        super().__init__(
+            broker=host.broker,
+            address=f"http://{host.name}",
+            directory=host.directory,
+            log=stage.log,
+            make_nonce=host.make_nonce,
+            timing=stage.timing,
+            read=read,
+            view=view,
+        )
+        self.host = host
+        self.service = Service(answer=self.deliver, die=self.end)
+        self.given: list[Handle] = []
+        self.paused = False
+        self.is_corrupt = False
+        self._stage = stage
+
+    @property
+    def is_paused(self) -> bool:
+        """See `AgentHost`."""
+        return self.paused
+
+    def now(self) -> Instant:
+        """See `AgentHost`."""
+        return self.host.now()
+
+    def append(self, data: bytes, failed: Failed) -> None:
+        """See `AgentHost`."""
+        self._stage.send(self.host.link, data, failed)
+
+    def accepts(self, event: Event) -> bool:
+        """See `AgentHost`. A test may also give the agent an answer that nobody waits for."""
+        self.service.ends(event)
+        return True
+
+    def observe(self, effect: Effect) -> None:
+        """Tell what the agent wants."""
+        if isinstance(effect, Open):
+            self.given.append(effect.handle)
+        elif isinstance(effect, Reshaped):
+            self.given.extend(effect.children)
+        line = _line(effect)
+        if line is not None:
+            self._say(line)
+
+    def stepped(self, event: Event, _effects: Sequence[Effect], _now: Instant) -> None:
+        """See `AgentHost`."""
+        self._stage.check_step(self, event)
+
+    def replayed(self, check: Refold, *, agrees: bool) -> None:
+        """See `AgentHost`."""
+        result = "its own view is right, and it serves on" if agrees else "its own view is wrong"
+        self._say(f"folds the log again, since {check.other} says another digest at {check.offset}: {result}")
+
+    def ended(self, why: str, *, killed: bool) -> None:
+        """See `AgentHost`."""
+        self._say(why)
+        self.host.process = None
+
+    def _say(self, what: str) -> None:
+        self._stage.say(f"{self.host.name} {what}")
+
+
+class Service(StandInService):
+    """The service of one process. It does at once and well what it is asked to do, unless `moods` says otherwise for an operation.
+
+    What it takes its time for is in `waiting`, by bundle.
+    """
+
+    def __init__(self, *, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
+        super().__init__(answer=answer)
+        self.moods: dict[str, str] = {}
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self._die = die
+
+    def perform(self, work: Work, result: Callable[[str | None], Event]) -> None:
+        """Do the work as the mood is."""
+        verb = VERBS[type(work)]
+        mood = self.moods.get(verb)
+        if mood == "dies":
+            self._die(f"dies as its service is to {verb} a bundle")
+        elif mood == "waits":
+            self.waiting.append((bundle_of(work), lambda: self.answer(result(None))))
+        elif mood != "hangs":
+            self.answer(result("no room here" if mood == "refuses" else None))
+
+    def abandoned(self, effect: Abandon) -> None:
+        """Stop the work."""
+        self.waiting = [(bundle, done) for bundle, done in self.waiting if bundle != effect.bundle]
+
+    def go_on(self) -> None:
+        """End what it took its time for."""
+        waiting, self.waiting = self.waiting, []
+        for _, done in waiting:
+            done()
+
+
+def _line(effect: Effect) -> str | None:
+    """What a story tells of an effect; None if nothing."""
+    match effect:
+        case Prepare():
+            return f"prepares {effect.bundle.name}{_from(effect.source)}"
+        case Open(handle=handle):
+            left = "" if effect.handover is None else f" with {effect.handover.decode()!r}"
+            return f"opens {handle.bundle} under token {handle.token}{left}{_from(effect.source)}"
+        case Close():
+            to = "" if effect.moved_to is None else f" and sends its clients to {effect.moved_to.broker}"
+            return f"closes {effect.handle.bundle}{to}"
+        case Discard():
+            return f"throws away what it prepared for {effect.bundle}"
+        case Abandon():
+            return f"is not done with {effect.doing} {effect.bundle} in time, and abandons it"
+        case Reshaped():
+            return f"goes on with {' and '.join(f'{child.bundle} under token {child.token}' for child in effect.children)}"
+        case Resync():
+            return f"resyncs from {effect.before} to {effect.offset}; keys that changed: {len(effect.changes)}"
+        case Alarm():
+            return f"raises {effect.name}: {effect.message}"
+        case Answered(error=error, verdict=verdict):
+            if error is not None:
+                return f"answers: {error}"
+            if verdict is None or verdict.accepted:
+                return None
+            return f"answers: {verdict.reason}{f', {verdict.problem}' if verdict.problem else ''}"
+        case _:
+            return None
+
+
+def _from(source: BrokerEntry | None) -> str:
+    return "" if source is None else f", from {source.broker}"
 
 
 class Stage:
@@ -78,8 +266,8 @@ class Stage:
 
     def check(self) -> None:
         """What must hold after every command."""
-        checks.one_owner(list(self.hosts.values()))
-        checks.one_view(list(self.hosts.values()), self.log)
+        one_owner(list(self.hosts.values()))
+        one_view(list(self.hosts.values()), self.log)
 
     # --- the life of processes ---
 
@@ -227,9 +415,9 @@ class Stage:
 
     def check_step(self, process: Process, _event: Event) -> None:
         """What must hold after every step of a broker."""
-        checks.one_owner(list(self.hosts.values()))
-        checks.one_operation(process)
-        checks.no_hurry(process)
+        one_owner(list(self.hosts.values()))
+        one_operation(process)
+        no_hurry(process)
 
     def ask(self, name: str, intent: Intent) -> None:
         """Ask a broker for something, as an operator or its balancer does."""
@@ -256,3 +444,52 @@ class Stage:
     def set_timing(self, field: str, duration_ms: int) -> None:
         """Give brokers that start from now on another duration."""
         self.timing = replace(self.timing, **{field: duration_ms})
+
+
+# --- what must hold after every step and every command ---
+
+
+def one_owner(hosts: Sequence[Host]) -> None:
+    """No two handles pass the check for one point of the hash space, each by the clocks of its own machine.
+
+    What serves on past its lease, because its namespace says so, is left out: there the token guards.
+    """
+    passing = [found for host in hosts if host.process is not None for found in _passing(host, host.process)]
+    # In order of the hash space, what overlaps at all overlaps with its neighbour.
+    passing.sort(key=lambda found: (found[1].namespace, found[1].low, found[0]))
+    for (one_host, one), (other_host, other) in pairwise(passing):
+        apart = one.namespace != other.namespace or one.high <= other.low
+        assert apart, f"{one_host} and {other_host} both serve: {one}, {other}"
+
+
+def _passing(host: Host, process: Process) -> list[tuple[str, Handle]]:
+    now = host.now()
+    passing = [handle for handle in process.given if handle.passes(now)]
+    view = process.agent.view
+    return [(host.name, handle) for handle in passing if handle.lease.good(now) or not serves_on(view, handle.namespace)]
+
+
+def one_operation(process: Process) -> None:
+    """A service takes no second operation of a bundle before the agent has the answer to the first."""
+    for bundle, under_way in process.service.under_way.items():
+        assert len(under_way) <= 1, f"{process.host.name} is to {under_way[1].verb} {bundle}, and is not done with {under_way[0]}"
+
+
+def no_hurry(process: Process) -> None:
+    """A broker that has just done what was due does not ask to be woken at once, or it would never rest."""
+    now_ms, wake_at_ms = process.host.now().boot_ms, process.agent.wake_at_ms
+    assert wake_at_ms > now_ms, f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
+
+
+def one_view(hosts: Sequence[Host], log: SharedLog) -> None:
+    """Every broker's view is what the log folds to from its beginning, up to where that broker has read, byte for byte."""
+    processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
+    duplicate = log.reader()
+    for read in range(len(log.entries) + 1):
+        if read:
+            duplicate.feed(log.entries[read - 1])
+        for process in processes:
+            if process.read == read:
+                assert snapshot.to_bytes(duplicate.view) == snapshot.to_bytes(process.agent.view), (
+                    f"{process.host.name} holds another view than the log"
+                )

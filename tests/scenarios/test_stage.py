@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.agent.handle import Handle
-from tests.scenarios import checks, stage, stories
+from tests.scenarios import stage, stories
 from tests.scenarios.language import UnknownCommandError, perform, play
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import duration_ms, full_name, shortened
@@ -49,7 +49,7 @@ def test_a_broker_that_wants_to_be_woken_in_the_past_is_found() -> None:
     cluster = play("brokers a")
     cluster.now_ms += 5_000
     with pytest.raises(AssertionError, match="a asks to be woken"):
-        checks.no_hurry(cluster.process("a"))
+        stage.no_hurry(cluster.process("a"))
 
 
 def test_brokers_that_never_come_to_rest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,8 @@ from equipoise.brokers.agent.events import Closed, CutsFound, Event, Opened, Pre
 from equipoise.brokers.agent.intents import Cancel
 from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
-from tests.scenarios.host import Link
 from tests.scenarios.language import perform, play
-from tests.scenarios.stage import Stage
+from tests.scenarios.stage import Link, Stage
 from tests.scenarios.words import full_name
 
 WHOLE = full_name("00_ff")

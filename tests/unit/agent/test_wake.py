@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 
 from equipoise.brokers.agent.events import Event, Tick
-from tests.scenarios.host import Process
 from tests.scenarios.language import perform
-from tests.scenarios.stage import Stage
+from tests.scenarios.stage import Process, Stage
 
 # A renewal a second, and a look at the silence of others when it could be long enough; the rest is what a move costs.
 _IDLE_WAKES_PER_SECOND_MAX = 2
