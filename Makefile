@@ -107,7 +107,7 @@ stress: setup ## Move, kill, stop and cut off real brokers under load, and check
 
 stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and check what they served: make stress-pulsar [SEED=0] [LOG=kafka]
 	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"
-	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
+	@$(BIN)/python -m tests.stress --pulsar --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
 
 vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count equal answers: make vectors [VECTORS=folder]
 	@echo "== vectors: $(or $(VECTORS),tests/vectors)"

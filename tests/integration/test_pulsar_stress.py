@@ -1,4 +1,4 @@
-"""A small stress run of Pulsar's clients; `python -m tests.stress_pulsar` is the full one."""
+"""A small stress run of Pulsar's clients; `python -m tests.stress --pulsar` is the full one."""
 
 from __future__ import annotations
 

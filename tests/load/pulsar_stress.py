@@ -1,6 +1,6 @@
-"""Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and their brokers killed; then judged.
+"""Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and their brokers killed; then checked.
 
-May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress_pulsar`.
+May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress --pulsar`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Result:
 
     @property
     def is_clean(self) -> bool:
-        """Whether neither the judge nor the audit of the channel found anything."""
+        """Whether neither the checker nor the audit of the channel found anything."""
         return self.verdict.is_clean and self.findings.in_order
 
 
@@ -73,7 +73,7 @@ def crew(url: str, languages: Sequence[Language]) -> Crew:
 async def pulsar_stress(
     size: Size, directory: Path, log: LogPlace, *, seed: int, languages: Sequence[Language], say: Callable[[str], None]
 ) -> Result:
-    """Run all of it in `directory`, on a new log, and have it judged. Raises what keeps the cluster or a client from getting on again."""
+    """Run all of it in `directory`, on a new log, and have it checked. Raises what keeps the cluster or a client from getting on again."""
     settings = ClusterSettings(
         directory=directory / "cluster",
         brokers=size.brokers,

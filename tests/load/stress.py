@@ -1,4 +1,4 @@
-"""A cluster of real processes under load, moved about, killed, stopped and cut off from its log; and what is left of it judged.
+"""A cluster of real processes under load, moved about, killed, stopped and cut off from its log; and what is left of it checked.
 
 May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress`; tests run a small one.
 """
@@ -82,7 +82,7 @@ class Result:
 
     @property
     def is_clean(self) -> bool:
-        """Whether neither the judge nor the audit of the channel found anything."""
+        """Whether neither the checker nor the audit of the channel found anything."""
         return self.verdict.is_clean and self.findings.in_order
 
 
@@ -234,7 +234,7 @@ def stands_still(pid: int | None) -> bool:
 
 
 async def stress(size: Size, directory: Path, log: LogPlace, *, seed: int, say: Callable[[str], None]) -> Result:
-    """Run all of it in `directory`, on a new log, and have it judged. Raises what keeps the cluster from getting whole again."""
+    """Run all of it in `directory`, on a new log, and have it checked. Raises what keeps the cluster from getting whole again."""
     # Every other run the brokers have to notice a death themselves.
     cluster = LocalCluster(counters(directory, brokers=size.brokers, log_url=log.url, declare_dead=seed % 2 == 0, evidence=True))
     history = directory / "history.jsonl"
@@ -243,10 +243,10 @@ async def stress(size: Size, directory: Path, log: LogPlace, *, seed: int, say: 
         await asyncio.gather(run.make_all_moves(), run.have_all_faults())
         await run.settled()
         await callers.stop()
-    say("the judge judges")
+    say("the checker reads what is left")
     evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
     verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
-    assert verdict is not None, "a checkout has its judge"
+    assert verdict is not None, "a checkout has its checker"
     return Result(
         made=dict(run.made),
         refused=run.refused,
