@@ -1,38 +1,95 @@
 """Each checker is silent on what is in order, and raises on the smallest thing that is not.
 
-That a checker catches a broken rule of the product is shown by the mutants; here the broken thing is made by hand.
+The mutants show that a checker catches a broken rule of the product; here the broken thing is made by hand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 import pytest
 
-from equipoise.brokers.agent.effects import Append, Open, Reshaped
+from equipoise.brokers.agent.effects import Append, Discard, Effect, Open, Prepare, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
 from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.simulation.checkers.membership import Membership
+from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, child_of
-from equipoise.brokers.testing.simulation.checkers.transfers import Handovers
+from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from equipoise.brokers.testing.simulation.checkers.transfers import Handovers, Transfers, one_at_a_time
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
+from equipoise.brokers.testing.stand_in_service import Running
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceEntry, Verdict, bundle_entry
 from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
-from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import BundleTransition, Reason
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, BundleTransition, Joined, Reason
 from equipoise.channel.core.view import View
-from tests.unit.simulation.history import MIDDLE, NAMESPACE, Fake, History
+
+NAMESPACE = "tenant/ns"
+MIDDLE = 0x80000000
+
+
+class History:
+    """A log of records, and what a reader made of each."""
+
+    def __init__(self) -> None:
+        self.reader = Reader(log="test")
+        self.folded: list[Folded] = []
+        self.add(propose.genesis(Author(publisher="admin:test"), cluster="test"))
+
+    @property
+    def view(self) -> View:
+        return self.reader.view
+
+    def add(self, record: AnyRecord) -> Folded:
+        self.folded.append(self.reader.feed(Entry(self.reader.position, encode(record))))
+        return self.folded[-1]
+
+    def join(self, broker: str) -> int:
+        last = self.view.last_of_broker(broker)
+        joined = Joined(
+            key=broker,
+            based_on=last,
+            publisher=broker,
+            nonce=f"{broker}:1",
+            lease_ms=3_000,
+            margin_ms=500,
+            renew_ms=1_000,
+            addresses={},
+            labels={},
+        )
+        return self.add(joined).offset
+
+    def create(self) -> BundleEntry:
+        author = Author(publisher="admin:test", as_of=self.view.offset)
+        self.add(propose.create_namespace(author, self.view, name=NAMESPACE, boundaries=(0, MIDDLE, HASH_MAX)))
+        return self.view.bundles_of(NAMESPACE)[0]
+
+    def author(self, broker: str, sequence: int) -> Author:
+        return Author(publisher=broker, incarnation=self.view.brokers[broker].incarnation, sequence=sequence)
+
+
+class Fake:
+    """Whatever a checker looks at, and no more; told apart by identity, as processes are."""
+
+    alive: bool
+
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
 
 NOW = Instant(1_000, 1_000)
 
@@ -475,3 +532,206 @@ def test_a_handover_of_another_ownership() -> None:
     owner.process.service.left.clear()
     with pytest.raises(InvariantViolated, match=r"section 9: .* opens a bundle under token 50 with b'older'"):
         handovers.stepped(owner.process, [replace(effect, handover=b"older")])
+
+
+@pytest.mark.parametrize("incarnation", [None, 9])
+def test_a_request_outlives_its_incarnation(incarnation: int | None) -> None:
+    """A request may wait while the incarnation of its attempt goes on, and no longer."""
+    answers = Answers()
+    agent = Fake(incarnation=2)
+    process = cast("Process", Fake(host=Fake(name="a"), agent=agent, served={2: (2, 7)}))
+    answers.stepped(process)
+    agent.__dict__["incarnation"] = incarnation
+    with pytest.raises(InvariantViolated, match="a has read the end of #2, and has not answered request 2 of it"):
+        answers.stepped(process)
+
+
+def two_brokers() -> tuple[History, Leadership, int, int]:
+    """A history in which a and b joined, a checker that has seen it, and their incarnations."""
+    history, leadership = History(), Leadership()
+    leadership.folded(history.folded[0], history.view)
+    incarnations = []
+    for name in ("a", "b"):
+        incarnations.append(history.join(name))
+        leadership.folded(history.folded[-1], history.view)
+    return history, leadership, incarnations[0], incarnations[1]
+
+
+def leading(view: View, incarnation: int | None, *, leads: bool) -> Process:
+    """A broker that acts as the leader, or does not."""
+    return cast("Process", Fake(host=Fake(name="a"), agent=Fake(view=view, incarnation=incarnation, leads=leads)))
+
+
+def test_the_oldest_that_does_not_drain_leads() -> None:
+    """Leadership passes on when the leader drains or dies, and only the leader acts as one."""
+    history, leadership, first, second = two_brokers()
+    leadership.stepped(leading(history.view, first, leads=True))
+    leadership.stepped(leading(history.view, second, leads=False))
+    leadership.stepped(leading(View(), None, leads=False))
+    for number, make in enumerate((propose.draining, propose.left), start=1):
+        leadership.folded(history.add(make(history.author("a", number), history.view.brokers["a"])), history.view)
+        leadership.stepped(leading(history.view, second, leads=True))
+
+
+def test_a_broker_that_drains_leads() -> None:
+    """A view, or a broker, that takes a draining broker for the leader is found, and so is a leader that does nothing."""
+    history, leadership, first, second = two_brokers()
+    drains = history.add(propose.draining(history.author("a", 1), history.view.brokers["a"]))
+    leadership.folded(drains, history.view)
+    with pytest.raises(InvariantViolated, match=rf"section 5: .* a \(#{first}\) acts as the leader at offset 4, where #{second} leads"):
+        leadership.stepped(leading(history.view, first, leads=True))
+    with pytest.raises(InvariantViolated, match=rf"a \(#{second}\) does not act as the leader"):
+        leadership.stepped(leading(history.view, second, leads=False))
+    del history.view.live[second]
+    with pytest.raises(InvariantViolated, match=f"at offset 4 the view names {first} as the leader, which is #{second}"):
+        leadership.folded(drains, history.view)
+
+
+def reshaped(gone: tuple[BundleEntry, ...], made: tuple[BundleEntry, ...]) -> Folded:
+    """A record that makes other bundles of those that are gone."""
+    record = BundleTransition(key="a bundle", based_on=0, publisher="b", incarnation=1, sequence=1, state="free")
+    removed = [BundleChanged(name=bundle.name, before=bundle, after=None) for bundle in gone]
+    added = [BundleChanged(name=bundle.name, before=None, after=bundle) for bundle in made]
+    return Folded(offset=50, record=record, verdict=Verdict(changes=(*removed, *added)))
+
+
+def test_children_keep_the_token() -> None:
+    """The children of a split keep the token of their parent, and a new one is found."""
+    parent = owned(0, HASH_MAX, token=10)
+    Tokens().folded(reshaped((parent,), (owned(0, MIDDLE, token=10), owned(MIDDLE, HASH_MAX, token=10))))
+    with pytest.raises(InvariantViolated, match=r"section 3: the children .* begins under token 50, and what it is made of had 10"):
+        Tokens().folded(reshaped((parent,), (owned(0, MIDDLE, token=10), owned(MIDDLE, HASH_MAX, token=50))))
+
+
+def test_a_union_takes_the_greater_token() -> None:
+    """A merge takes the greater of two tokens, and a new one is found."""
+    halves = owned(0, MIDDLE, token=8), owned(MIDDLE, HASH_MAX, token=9)
+    Tokens().folded(reshaped(halves, (owned(0, HASH_MAX, token=9),)))
+    with pytest.raises(InvariantViolated, match="begins under token 50, and what it is made of had 9"):
+        Tokens().folded(reshaped(halves, (owned(0, HASH_MAX, token=50),)))
+
+
+class Moved:
+    """A bundle that a owns and that was transferred to b; the checker has seen all, and both services were asked to prepare."""
+
+    def __init__(self) -> None:
+        self.history, self.transfers = History(), Transfers()
+        self.ids = {name: self.history.join(name) for name in ("a", "b")}
+        self.name = self.history.create().name
+        self.add("a", partial(propose.assign, owner=self.ids["a"]))
+        self.prepare("a")
+        self.add("a", propose.opened)
+        self.transfer()
+        self.prepare("b")
+
+    @property
+    def bundle(self) -> BundleEntry:
+        return self.history.view.bundles[self.name]
+
+    def add(self, author: str, make: Callable[[Author, BundleEntry], AnyRecord]) -> Folded:
+        folded = self.history.add(make(self.history.author(author, self.history.view.offset), self.bundle))
+        assert folded.verdict.accepted
+        self.transfers.folded(folded)
+        return folded
+
+    def transfer(self) -> None:
+        self.add("a", partial(propose.transfer, destination=self.ids["b"]))
+
+    def step(self, name: str, effect: Effect) -> None:
+        self.transfers.stepped(broker(name, self.ids[name]).process, [effect])
+
+    def prepare(self, name: str) -> None:
+        self.step(name, Prepare(bundle=self.bundle, source=None, deadline_ms=0))
+
+    def open(self, name: str, *, source: str | None) -> None:
+        lease = Lease(incarnation=self.ids[name], skew_max_ms=250)
+        handle = Handle(bundle=self.name, namespace=NAMESPACE, low=0, high=MIDDLE, token=self.bundle.token, lease=lease)
+        entry = None if source is None else self.history.view.brokers[source]
+        self.step(name, Open(handle=handle, source=entry, handover=None, deadline_ms=0))
+
+
+def test_an_answer_for_a_transfer_that_the_service_was_not_asked_about() -> None:
+    """A destination is ready for the transfer that its service prepared for, and not for the next one."""
+    moved = Moved()
+    moved.add("a", partial(propose.cancel, reason="operator"))
+    moved.transfer()
+    with pytest.raises(InvariantViolated, match="its service was never asked about that one"):
+        moved.add("b", propose.let_go)
+
+
+def test_a_destination_may_cancel_for_others_what_it_was_not_asked_about() -> None:
+    """An operator's cancel by way of the destination is no answer; a refusal is one."""
+    moved = Moved()
+    moved.add("b", partial(propose.cancel, reason="operator"))
+    moved.transfer()
+    moved.add("b", partial(propose.cancel, reason="operator"))
+    moved.transfer()
+    with pytest.raises(InvariantViolated, match="its service was never asked about that one"):
+        moved.add("b", partial(propose.refuse_transfer, problem="no room"))
+
+
+def test_a_source_that_did_not_release_the_bundle() -> None:
+    """The source of an opening is the broker that handed the bundle over under this token."""
+    moved = Moved()
+    moved.add("b", propose.let_go)
+    moved.add("a", propose.hand_over)
+    moved.open("b", source="a")
+    moved.open("b", source=None)
+    with pytest.raises(InvariantViolated, match="an opening's source released the bundle"):
+        moved.open("b", source="b")
+
+
+def test_two_operations_of_one_bundle_at_once() -> None:
+    """An operation that begins while another of its bundle is under way is seen, and one of another bundle is not."""
+    process = broker("a", 1).process
+    service = process.service
+    discard, other = Discard(bundle="one", deadline_ms=0), Discard(bundle="two", deadline_ms=0)
+    service.under_way = {"one": [Running(operation=discard)], "two": [Running(operation=other)]}
+    one_at_a_time(process, [discard])
+    service.under_way["one"].append(Running(operation=discard))
+    with pytest.raises(InvariantViolated, match="the service of a at once discards and discards one"):
+        one_at_a_time(process, [discard])
+
+
+def test_what_recovery_waits_for() -> None:
+    """A bundle that is not served, and a request that is not answered, keep a cluster from having recovered."""
+    history = History()
+    history.create()
+    problem = not_recovered(history.view, [], lambda _incarnation: None)
+    assert problem is not None
+    assert problem.endswith("(offset 2) is free")
+    waiting = cast("Process", Fake(asked={3}, host=Fake(name="a"), agent=Fake(entry=None)))
+    assert not_recovered(View(), [waiting], lambda _incarnation: None) == "a has not answered 1 requests"
+
+
+def test_recovery_waits_for_a_drain_as_far_as_others_take_what_is_there() -> None:
+    """A broker that drains is to own nothing in the end, unless all others refuse it; and where all drain nothing is owed."""
+    history = History()
+    history.create()
+    me = history.join("a")
+    for bundle in history.view.bundles_of(NAMESPACE):
+        history.add(propose.assign(Author(publisher="admin:test", as_of=history.view.offset), bundle, owner=me))
+        history.add(propose.opened(history.author("a", history.view.offset), history.view.bundles[bundle.name]))
+
+    def process(name: str, status: str, *, takes: bool) -> Process:
+        handles = {entry.name: Fake(token=entry.token, passes=lambda _now: True) for entry in history.view.bundles_of(NAMESPACE)}
+        agent = Fake(entry=Fake(status=status), handle=handles.get)
+        service = Fake(takes=lambda _namespace: takes)
+        return cast("Process", Fake(alive=True, asked=set(), host=Fake(name=name, now=lambda: NOW), agent=agent, service=service))
+
+    def problem(status: str, other: Process) -> str | None:
+        mine = process("a", status, takes=True)
+        return not_recovered(history.view, [mine, other], lambda _incarnation: mine)
+
+    assert problem("up", process("b", "up", takes=True)) is None
+    assert "which drains" in (problem("draining", process("b", "up", takes=True)) or "")
+    assert problem("draining", process("b", "up", takes=False)) is None
+    assert problem("draining", process("b", "draining", takes=True)) is None
+
+
+def test_the_bound_of_recovery_grows_with_what_must_be_waited_for() -> None:
+    """More brokers, and slower clocks, take longer."""
+    timing = Timing()
+    bound_ms = recovery_bound_ms(timing, brokers=3, late_ms=0)
+    assert bound_ms < recovery_bound_ms(timing, brokers=4, late_ms=0)
+    assert bound_ms < recovery_bound_ms(replace(timing, clock_rate_error_ppm=30_000), brokers=3, late_ms=0)
