@@ -27,18 +27,20 @@ T = TypeVar("T")
 
 # Not 0, so that no unset time equals the present.
 _BOOT_START_MS: Final = 1_000_000
-_WALL_START_MS: Final = 1_000_000_000
+_WALL_AHEAD_MS: Final = 1_000_000_000
 
 
 class VirtualClock:
     """Time that passes only when a test moves it. See `brokers.runtime.clock.Clock`."""
 
-    def __init__(self) -> None:
-        self.boot_ms = _BOOT_START_MS
+    def __init__(self, *, boot_ms: int = _BOOT_START_MS, ahead_ms: int = _WALL_AHEAD_MS) -> None:
+        """`ahead_ms` is the wall clock minus the boot clock."""
+        self.boot_ms = boot_ms
+        self.ahead_ms = ahead_ms
 
     def now(self) -> Instant:
         """Return the reading of both clocks."""
-        return Instant(self.boot_ms, _WALL_START_MS + self.boot_ms)
+        return Instant(self.boot_ms, self.ahead_ms + self.boot_ms)
 
     def boot_ns(self) -> int:
         """Return the boot time in nanoseconds."""

@@ -10,20 +10,11 @@ from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
+from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.log.subscription import Outage
 
 NOW = Instant(100_000, 1_700_000_000_000)
-
-
-class Stopped:
-    """A clock that stands still at `NOW`."""
-
-    def now(self) -> Instant:
-        return NOW
-
-    def boot_ns(self) -> int:
-        return NOW.boot_ms * 1_000_000
 
 
 @dataclass(kw_only=True)
@@ -42,7 +33,7 @@ def loss(broker: Broker, *, outage_ms: int | None = None) -> ChannelLoss | None:
     """What is said of a broker whose log cannot be read for so long."""
     error = LogUnavailable(log="memory:x", problem="it is away", in_doubt=False)
     outage = None if outage_ms is None else Outage(since_ns=(NOW.boot_ms - outage_ms) * 1_000_000, error=error)
-    return channel_loss(cast("Agent", broker), outage, Stopped())
+    return channel_loss(cast("Agent", broker), outage, VirtualClock(boot_ms=NOW.boot_ms, ahead_ms=NOW.wall_ms - NOW.boot_ms))
 
 
 def handle(name: str, *, serves_on: bool, is_open: bool = True) -> Handle:

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.errors import DecisionLogUnavailable
 from equipoise.brokers.server.decision_writer import REPEATED_MS, DecisionWriter
+from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.shedder.plan import Idle, Move, Stay
 
 IDLE = Idle(result="Skip", cause="HitCount", reason="the load is even")
@@ -24,18 +24,6 @@ MOVE = Move(bundle="t/n/0x00000000_0xffffffff", source="a", destination="b", rea
 
 # Written whatever came before it, and after all of that.
 LAST = Decision(at_ms=0, broker="a", kind="merge", strategy="AutoMerge")
-
-
-class SetClock:
-    """A clock that stands where a test sets it."""
-
-    boot_ms = 0
-
-    def now(self) -> Instant:
-        return Instant(boot_ms=self.boot_ms, wall_ms=1_700_000_000_000 + self.boot_ms)
-
-    def boot_ns(self) -> int:
-        return self.boot_ms * 1_000_000
 
 
 class Kept:
@@ -65,7 +53,7 @@ def decision(*, moves: tuple[Move, ...] = (), strategy: str = "BalancedShedder",
     return Decision(at_ms=0, broker="a", kind="shed", strategy=strategy, moves=moves, idle=idle, counted=counted, mean=mean)
 
 
-def written(kept: Kept, clock: SetClock, steps: Sequence[tuple[int, Decision]]) -> tuple[int, list[Decision]]:
+def written(kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision]]) -> tuple[int, list[Decision]]:
     """How many decisions were counted, and which were written, of those that were taken at these times."""
     counted: list[Decision] = []
 
@@ -87,14 +75,14 @@ def written(kept: Kept, clock: SetClock, steps: Sequence[tuple[int, Decision]]) 
 def test_rounds_that_come_to_nothing_are_counted_each_and_written_once_a_minute() -> None:
     """Figures that differ a little make no news; a minute later the same is written again."""
     steps = [(at_ms, decision(mean=0.5 + at_ms / 1e9)) for at_ms in (0, 5_000, REPEATED_MS - 1, REPEATED_MS)]
-    count, kept = written(Kept(), SetClock(), steps)
+    count, kept = written(Kept(), VirtualClock(boot_ms=0), steps)
     assert (4, [0.5, 0.5 + REPEATED_MS / 1e9]) == (count, [each.mean for each in kept])
 
 
 def test_what_moves_is_written_and_so_is_what_comes_after_it() -> None:
     """Moves are written however alike they are, and so is the first round after them, and the first of another strategy."""
     each = [decision(), decision(moves=(MOVE,)), decision(moves=(MOVE,)), decision(), decision(), decision(strategy="TransferShedder")]
-    _, kept = written(Kept(), SetClock(), [(number, one) for number, one in enumerate(each)])
+    _, kept = written(Kept(), VirtualClock(boot_ms=0), [(number, one) for number, one in enumerate(each)])
     assert [each[0], each[1], each[2], each[3], each[5]] == kept
 
 
@@ -103,7 +91,7 @@ def test_a_log_that_is_away_loses_decisions_and_says_so(caplog: pytest.LogCaptur
     kept = Kept()
     kept.is_away = True
     with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
-        count, decisions = written(kept, SetClock(), [(number, decision(moves=(MOVE,))) for number in range(5)])
+        count, decisions = written(kept, VirtualClock(boot_ms=0), [(number, decision(moves=(MOVE,))) for number in range(5)])
     assert (5, [], 1) == (count, decisions, len(caplog.records))
     assert "it is away" in caplog.text
 
@@ -112,7 +100,7 @@ def test_every_round_of_splits_that_is_told_is_written() -> None:
     """Two bundles that cannot be cut are two reasons, though both rounds count the same, and come within a minute."""
     stays = [(Stay(subject=bundle, reason="it cannot be cut"),) for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")]
     told = [replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each) for each in stays]
-    _, kept = written(Kept(), SetClock(), list(enumerate(told)))
+    _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(told)))
     assert stays == [each.stays for each in kept]
 
 
@@ -126,7 +114,7 @@ def test_a_decision_that_cannot_be_written_is_not_the_last_one(caplog: pytest.Lo
             super().write(decision)
 
     with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
-        _, kept = written(Odd(), SetClock(), [(0, decision(strategy="odd")), (1, decision())])
+        _, kept = written(Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())])
     assert [decision()] == kept
     assert [("ERROR", True)] == [
         (line.levelname, line.exc_info is not None) for line in caplog.records if "ValueError: odd" in line.message

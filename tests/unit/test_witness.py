@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import orjson
 
 from equipoise.brokers.agent.effects import Abandon, Close, Reshaped
-from equipoise.brokers.agent.events import Instant, Opened, Tick
+from equipoise.brokers.agent.events import Opened, Tick
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.observations.recorder import ServingRecorder
 from equipoise.brokers.runtime.observations.records import Served
 from equipoise.brokers.runtime.service import Ownership, OwnershipLost
+from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 
 LEFT, RIGHT = bundle_name("t/n", 0, HASH_MAX // 2), bundle_name("t/n", HASH_MAX // 2, HASH_MAX)
@@ -26,23 +27,10 @@ WALL_MS = 1_700_000_000_000
 
 
 @dataclass
-class SetClock:
-    """A clock that stands where a test sets it, in milliseconds of boot time."""
-
-    boot_ms: int = 1_000
-
-    def now(self) -> Instant:
-        return Instant(boot_ms=self.boot_ms, wall_ms=WALL_MS + self.boot_ms)
-
-    def boot_ns(self) -> int:
-        return self.boot_ms * 1_000_000
-
-
-@dataclass
 class Broker:
     """One broker as its witness sees it. `told` is what the witness said: why it ended, and from when until when (ms)."""
 
-    clock: SetClock = field(default_factory=SetClock)
+    clock: VirtualClock = field(default_factory=lambda: VirtualClock(boot_ms=1_000, ahead_ms=WALL_MS))
     lease: Lease = field(default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000))
     handles: dict[str, Handle] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)

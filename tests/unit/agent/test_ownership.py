@@ -5,31 +5,21 @@ May live here: `brokers.runtime.service.Ownership` and `Work`, with a clock that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.service import Evidence, Ownership, OwnershipLost
+from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, key_hash
 
 MIDDLE = 0x80000000
 LEFT_KEY, RIGHT_KEY = "7", "0"
 
 
-@dataclass(kw_only=True)
-class HandClock:
-    """A clock that stands still until a test moves it."""
-
-    boot_ms: int = 1_000
-    ahead_ms: int = 0
-
-    def now(self) -> Instant:
-        return Instant(self.boot_ms, self.boot_ms + self.ahead_ms)
-
-    def boot_ns(self) -> int:
-        return self.boot_ms * 1_000_000
+def clock_at_start() -> VirtualClock:
+    """Both clocks at 1,000 ms."""
+    return VirtualClock(boot_ms=1_000, ahead_ms=0)
 
 
 def good_lease() -> Lease:
@@ -59,7 +49,7 @@ def test_the_keys_lie_where_these_tests_need_them() -> None:
 
 def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
     """Work that passes both checks is witnessed with its times, its token, and the lease that covered it."""
-    clock, seen = HandClock(), list[Evidence]()
+    clock, seen = clock_at_start(), list[Evidence]()
     ownership = Ownership(opened(), clock=clock, record=seen.append)
     assert ownership.is_good
     work = ownership.begin(LEFT_KEY)
@@ -79,7 +69,7 @@ def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
 
 def test_work_does_not_start_without_the_right_to_it() -> None:
     """A closed handle, and a lease that has run out, are told apart."""
-    clock = HandClock()
+    clock = clock_at_start()
     closed = opened()
     closed.is_open = False
     with pytest.raises(OwnershipLost, match="closed here"):
@@ -92,7 +82,7 @@ def test_work_does_not_start_without_the_right_to_it() -> None:
 @pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
 def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
     """Whatever ends the right between the two checks, the result is not answered, and nothing is witnessed."""
-    clock, lease, seen = HandClock(), good_lease(), list[Evidence]()
+    clock, lease, seen = clock_at_start(), good_lease(), list[Evidence]()
     handle = opened(lease=lease)
     work = Ownership(handle, clock=clock, record=seen.append).begin(LEFT_KEY)
     if way == "closed":
@@ -113,7 +103,7 @@ def test_work_goes_on_over_a_split() -> None:
     """Each piece of work is answered under the part that holds its key, also when that part is split again."""
     lease, seen = good_lease(), list[Evidence]()
     whole = opened(lease=lease)
-    ownership = Ownership(whole, clock=HandClock(), record=seen.append)
+    ownership = Ownership(whole, clock=clock_at_start(), record=seen.append)
     left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
     left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
     replaced((whole,), (left, right))
@@ -130,7 +120,7 @@ def test_work_is_lost_with_the_part_that_moves_away() -> None:
     """After a split the part that was given away takes its work with it; the other goes on."""
     lease = good_lease()
     whole = opened(lease=lease)
-    ownership = Ownership(whole, clock=HandClock())
+    ownership = Ownership(whole, clock=clock_at_start())
     left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
     left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
     replaced((whole,), (left, right))
@@ -144,7 +134,7 @@ def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
     """A union takes the greater token: work begun under the smaller one could have been refused by a store meanwhile."""
     lease = good_lease()
     left, right = opened(0, MIDDLE, token=9, lease=lease), opened(MIDDLE, token=12, lease=lease)
-    clock = HandClock()
+    clock = clock_at_start()
     left_work, right_work = Ownership(left, clock=clock).begin(LEFT_KEY), Ownership(right, clock=clock).begin(RIGHT_KEY)
     replaced((left, right), (opened(token=12, lease=lease),))
     right_work.finish()
@@ -155,7 +145,7 @@ def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
 def test_as_a_context_work_is_checked_at_its_end() -> None:
     """Leaving the context is the second check; what the work itself raised goes on instead."""
     handle = opened()
-    ownership = Ownership(handle, clock=HandClock())
+    ownership = Ownership(handle, clock=clock_at_start())
     with pytest.raises(OwnershipLost), ownership.begin(LEFT_KEY):
         handle.is_open = False
     handle.is_open = True

@@ -35,11 +35,9 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import AnyRecord, BundleTransition, Joined, Reason
+from equipoise.channel.core.records import AnyRecord, BundleTransition, Reason
 from equipoise.channel.core.view import View
-
-NAMESPACE = "tenant/ns"
-MIDDLE = 0x80000000
+from tests.folding import MIDDLE, NAMESPACE, joined
 
 
 class History:
@@ -59,19 +57,7 @@ class History:
         return self.folded[-1]
 
     def join(self, broker: str) -> int:
-        last = self.view.last_of_broker(broker)
-        joined = Joined(
-            key=broker,
-            based_on=last,
-            publisher=broker,
-            nonce=f"{broker}:1",
-            lease_ms=3_000,
-            margin_ms=500,
-            renew_ms=1_000,
-            addresses={},
-            labels={},
-        )
-        return self.add(joined).offset
+        return self.add(joined(broker, self.view, nonce=f"{broker}:1")).offset
 
     def create(self) -> BundleEntry:
         author = Author(publisher="admin:test", as_of=self.view.offset)
