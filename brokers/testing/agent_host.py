@@ -173,7 +173,7 @@ class AgentHost(ABC):
         finally:
             self._stepping = False
 
-    def request(self, intent: Intent) -> int:
+    def submit(self, intent: Intent) -> int:
         """Request an operation. Return the ticket of its `Answered`."""
         self._tickets += 1
         self.asked.add(self._tickets)

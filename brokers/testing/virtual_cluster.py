@@ -12,11 +12,14 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from equipoise.brokers.agent.events import Tick, Wanted
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from equipoise.brokers.agent.intents import Unload
 from equipoise.brokers.balancing.namespace_size import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
+from equipoise.brokers.errors import InvalidRequest, UnknownNamespace
+from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.in_worker import Operations
+from equipoise.brokers.operations.steps import Operation, propose
 from equipoise.brokers.runtime.loop_thread import not_running
 from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
@@ -27,6 +30,7 @@ from equipoise.channel.core.ranges import check_broker_id, check_namespace, even
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
 from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
@@ -36,6 +40,9 @@ _EXCHANGES_MAX: Final = 10_000
 
 # A namespace may have thousands of bundles, and people read the message.
 _NAMES_SHOWN_MAX: Final = 20
+
+# A bound that no operation reaches: what does not end while no time passes is cancelled.
+_OPERATION_MS_MAX: Final = 86_400_000
 
 # How often a cluster checks whether an unfinished task waits for virtual time, not for the real world.
 _LOOK_SECONDS: Final = 0.002
@@ -168,7 +175,7 @@ class Cluster(Generic[S]):
         `Rejected`.
         """
         boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
-        self._request(CreateNamespace(name=namespace, boundaries=boundaries), about=namespace)
+        self._operate(verbs.create_namespace(namespace, boundaries))
         return self.bundles(namespace)
 
     # --- bundles ---
@@ -210,7 +217,7 @@ class Cluster(Generic[S]):
         if phase == "free":
             self._run(self._want(bundle))
         elif self.owner(bundle) != broker:
-            self._request(Transfer(bundle=bundle, destination=broker, reason="given by the test"), about=bundle)
+            self._operate(verbs.transfer(bundle, broker, wait=False, reason="given by the test"))
         if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
             raise NotServed(bundle=bundle, broker=broker, problem=self._state_of(bundle))
 
@@ -219,25 +226,23 @@ class Cluster(Generic[S]):
         self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
-        self._request(Unload(bundle=bundle, reason="taken by the test"), about=bundle)
+        self._operate(propose(Unload(bundle=bundle, reason="taken by the test")))
 
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
         """Have the owner of a bundle split it.
 
-        Raises `NotFound`; `Rejected`; `InvalidRequest` for positions that the algorithm does not take; `NotSplit` if the owner
+        Raises `NotFound`; `Rejected`; `InvalidBoundaries` for positions that the algorithm does not take; `NotSplit` if the owner
         did not split the bundle, because its service does not know the algorithm or takes longer.
         """
         self._bundle(bundle)
-        if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and positions is not None:
-            raise InvalidRequest(what="positions", problem=f"{algorithm} finds its cuts itself; they are for {SPECIFIED_POSITIONS_DIVIDE}")
-        self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
+        self._operate(verbs.split(bundle, algorithm, positions, wait=False, reason="split by the test"))
         if bundle in self._view.bundles:
             raise NotSplit(bundle=bundle, problem=self._state_of(bundle))
 
     def merge(self, left: str) -> None:
         """Merge `left` with its right neighbour, which must have the same owner. Raises `NotFound`, `Rejected`."""
         self._bundle(left)
-        self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
+        self._operate(verbs.merge(left, reason="merged by the test"))
 
     # --- time and calls ---
 
@@ -319,20 +324,20 @@ class Cluster(Generic[S]):
         if isinstance(record, BundleTransition) and folded.verdict.accepted and record.reason is not None:
             self._reasons[record.key] = self._last_reason = record.reason
 
-    def _request(self, intent: Intent, *, about: str) -> None:
-        async def request() -> None:
-            ticket = self._leader.request(intent)
-            await self._settle()
-            answered = self._leader.answer(ticket)
-            if answered is None:
-                raise LogUnavailable(log=self._log.name, problem="nothing came of the request", in_doubt=False)
-            if answered.error is not None:
-                raise answered.error
-            verdict = answered.verdict
-            if verdict is not None and verdict.reason is not None:
-                raise Rejected(key=about, reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+    def _operate(self, operation: Operation[object]) -> None:
+        """Run an operation at the leader until the cluster rests. Raises what the operation raises, or that it has not ended."""
 
-        self._run(request())
+        async def operate() -> None:
+            running = Operations(self._leader).run(operation, Deadline.after(timeout_ms=_OPERATION_MS_MAX))
+            task = asyncio.get_running_loop().create_task(running)
+            await self._settle()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+                raise LogUnavailable(log=self._log.name, problem="nothing came of the request", in_doubt=False)
+            task.result()
+
+        self._run(operate())
 
     async def _want(self, bundle: str) -> None:
         self._leader.deliver(Wanted(bundle=bundle))

@@ -10,17 +10,21 @@ from functools import partial
 from typing import Final, TypeVar
 
 from equipoise.brokers.agent.effects import Answered, Effect
-from equipoise.brokers.agent.events import Event, Instant, Wanted
+from equipoise.brokers.agent.events import DrainRequested, Event, Instant, Wanted
 from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime.router import Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
@@ -102,6 +106,7 @@ class Member(AgentHost):
         self.broker_id = broker
         self._world = world
         self._answers: dict[int, Answered] = {}
+        self._listeners: list[tuple[Callable[[Folded], None], Callable[[Resync], None]]] = []
         self.service = self.runner = ServiceRunner(
             {"*": service},
             clock=world.clock,
@@ -135,6 +140,12 @@ class Member(AgentHost):
 
     def stepped(self, event: Event, effects: Sequence[Effect], _now: Instant) -> None:
         """See `AgentHost`. A lookup without effects must not wake the waiting tasks."""
+        for effect in effects:
+            for folded, resynced in tuple(self._listeners):
+                if isinstance(effect, Folded):
+                    folded(effect)
+                elif isinstance(effect, Resync):
+                    resynced(effect)
         if effects or not isinstance(event, Wanted):
             self._world.changed()
 
@@ -143,9 +154,42 @@ class Member(AgentHost):
         del self._world.members[self.broker_id]
         self._world.changed()
 
-    def answer(self, ticket: int) -> Answered | None:
-        """Return the answer to a request; None while it is unknown."""
-        return self._answers.pop(ticket, None)
+    # --- what `brokers.operations.in_worker` needs of a broker ---
+
+    @property
+    def view(self) -> View:
+        """The view."""
+        return self.agent.view
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log, for errors."""
+        return self.log.name
+
+    def drain(self) -> None:
+        """Start to drain."""
+        self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms))
+
+    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+        """Call `listener` for each record. Return the end of it."""
+        self._listeners.append((listener, resynced))
+        return partial(self._listeners.remove, (listener, resynced))
+
+    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+        """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of the accepted record."""
+        ticket = self.submit(intent)
+        answered = await self.until(
+            lambda _: self._answers.pop(ticket, None), timeout_ms=timeout_ms, what=f"the answer about {subject_of(intent)}"
+        )
+        if answered.error is not None:
+            raise answered.error
+        verdict = answered.verdict
+        if verdict is not None and verdict.reason is not None:
+            raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+        assert answered.offset is not None, "what was accepted is on the log"
+        return answered.offset
+
+    # --- what its service needs ---
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""

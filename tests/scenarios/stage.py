@@ -421,7 +421,7 @@ class Stage:
 
     def ask(self, name: str, intent: Intent) -> None:
         """Ask a broker for something, as an operator or its balancer does."""
-        self.process(name).request(intent)
+        self.process(name).submit(intent)
 
     def advance(self, duration_ms: int) -> None:
         """Let time pass, from one wish to be woken to the next."""

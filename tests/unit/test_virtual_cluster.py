@@ -211,6 +211,10 @@ def test_what_the_channel_rejects_is_told(cluster: Cluster[Diary]) -> None:
         cluster.ownership("shop/returns", "key")
     with pytest.raises(Rejected):
         cluster.create(NAMESPACE)
+    cluster.take(whole(cluster))
+    with pytest.raises(Rejected, match="free"):
+        cluster.take(whole(cluster))
+    cluster.give(whole(cluster), "a")
     assert cluster.owner(whole(cluster)) == "a"
 
 
@@ -298,7 +302,7 @@ def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
     """An algorithm that the service does not know, or positions for one that takes none, cut nothing and are errors."""
     with pytest.raises(NotSplit, match="was not split: it is owned, served by a"):
         cluster.split(whole(cluster), algorithm="by_the_moon")
-    with pytest.raises(InvalidRequest, match="range_equally_divide finds its cuts itself"):
+    with pytest.raises(InvalidBoundaries, match="range_equally_divide finds its positions itself"):
         cluster.split(whole(cluster), positions=(7,))
     assert 1 == len(cluster.bundles(NAMESPACE))
 

@@ -104,7 +104,7 @@ class Operators:
         """Request `intent` from some running broker."""
         process = self._some_process()
         if process is not None:
-            process.request(intent)
+            process.submit(intent)
 
     def _write(self, make: Callable[[Author], AnyRecord]) -> None:
         """Append to the log directly, as the command line does."""
