@@ -64,80 +64,48 @@ def overlap_work(left: Leavings) -> None:
     change_first_work(left, answered_ns=during_b4_ns, lease_deadline_ns=during_b4_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
-    name: str
+    """A fault, the rule that finds it, and what the message contains: the key, and the request or for evidence the broker."""
+
     rule: str
     plant: Callable[[Leavings], None]
+    names: str = "'b5'"
     key: str = HOT
-    names: str = "'b5'"  # What the message must contain besides the key: the request, or for evidence the broker.
 
 
-FAULTS = (
-    Fault(name="an acknowledged write is lost", rule="acknowledged_writes_are_stored", plant=lose_row),
-    Fault(
-        name="a caller is told another token",
-        rule="acknowledged_writes_are_stored",
-        plant=lambda left: left.change_answers("b5", token=99),
+FAULTS = {
+    "an acknowledged write is lost": Fault("acknowledged_writes_are_stored", lose_row),
+    "a caller is told another token": Fault("acknowledged_writes_are_stored", lambda left: left.change_answers("b5", token=99)),
+    "a caller is told another value": Fault("acknowledged_writes_are_stored", lambda left: left.change_answers("b5", value=6)),
+    "a write is applied twice": Fault("requests_are_applied_once", apply_twice),
+    "an unknown outcome is applied twice": Fault("requests_are_applied_once", apply_unknown_twice, "'lost'"),
+    "a write answered 503 is in the store": Fault("refused_calls_left_nothing", lambda left: left.change_answers("b5", status=503)),
+    "a write answered 409 is in the store": Fault("refused_calls_left_nothing", lambda left: left.change_answers("b5", status=409)),
+    "a value is skipped": Fault("values_count_up", lambda left: left.change_both("b5", value=6)),
+    "an update is lost": Fault("values_count_up", lambda left: left.change_both("b5", value=4)),
+    "a token falls between overlapping calls": Fault(
+        "stored_tokens_never_fall", lambda left: left.change_both("b5", token=10, broker="b0")
     ),
-    Fault(
-        name="a caller is told another value",
-        rule="acknowledged_writes_are_stored",
-        plant=lambda left: left.change_answers("b5", value=6),
+    "the store takes a stale write": Fault("stored_tokens_never_fall", take_stale_write, "'stale'"),
+    "the store refuses a token that is not stale": Fault(
+        "refusals_were_stale", lambda left: left.refusals.append(case.Refusal("fresh", HOT, 17, 17)), "'fresh'"
     ),
-    Fault(name="a write is applied twice", rule="requests_are_applied_once", plant=apply_twice),
-    Fault(name="an unknown outcome is applied twice", rule="requests_are_applied_once", plant=apply_unknown_twice, names="'lost'"),
-    Fault(
-        name="a write answered 503 is in the store",
-        rule="refused_calls_left_nothing",
-        plant=lambda left: left.change_answers("b5", status=503),
+    "two brokers serve one token": Fault("tokens_have_one_broker", lambda left: left.change_both("b5", broker="b2")),
+    "the old owner answers after the new one": Fault("one_owner_at_a_time", answer_late, "'a3'"),
+    "values are out of real-time order": Fault("values_follow_real_time", reverse_values, "'c7'", COLD),
+    "work is answered past the lease": Fault(
+        "work_ends_within_its_lease",
+        lambda left: change_first_work(left, lease_deadline_ns=left.works[0].answered_ns - 1),
+        "'b0'",
     ),
-    Fault(
-        name="a write answered 409 is in the store",
-        rule="refused_calls_left_nothing",
-        plant=lambda left: left.change_answers("b5", status=409),
+    "work is started past the lease": Fault(
+        "work_ends_within_its_lease",
+        lambda left: change_first_work(left, started_ns=left.works[0].lease_deadline_ns + 1),
+        "'b0'",
     ),
-    Fault(name="a value is skipped", rule="values_count_up", plant=lambda left: left.change_both("b5", value=6)),
-    Fault(name="an update is lost", rule="values_count_up", plant=lambda left: left.change_both("b5", value=4)),
-    Fault(
-        name="a token falls between overlapping calls",
-        rule="stored_tokens_never_fall",
-        plant=lambda left: left.change_both("b5", token=10, broker="b0"),
-    ),
-    Fault(name="the store takes a stale write", rule="stored_tokens_never_fall", plant=take_stale_write, names="'stale'"),
-    Fault(
-        name="the store refuses a token that is not stale",
-        rule="refusals_were_stale",
-        plant=lambda left: left.refusals.append(case.Refusal("fresh", HOT, 17, 17)),
-        names="'fresh'",
-    ),
-    Fault(
-        name="two brokers serve one token",
-        rule="tokens_have_one_broker",
-        plant=lambda left: left.change_both("b5", broker="b2"),
-    ),
-    Fault(name="the old owner answers after the new one", rule="one_owner_at_a_time", plant=answer_late, names="'a3'"),
-    Fault(
-        name="values are out of real-time order",
-        rule="values_follow_real_time",
-        plant=reverse_values,
-        key=COLD,
-        names="'c7'",
-    ),
-    Fault(
-        name="work is answered past the lease",
-        rule="work_ends_within_its_lease",
-        plant=lambda left: change_first_work(left, lease_deadline_ns=left.works[0].answered_ns - 1),
-        names="'b0'",
-    ),
-    Fault(
-        name="work is started past the lease",
-        rule="work_ends_within_its_lease",
-        plant=lambda left: change_first_work(left, started_ns=left.works[0].lease_deadline_ns + 1),
-        names="'b0'",
-    ),
-    Fault(name="an old owner's work ends within a new one's", rule="work_of_two_tokens_never_overlaps", plant=overlap_work, names="'b0'"),
-)
+    "an old owner's work ends within a new one's": Fault("work_of_two_tokens_never_overlaps", overlap_work, "'b0'"),
+}
 
 
 def test_work_that_only_a_token_guards_is_checked_by_the_store() -> None:
@@ -148,17 +116,12 @@ def test_work_that_only_a_token_guards_is_checked_by_the_store() -> None:
     assert {} == left.violations()
 
 
-def faults() -> pytest.MarkDecorator:
-    """Run a test once for each fault."""
-    return pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-
-
 def test_an_honest_run_is_clean() -> None:
     """The output of an honest service is accepted."""
     assert {} == plain_run().violations()
 
 
-@faults()
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
     """Each fault is found by its own rule only, in a message that names key and request."""
     left = plain_run()
@@ -169,7 +132,7 @@ def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
     assert fault.names in found[fault.rule][0]
 
 
-@faults()
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rule is needed: without it its fault is not found."""
     left = plain_run()
@@ -180,7 +143,7 @@ def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.M
 
 def test_each_rule_has_a_fault() -> None:
     """The faults cover all rules, and the double-owner count names existing rules."""
-    assert set(rules.RULES) == {fault.rule for fault in FAULTS}
+    assert set(rules.RULES) == {fault.rule for fault in FAULTS.values()}
     assert set(rules.DOUBLE_OWNER_RULES) <= set(rules.RULES)
 
 

@@ -43,12 +43,12 @@ def save(left: Leavings, folder: Path) -> list[str]:
     return [str(history), "--store", str(store_path), "--evidence", str(evidence)]
 
 
-def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the checker's three files in a process that sees only the standard library."""
+def alone(arguments: Sequence[str], program: str = "checker.py") -> subprocess.CompletedProcess[str]:
+    """Run a copy of the checker's files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("case.py", "rules.py", "checker.py"):
+        for name in {"case.py", "rules.py", "checker.py", program}:
             shutil.copy(Path(__file__).with_name(name), folder)
-        command = [sys.executable, "-E", "-s", "-S", f"{folder}/checker.py", *arguments]
+        command = [sys.executable, "-E", "-s", "-S", f"{folder}/{program}", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
