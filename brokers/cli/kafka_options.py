@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typer._click import Command, Parameter
 
 PrintConfigOption = Annotated[
-    bool, typer.Option("--print-config", help="Print the settings in force as JSON, secrets masked, and start nothing.")
+    bool, typer.Option("--print-config", help="Print the effective settings as JSON, with secrets masked, and exit.")
 ]
 
 _LOGS: Final = frozenset({"log", "to"})
@@ -54,7 +54,7 @@ def _as_on_all_commands(
         typer.Option(
             metavar="KEY=VALUE",
             callback=_set_config,
-            help=f"A setting of Kafka's client, in librdkafka's names; may be repeated. Also in {CONFIG_VARIABLE}.",
+            help=f"Set an option of Kafka's client, by its librdkafka name. Repeatable. Also in {CONFIG_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def _as_on_all_commands(
             callback=_set_config_file,
             exists=True,
             dir_okay=False,
-            help=f"A file of such lines; the place for passwords. Also in {CONFIG_FILE_VARIABLE}.",
+            help=f"Read such options from a file, for example passwords. Also in {CONFIG_FILE_VARIABLE}.",
             show_default=False,
         ),
     ] = None,

@@ -21,21 +21,24 @@ GROUPS: Final = {
     "broker": ("equipoise.brokers.cli.commands.broker", "Run one broker in the foreground."),
     "load-worker": ("equipoise.brokers.cli.commands.load_worker", "Average the load of a cluster on Kafka."),
     "up": ("equipoise.brokers.cli.commands.up", "Run a cluster of brokers on this machine."),
-    "namespaces": ("equipoise.brokers.cli.commands.namespaces", "Make namespaces; move, cut and join their bundles."),
-    "topics": ("equipoise.brokers.cli.commands.topics", "List topics, look at their stats, make partitioned ones."),
-    "bundles": ("equipoise.brokers.cli.commands.bundles", "Look at bundles and their owners; cancel moves."),
-    "policies": ("equipoise.brokers.cli.commands.policy_commands", "Say which brokers may have which bundles."),
-    "brokers": ("equipoise.brokers.cli.commands.broker_commands", "See who is a member; drain a broker, declare a dead one dead."),
+    "namespaces": ("equipoise.brokers.cli.commands.namespaces", "Create and delete namespaces; move, split and merge their bundles."),
+    "topics": ("equipoise.brokers.cli.commands.topics", "List topics, show their stats, manage partitioned topics."),
+    "bundles": ("equipoise.brokers.cli.commands.bundles", "Show bundles and their owners; cancel moves."),
+    "policies": ("equipoise.brokers.cli.commands.policy_commands", "Define which brokers may own which bundles."),
+    "brokers": (
+        "equipoise.brokers.cli.commands.broker_commands",
+        "List brokers and their status; drain a broker; declare a dead one dead.",
+    ),
     "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
-    "decisions": ("equipoise.brokers.cli.commands.decision_commands", "See what balancing has decided, and why."),
+    "decisions": ("equipoise.brokers.cli.commands.decision_commands", "Show what the balancer decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
-    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, explain the history of a bundle, verify everything."),
-    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report what a channel went through."),
+    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
+    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report a channel's history."),
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""
 
 _EPILOG: Final = (
-    "Exit codes: 0 done; 1 refused, or something was found; 2 wrong command line; 3 not there in time; 4 somebody must act first; "
+    "Exit codes: 0 done; 1 refused, or a check found something; 2 wrong command line; 3 unavailable or timed out; 4 an operator must act; "
     "130 Ctrl-C."
 )
 

@@ -38,17 +38,15 @@ LogOption = Annotated[
         "--log",
         metavar="URL",
         envvar=LOG_VARIABLE,
-        help="The log that all brokers of the cluster share: sqlite:PATH or kafka://HOST:PORT/TOPIC.",
+        help="The cluster's log: sqlite:PATH or kafka://HOST:PORT/TOPIC.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print JSON, errors too: one document, or one line for each record.")]
-ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON, too.")]
-TimeoutOption = Annotated[
-    int, typer.Option("--timeout", metavar="SECONDS", min=1, max=_TIMEOUT_S_MAX, help="How long to wait for the log and for what is asked.")
-]
+JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print results and errors as JSON: one document, or one line per record.")]
+ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON.")]
+TimeoutOption = Annotated[int, typer.Option("--timeout", metavar="SECONDS", min=1, max=_TIMEOUT_S_MAX, help="Time limit of the command.")]
 AsOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="NAME", help="Who asks, as the channel remembers it (admin:NAME).  [default: the user's name]"),
+    typer.Option("--as", metavar="NAME", help="Your name in the channel's history (admin:NAME).  [default: the user's name]"),
 ]
 BrokerConfOption = Annotated[
     Path | None,
@@ -57,11 +55,13 @@ BrokerConfOption = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="A broker.conf of Pulsar: what it says of balancing is taken, below --set and the channel.",
+        help="Use the balancing settings of this Pulsar broker.conf. --set and the channel override them.",
         show_default=False,
     ),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done, or only until the channel has accepted it.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for the effect, or only until the channel has accepted the request.")
+]
 
 
 def directory(text: str) -> Path:
@@ -76,7 +76,7 @@ def file(text: str) -> Path:
 
 def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:
     if not text:
-        raise typer.BadParameter("the name is empty; '.' is the working folder")
+        raise typer.BadParameter("the name is empty; write '.' for the current directory")
     path = Path(text)
     with suppress(OSError):  # The user of the path meets and reports the same error.
         if unless(path):

@@ -302,7 +302,7 @@ def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
     """An algorithm that the service does not know, or positions for one that takes none, cut nothing and are errors."""
     with pytest.raises(NotSplit, match="was not split: it is owned, served by a"):
         cluster.split(whole(cluster), algorithm="by_the_moon")
-    with pytest.raises(InvalidBoundaries, match="range_equally_divide finds its positions itself"):
+    with pytest.raises(CallerError, match="range_equally_divide finds its positions itself"):
         cluster.split(whole(cluster), positions=(7,))
     assert 1 == len(cluster.bundles(NAMESPACE))
 

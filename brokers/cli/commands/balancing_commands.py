@@ -55,7 +55,7 @@ def on(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEO
 def off(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """Turn balancing off.
 
-    Nothing is moved, split or merged by itself any more; what is under way ends, and bundles without an owner still get one.
+    The balancer then starts no moves, splits or merges. Running ones end, and bundles without an owner are still placed.
     """
     _change(log, admin, timeout, {_ENABLED: False}, as_json=as_json)
 
@@ -63,7 +63,7 @@ def off(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIME
 @app.command("set")
 def set_settings(
     changes: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as transfer.target_deviation=0.1.", show_default=False)
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="For example transfer.target_deviation=0.1.", show_default=False)
     ],
     *,
     log: LogOption,
@@ -73,21 +73,21 @@ def set_settings(
 ) -> None:
     """Set settings on the channel, for all brokers at once and at run time.
 
-    All of them are set, or none. `none` stands for no limit, and namespaces are written with commas between them.
+    Sets all of them, or none. Write `none` for no limit, and separate namespaces with commas.
     """
     _change(log, admin, timeout, dict(pairs("balancing set", changes)), as_json=as_json)
 
 
 @app.command()
 def unset(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Such as transfer.target_deviation.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="For example transfer.target_deviation.", show_default=False)],
     *,
     log: LogOption,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Take settings off the channel: each broker goes by its own again, or by the default."""
+    """Remove settings from the channel. Each broker then uses its own, or the default."""
     _change(log, admin, timeout, dict.fromkeys(names), as_json=as_json)
 
 
@@ -107,14 +107,14 @@ def show(
     *,
     log: LogOption,
     everything: Annotated[
-        bool, typer.Option("--all", help="All settings, and who set each and at which offset, as far as the log still tells.")
+        bool, typer.Option("--all", help="Show all settings, and who set each at which offset, if the log still has the record.")
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the settings that the channel holds.
+    """Show the settings on the channel.
 
-    Where it says nothing, a broker goes by what it was started with, and else by the default.
+    For all other settings a broker uses those that it was started with, or the default.
     """
     latest: dict[str, SettingsChange] = {}
     with unread(log, timeout) if everything else reading(log, timeout) as access:
@@ -144,7 +144,7 @@ def show(
         for line in _grouped(rows):
             print_line(line)
     else:
-        nothing = "the channel holds no settings: each broker goes by what it was started with, or by the default"
+        nothing = "the channel has no settings: each broker uses those that it was started with, or the defaults"
         print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
     for problem in problems:
         print_line(f"cannot be read: {problem}", color=typer.colors.RED)
@@ -154,7 +154,7 @@ def show(
 
 @app.command()
 def history(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show who changed which setting, and what it was, as far back as the log goes."""
+    """Show all changes of settings, with their author and the previous value, as far back as the log goes."""
     with unread(log, timeout) as access:
         beginning, began_with = access.view.offset, document_of(access.view)
         changes = tuple(_history(access))
@@ -175,9 +175,9 @@ def read(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a broker would take of a broker.conf, and start nothing.
+    """Show which settings a broker would read from a broker.conf. Starts nothing.
 
-    What has no meaning here is told with the reason. Exit code 1 if something was not understood.
+    Entries without a meaning here are listed with the reason. Exit code 1: an entry was not understood.
     """
     conf = broker_conf.read_broker_conf(file)
     if as_json:

@@ -32,7 +32,7 @@ ServiceOption = Annotated[
     typer.Option(
         "--service",
         metavar="[PATTERN=]MODULE:CLASS",
-        help="What serves the namespaces of a pattern, such as 'shop/*'; `pulsar` and `counter` come with the package; may be repeated. "
+        help="Service for the namespaces of a pattern, such as 'shop/*'. `pulsar` and `counter` are built in. Repeatable. "
         " [default: pulsar, or counter without the extra `pulsar`]",
         show_default=False,
     ),
@@ -42,13 +42,18 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any other setting of a broker, such as lookup_ms=5000, or one of balancing, such as balanced.moves_max=8; may be repeated.",
+        help="Set any setting of a broker (lookup_ms=5000) or of the balancer (balanced.moves_max=8). Repeatable.",
         show_default=False,
     ),
 ]
 EvidenceOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", parser=file, help="Add a line there for each piece of finished work, for a judge.", show_default=False),
+    typer.Option(
+        metavar="FILE",
+        parser=file,
+        help="Append evidence of each finished operation to this file, for the checker of real runs.",
+        show_default=False,
+    ),
 ]
 
 PULSAR_PORT: Final = 6650
@@ -58,36 +63,38 @@ PULSAR_PORT: Final = 6650
 def run(
     *,
     log: LogOption,
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", parser=directory, help="The directory of this one broker, on a disk of this machine.")
-    ],
-    broker_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="[default: HOST:PORT]", show_default=False)] = None,
+    data: Annotated[Path, typer.Option(metavar="DIR", parser=directory, help="Directory of this broker, on a local disk.")],
+    broker_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="The broker's id.  [default: HOST:PORT]", show_default=False)
+    ] = None,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False)] = None,
-    host: Annotated[str | None, typer.Option(help="The address that HTTP listens on.  [default: 127.0.0.1]", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]", show_default=False)] = None,
     http_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="0 takes any that is free.  [default: 8080]", show_default=False)
+        int | None, typer.Option(metavar="PORT", help="HTTP port; 0 chooses a free one.  [default: 8080]", show_default=False)
     ] = None,
     pulsar_port: Annotated[
         int | None,
         typer.Option(
             metavar="PORT",
-            help="For Pulsar's clients, if a service takes them; 0 takes any that is free.  [default: 6650]",
+            help="Port for Pulsar clients, if a service accepts them; 0 chooses a free one.  [default: 6650]",
             show_default=False,
         ),
     ] = None,
     advertised_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="The host that clients are told.  [default: that of --host]", show_default=False)
+        str | None, typer.Option(metavar="HOST", help="Host that clients connect to.  [default: that of --host]", show_default=False)
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen where other machines can reach it, though nobody is asked who they are.")
+        bool, typer.Option("--insecure", help="Allow a --host that other machines can reach. There is no authentication.")
     ] = False,
     service: ServiceOption = None,
-    capacity: Annotated[int | None, typer.Option(help="A weight.  [default: 100]", show_default=False)] = None,
+    capacity: Annotated[
+        int | None, typer.Option(help="Weight of this broker when bundles are distributed.  [default: 100]", show_default=False)
+    ] = None,
     failure_domain: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What may fail as a whole with this broker.", show_default=False)
+        str | None, typer.Option(metavar="NAME", help="Failure domain, such as a rack or a zone.", show_default=False)
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For policies; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for policies. Repeatable.", show_default=False)
     ] = None,
     evidence: EvidenceOption = None,
     settings: SetOption = None,
@@ -98,7 +105,7 @@ def run(
 ) -> None:
     """Run one broker in the foreground.
 
-    SIGTERM or Ctrl-C make it move its bundles away and leave.
+    On SIGTERM or Ctrl-C it moves its bundles away and leaves.
     """
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over

@@ -32,7 +32,7 @@ from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.runtime.service import own_http
 from equipoise.channel.system.deadline import Deadline
 
-app = group("See who is a member; drain a broker, declare a dead one dead.")
+app = group("List brokers and their status; drain a broker; declare a dead one dead.")
 
 
 _STATUS_COLUMNS: Final = ("broker", "status", "channel_lost_since", "serving_on", "problems")
@@ -43,17 +43,17 @@ _WELL: Final = frozenset({"ready", "serving on"})
 @app.command("list")
 def list_brokers(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="Refuse the log of another cluster than this.", show_default=False)
+        str | None, typer.Argument(metavar="CLUSTER", help="Fail if the log belongs to another cluster.", show_default=False)
     ] = None,
     *,
     log: LogOption,
-    everyone: Annotated[bool, typer.Option("--all", help="Those too that have left or are down.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Include brokers that have left or are down.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """List the brokers that are alive.
+    """List the live brokers.
 
-    That is what the channel says; one that has just died is listed until its lease has run out.
+    The list comes from the channel: a broker that has just died is listed until its lease ends.
     """
     with reading(log, timeout, cluster=cluster) as access:
         brokers = [access.view.brokers[name] for name in sorted(access.view.brokers)]
@@ -63,9 +63,9 @@ def list_brokers(
 
 @app.command("leader-broker")
 def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Say which broker leads.
+    """Show the leader.
 
-    It is the oldest live one that does not drain. Exit code 3: none, since none is alive.
+    The leader is the oldest live broker that does not drain. Exit code 3: no broker is alive.
     """
     with reading(log, timeout) as access:
         leader = access.view.leader()
@@ -82,22 +82,24 @@ def status(
     *,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log that says which brokers there are.", show_default=False),
+        typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="Ask the brokers of this log.", show_default=False),
     ] = None,
     url: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Ask the broker at this HTTP address, without the log; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="URL", help="Ask the broker at this HTTP address; works while the log is away. Repeatable.", show_default=False
+        ),
     ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the brokers how they are.
+    """Show the status of brokers.
 
-    Each is asked over HTTP: whether it is ready, since when it has lost the channel, and which namespaces it serves on all the
-    same. While the log is away only --url finds them. Exit code 3: one of them is not ready, or does not answer.
+    Asks each broker over HTTP whether it is ready, since when it has lost the channel, and which namespaces it still serves. While
+    the log is unavailable, name the brokers with --url. Exit code 3: a broker is not ready, or does not answer.
     """
     if not url and log is None:
-        raise typer.BadParameter(f"say where the brokers are found: --url, or --log (or {LOG_VARIABLE})")
+        raise typer.BadParameter(f"name the brokers with --url, or their log with --log or {LOG_VARIABLE}")
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
     brokers = [(address, address.rstrip("/")) for address in url or ()]
     if not brokers and log is not None:
@@ -119,9 +121,9 @@ def drain(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Have a broker move all its bundles away.
+    """Move all bundles of a broker away.
 
-    It is asked over HTTP, and writes itself that it is draining: it takes nothing new from then on. Its process goes on.
+    The broker takes no new bundles from then on. Its process continues to run; stop it, or restart it to take bundles again.
     """
     with reading(log, timeout) as access:
         answer = run(access, verbs.drain(broker, wait=wait))
@@ -131,9 +133,7 @@ def drain(
 @app.command()
 def declare_dead(
     *,
-    data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", parser=directory, help="The data directory of the broker whose process is gone.")
-    ],
+    data: Annotated[Path, typer.Option("--data", metavar="DIR", parser=directory, help="Data directory of the dead broker.")],
     log: LogOption,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -141,9 +141,9 @@ def declare_dead(
 ) -> None:
     """Declare a dead broker dead at once.
 
-    Nobody then waits for its lease. The lock of its data directory proves that its process is gone; while that runs, it is
-    refused with the number of the process. For a service manager's stop hook: after a graceful stop there is nobody to
-    declare dead, and that is no error.
+    Its bundles then move without waiting for its lease. The lock of its data directory proves that the process has ended; if it
+    still runs, the command fails and prints the process id. Meant for a service manager's stop hook: after a graceful stop it
+    does nothing and succeeds.
     """
     with writing(log, admin, timeout) as access:
         death_declarations = declare_dead_by_directory(access, data)
@@ -155,7 +155,7 @@ def declare_dead(
     for dead in death_declarations:
         print_line(f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held {counted(dead.bundles, 'bundle')}")
     if not death_declarations:
-        print_line(f"nobody to declare dead: no live broker bears a nonce of {data}")
+        print_line(f"no broker to declare dead: no live broker has an instance id of {data}")
 
 
 def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:

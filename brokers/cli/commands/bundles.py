@@ -13,14 +13,16 @@ from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
 from equipoise.brokers.operations import verbs
 from equipoise.channel.core.ranges import key_hash
 
-app = group("Look at bundles and their owners; cancel moves.")
+app = group("Show bundles and their owners; cancel moves.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
 
 
 @app.command("list")
 def list_bundles(
-    namespace: Annotated[str | None, typer.Argument(metavar="TENANT/NAMESPACE", help="Only those of this one.", show_default=False)] = None,
+    namespace: Annotated[
+        str | None, typer.Argument(metavar="TENANT/NAMESPACE", help="List only this namespace.", show_default=False)
+    ] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -35,9 +37,9 @@ def list_bundles(
 
 @app.command()
 def show(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show all that the channel knows of one bundle.
+    """Show the state of one bundle.
 
-    Its history is told by `equipoise channel why`.
+    `equipoise channel why` shows its history.
     """
     with reading(log, timeout) as access:
         document = bundle_row(access.view, access.bundle(bundle))
@@ -53,9 +55,9 @@ def owner(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which broker serves a key.
+    """Show which broker serves a key.
 
-    That is what the channel says; a broker that has just died may still be named. Exit code 3: nobody at this moment.
+    The answer comes from the channel, so it may name a broker that has just died. Exit code 3: no broker serves it now.
     """
     point = key_hash(key)
     with reading(log, timeout) as access:
@@ -72,7 +74,7 @@ def owner(
         "addresses": {} if server is None else dict(server.joined.addresses),
     }
     if server is None:
-        sentence = f"nobody at this moment: {bundle.name}, which holds it, is {bundle.state}"
+        sentence = f"no broker serves it now: its bundle {bundle.name} is {bundle.state}"
     else:
         sentence = (
             f"{server.broker} at {server.joined.addresses.get('http', 'no HTTP address')}, in {bundle.name} with token {bundle.token}"
@@ -86,9 +88,9 @@ def owner(
 def cancel(
     bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Cancel a transfer or a split that has not happened.
+    """Cancel a transfer or a split that is not complete.
 
-    Who serves the bundle goes on with it, under the same fencing token. It is refused once the bundle is being let go of, and
-    where nothing moves. Not in Pulsar.
+    The owner keeps the bundle, under the same fencing token. Refused if the bundle does not move, or if its owner is already
+    releasing it. Not in Pulsar.
     """
     carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)

@@ -38,10 +38,8 @@ from equipoise.channel.system.deadline import Deadline
 
 _STREAM: Final = "-"
 
-FromUrlArgument = Annotated[
-    str, typer.Argument(metavar="FROM_URL", help="The log that all brokers of the cluster shared so far.", show_default=False)
-]
-ToUrlArgument = Annotated[str, typer.Argument(metavar="TO_URL", help="The new log; nothing may be there yet.", show_default=False)]
+FromUrlArgument = Annotated[str, typer.Argument(metavar="FROM_URL", help="The cluster's present log.", show_default=False)]
+ToUrlArgument = Annotated[str, typer.Argument(metavar="TO_URL", help="The new log. It must not exist, or be empty.", show_default=False)]
 
 
 class ExportFormat(StrEnum):
@@ -52,19 +50,19 @@ class ExportFormat(StrEnum):
 
 def export(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="A new file; compressed if it ends in .zst.  [default: standard output]")
+        str, typer.Argument(metavar="[FILE]", help="File to create; compressed if its name ends in .zst.  [default: standard output]")
     ] = _STREAM,
     *,
     log: LogOption,
-    form: Annotated[ExportFormat, typer.Option("--format", help="One JSON object a line.")] = ExportFormat.JSONL,
-    start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="Only entries from this offset on.")] = 0,
-    zstd: Annotated[bool, typer.Option("--zstd", help="Compress it, whatever its name.")] = False,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Output format: one JSON object per line.")] = ExportFormat.JSONL,
+    start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="First offset to export.")] = 0,
+    zstd: Annotated[bool, typer.Option("--zstd", help="Compress the output, whatever its name.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Export every record and the verdict on it, as lines of JSON.
 
-    Every byte of the log can be had back from it by `import`; only of a part (--from) it cannot.
+    `import` restores the log from it byte by byte, but not from a partial export (--from).
     """
     from equipoise.compaction.compressed import is_compressed, written
     from equipoise.compaction.exporting import exported
@@ -80,21 +78,27 @@ def export(
 
 
 def import_export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An export, compressed or not; - is the standard input.", show_default=False)],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An export, compressed or not; - reads standard input.", show_default=False)],
     to: ToUrlArgument,
     *,
     ahead: Annotated[
         int | None,
-        typer.Option("--ahead", min=0, max=INTEGER_MAX // 4, metavar="OFFSETS", help="Left out above its end.  [default: 1,000,000,000]"),
+        typer.Option(
+            "--ahead",
+            min=0,
+            max=INTEGER_MAX // 4,
+            metavar="OFFSETS",
+            help="First offset of the new log on Kafka, counted from the end of the export.  [default: 1,000,000,000]",
+        ),
     ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new log of an export.
+    """Create a log from an export.
 
-    All its digests are checked on the way. On SQLite it is the same log, offset for offset; on Kafka a copy of the channel as it
-    stood at the end. Offsets then go on far above: what was appended after the export was made is not in it, and no token may
-    be issued twice.
+    Checks all digests. On SQLite the new log has the same records at the same offsets. On Kafka it is a copy of the state at the end
+    of the export. Its offsets then start far above: records appended after the export are missing, and no fencing token may be
+    issued twice.
     """
     from equipoise.compaction.compressed import lines
     from equipoise.compaction.importing import AHEAD, import_to
@@ -118,9 +122,9 @@ def copy(
     source: FromUrlArgument,
     to: ToUrlArgument,
     *,
-    again: Annotated[bool, typer.Option("--again", help="The log was closed by a copy that was not finished.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Repeat a copy that closed the old log and did not finish.")] = False,
     other_is_lost: Annotated[
-        bool, typer.Option("--other-is-lost", help="With --again: the log that it was closed for is lost for good; copy it to another one.")
+        bool, typer.Option("--other-is-lost", help="With --again: the first target is lost for good; copy to another one.")
     ] = False,
     name: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -128,9 +132,9 @@ def copy(
 ) -> None:
     """Copy a channel to another log, and close the old one.
 
-    So a cluster grows from SQLite to Kafka, or goes back. Stop all brokers first. One that looks alive is waited for, and the
-    copy is refused if it says anything. Then start the brokers on the new log: they find the same namespaces, bundles and
-    policies, and each token they get is above all old ones.
+    Use it to move a cluster from SQLite to Kafka, or back. Stop all brokers first: the command waits for a broker that looks alive,
+    and fails if that broker appends a record. Then start the brokers on the new log. They find the same namespaces, bundles and
+    policies, and all new fencing tokens are above the old ones.
     """
     from equipoise.compaction.copying import copy as copy_channel
 

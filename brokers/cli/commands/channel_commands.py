@@ -40,7 +40,7 @@ from equipoise.channel.system.stop_signals import hear_interrupts
 if TYPE_CHECKING:
     from equipoise.channel.inspect.findings import Findings
 
-app = group("Read the log, explain the history of a bundle, verify everything.")
+app = group("Read the log, show a bundle's history, verify everything.")
 
 LINES_BY_DEFAULT: Final = 20
 _LINES_MAX: Final = 1_000_000

@@ -27,19 +27,21 @@ def compact(
     retain: Annotated[
         str,
         typer.Option(
-            metavar="HOW_MUCH", help="What stays for those who look back: a time (7d, 12h), a size (64MiB), or offsets ('10000 offsets')."
+            metavar="HOW_MUCH", help="History to keep: a time (7d, 12h), a size (64MiB), or a number of offsets ('10000 offsets')."
         ),
     ] = RETAIN_BY_DEFAULT,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written and removed.")] = False,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written and removed, and change nothing.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Fail if the log belongs to another cluster.", show_default=False)
+    ] = None,
     timeout: TimeoutOption = COMPACT_S_MAX,
     stop_on_eof: StopOnEofOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the log short, without changing what it comes to.
+    """Shorten the log without changing its state.
 
-    Its end is folded, what changed is written to the log's snapshot, from which readers then begin, and what stands before that is
-    removed, but for what --retain and the newest ten minutes keep. The broker that leads does the same by itself.
+    Writes the present state to the log's snapshot, from which readers then start, and removes older records. Keeps what --retain
+    names, and always the newest ten minutes. The leader compacts automatically; this command does it now.
     """
     from equipoise.compaction.compactor import compact as compact_log
 
@@ -69,7 +71,7 @@ def _sentence(log: str, done: Compacted) -> str:
     kept = (
         f"the log {removes} at offset {done.start}, instead of {done.start_before}"
         if done.start != done.start_before
-        else "nothing is removed: the newest ten minutes before the last record, and what --retain says, are kept"
+        else "nothing is removed: the newest ten minutes before the last record, and what --retain names, are kept"
     )
     held = f"; more is kept for the archive {done.held_by}, which has not read it" if done.held_by is not None else ""
     lapsed = f"; nothing is kept any longer for {', '.join(done.lapsed)}, whose hold has lapsed" if done.lapsed else ""

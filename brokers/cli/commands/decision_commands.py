@@ -17,7 +17,7 @@ from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.decision_log.spelling import document_of
 from equipoise.shedder.reported import told_percent
 
-app = group("See what balancing has decided, and why.")
+app = group("Show what the balancer decided, and why.")
 
 LIMIT: Final = 20
 LIMIT_MAX: Final = 10_000
@@ -28,13 +28,13 @@ LIMIT_MAX: Final = 10_000
 def decisions(
     *,
     log: LogOption,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="How many of the newest.")] = LIMIT,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Number of decisions to show.")] = LIMIT,
     as_json: JsonOption = False,
 ) -> None:
-    """See what balancing has decided, and why.
+    """Show what the balancer decided, and why.
 
-    The newest decisions, the oldest of them first: of the leader about moves, and of each broker about its splits and merges.
-    Rounds in which nothing moved are told, too.
+    Shows the newest decisions, oldest first: the leader's about moves, and each broker's about its splits and merges. Includes
+    rounds in which nothing moved.
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
         found = open_decision_log(log).newest(limit)

@@ -28,10 +28,10 @@ def load_worker(
 ) -> None:
     """Average the load of a cluster on Kafka.
 
-    Brokers on Kafka write samples of their load; load workers make averages of them, by which the leader balances. Any number may run,
-    on any machine, and share the work; none is needed to serve. A cluster on an embedded log needs none.
+    Brokers on Kafka publish samples of their load. Load workers average them for the leader. Any number may run, on any machine, and
+    share the work. Brokers serve without them. A cluster on SQLite needs none.
 
-    SIGTERM or Ctrl-C end it; exit code 0. What it knows is on Kafka, so killing it costs nothing but the time until another goes on.
+    SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load worker continues.
     """
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.structured_logs import configure

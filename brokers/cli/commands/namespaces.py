@@ -20,7 +20,7 @@ from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
-app = group("Make namespaces; move, cut and join their bundles.")
+app = group("Create and delete namespaces; move, split and merge their bundles.")
 
 # A namespace has one more boundary than bundles. A point takes 11 characters with its comma.
 _POINTS_CHARACTERS_MAX: Final = 11 * (NEW_BUNDLES_MAX + 1)
@@ -30,9 +30,13 @@ _match_point: Final = re.compile(r"0x[0-9a-fA-F]{1,8}|[0-9]{1,10}", re.ASCII).fu
 NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)]
 OnChannelLossOption = Annotated[
     OnChannelLoss | None,
-    typer.Option(help="What its owners do while they have lost the channel.  [default: fence]", show_default=False),
+    typer.Option(
+        help="What owners do when they lose the channel: stop (fence), or serve on (serve).  [default: fence]", show_default=False
+    ),
 ]
-BundleOption = Annotated[str, typer.Option("--bundle", "-b", metavar="RANGE", help="The range of the bundle: 0x00000000_0x40000000.")]
+BundleOption = Annotated[
+    str, typer.Option("--bundle", "-b", metavar="RANGE", help="The hash range of the bundle, such as 0x00000000_0x40000000.")
+]
 
 
 @app.command()
@@ -46,11 +50,11 @@ def create(
             "--bundles",
             "-b",
             metavar="NUMBER",
-            help=f"How many of equal size, at most {NEW_BUNDLES_MAX}.  [default: balancing.namespace_bundles, 4]",
+            help=f"Number of bundles of equal size, at most {NEW_BUNDLES_MAX}.  [default: balancing.namespace_bundles, 4]",
         ),
     ] = None,
     boundaries: Annotated[
-        str | None, typer.Option(metavar="POINTS", help="Or else where they begin and end: 0x00000000,0x40000000,0xffffffff.")
+        str | None, typer.Option(metavar="POINTS", help="Instead of --bundles: all boundaries, such as 0x00000000,0x40000000,0xffffffff.")
     ] = None,
     on_channel_loss: OnChannelLossOption = None,
     admin: AsOption = None,
@@ -59,7 +63,7 @@ def create(
 ) -> None:
     """Create a namespace.
 
-    Its bundles are free until the brokers assign them.
+    The leader then assigns its bundles to brokers.
     """
     check_namespace(namespace)
     if bundles is not None and boundaries is not None:
@@ -73,13 +77,13 @@ def create(
 
 @app.command("list")
 def list_namespaces(
-    tenant: Annotated[str | None, typer.Argument(metavar="TENANT", help="Only those of this tenant.", show_default=False)] = None,
+    tenant: Annotated[str | None, typer.Argument(metavar="TENANT", help="List only this tenant.", show_default=False)] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """List the namespaces, with how their bundles are."""
+    """List namespaces, with the number and state of their bundles."""
     with reading(log, timeout) as access:
         names = [name for name in sorted(access.view.namespaces) if tenant is None or name.split("/")[0] == tenant]
         rows = [namespace_row(access.view, name) for name in names]
@@ -94,26 +98,26 @@ def policies(
     on_channel_loss: OnChannelLossOption = None,
     group_name: Annotated[
         str | None,
-        typer.Option("--anti-affinity-group", metavar="GROUP", help="Keep it away from the others of this group.", show_default=False),
+        typer.Option("--anti-affinity-group", metavar="GROUP", help="Put the namespace into this anti-affinity group.", show_default=False),
     ] = None,
-    no_group: Annotated[bool, typer.Option("--no-anti-affinity-group", help="Take it out of its group.")] = False,
+    no_group: Annotated[bool, typer.Option("--no-anti-affinity-group", help="Remove the namespace from its group.")] = False,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Show the policies of a namespace, or set one.
 
-    With --on-channel-loss it is set: `fence`, the default, has the owners of its bundles stop when their lease ends; with `serve`
-    they serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart. What
-    is open goes by it as soon as its owner has read it.
+    --on-channel-loss fence: an owner that loses the channel stops serving when its lease ends. --on-channel-loss serve: it serves
+    on. Two brokers may then serve a bundle, and only fencing tokens that your store checks keep them apart. The policy applies
+    to open bundles as soon as their owner has read it.
 
-    The namespaces of one --anti-affinity-group are spread over failure domains, and then over brokers, as they are placed.
+    Namespaces of one --anti-affinity-group are spread over failure domains, then over brokers, when their bundles are placed.
     """
     changes: dict[str, str | None] = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
     if no_group or group_name is not None:
         changes[ANTI_AFFINITY_GROUP] = group_name
     if len(changes) > 1 or (no_group and group_name is not None):
-        raise typer.BadParameter("one policy is set at a time")
+        raise typer.BadParameter("set one policy at a time")
     if not changes:
         with reading(log, timeout) as access:
             row = namespace_row(access.view, access.namespace(namespace))
@@ -125,7 +129,7 @@ def policies(
 
 @app.command("bundles")
 def show_bundles(namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show where the bundles of a namespace begin and end."""
+    """Show the hash ranges of the bundles of a namespace."""
     with reading(log, timeout) as access:
         bundles = access.view.bundles_of(access.namespace(namespace))
     boundaries = [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)]
@@ -147,7 +151,7 @@ def delete(
 ) -> None:
     """Delete a namespace with all its bundles.
 
-    They are unloaded first; that takes as long as their owners need. Called again, it goes on where it was.
+    The bundles are unloaded first, which takes as long as their owners need. If the command times out, run it again to continue.
     """
     progress = _quiet if as_json else print_line
     carry_out(verbs.delete_namespace(namespace, progress=progress), log, admin, timeout, as_json=as_json)
@@ -163,31 +167,40 @@ def unload(
     *,
     log: LogOption,
     bundle: Annotated[
-        str | None, typer.Option("--bundle", "-b", metavar="RANGE", help="Only this bundle: 0x00000000_0x40000000.", show_default=False)
+        str | None,
+        typer.Option("--bundle", "-b", metavar="RANGE", help="Move only this bundle, such as 0x00000000_0x40000000.", show_default=False),
     ] = None,
     destination: Annotated[
         str | None,
         typer.Option(
-            "--destinationBroker", "--destination-broker", "-d", metavar="ID", help="The broker to move the bundle to.", show_default=False
+            "--destinationBroker",
+            "--destination-broker",
+            "-d",
+            metavar="ID",
+            help="Id of the broker to move the bundle to.",
+            show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Move it there even if policies forbid it; balancing will bring it back.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Move it even if policies forbid the destination. The balancer will move it back.")
+    ] = False,
     wait: WaitOption = True,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Move one bundle, or all, away from their owners.
+    """Move one bundle, or all bundles, away from their owners.
 
-    A bundle is transferred: its owner serves until the other broker is ready, and callers wait for one hop of the log. Without
-    --destinationBroker that is the broker with the fewest bundles for its capacity; where no other may have it, the bundle is let
-    go of, and placed anew. Of a whole namespace 64 go at a time, or with --no-wait all at once. A dead or draining broker is
-    refused, and without --force one that isolation policies or pins keep from the bundle.
+    The owner serves until the new broker is ready. By default the new broker is the one with the fewest bundles for its capacity.
+    If no other broker may own the bundle, it is released and placed again.
+
+    The bundles of a namespace move 64 at a time, or all at once with --no-wait. The command refuses a dead or draining
+    destination, and, without --force, one that isolation policies or pins exclude.
     """
     if force and destination is None:
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
     if destination is not None and bundle is None:
-        raise typer.BadParameter("--destinationBroker moves one bundle; say which with --bundle")
+        raise typer.BadParameter("--destinationBroker moves one bundle; name it with --bundle")
     if bundle is None:
         operation = verbs.unload_all(namespace, wait=wait)
     elif destination is None:
@@ -211,9 +224,9 @@ def cancel_moves(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel all moves of a namespace that have not happened.
+    """Cancel all moves of a namespace that are not complete.
 
-    Who serves a bundle goes on with it. What is being let go of already comes to its end. Not in Pulsar.
+    The present owners keep their bundles. A bundle that its owner is already releasing still moves. Not in Pulsar.
     """
     carry_out(verbs.cancel_all(namespace), log, admin, timeout, as_json=as_json)
 
@@ -230,14 +243,19 @@ def split_bundle(
             "--split-algorithm-name",
             "-san",
             metavar="NAME",
-            help=f"{', '.join(ALGORITHMS)}, or another that the service knows.  [default: by --positions]",
+            help=f"{', '.join(ALGORITHMS)}, or an algorithm of the service.  [default: by --positions]",
             show_default=False,
         ),
     ] = None,
     positions: Annotated[
         str | None,
         typer.Option(
-            "--positions", "--split-boundaries", "-sb", metavar="POINTS", help="Where to cut: 0x20000000,0x30000000.", show_default=False
+            "--positions",
+            "--split-boundaries",
+            "-sb",
+            metavar="POINTS",
+            help="Where to split, such as 0x20000000,0x30000000.",
+            show_default=False,
         ),
     ] = None,
     wait: WaitOption = True,
@@ -245,9 +263,9 @@ def split_bundle(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Have its owner cut a bundle.
+    """Split a bundle.
 
-    The parts stay with the owner, under the same fencing token, and sessions go on.
+    The owner keeps the parts, under the same fencing token, and sessions continue.
     """
     points = None if positions is None else parse_points(positions)
     carry_out(verbs.split(_named(namespace, bundle), algorithm, points, wait=wait), log, admin, timeout, as_json=as_json)
@@ -263,9 +281,9 @@ def merge_bundle(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one bundle of two neighbours of one owner.
+    """Merge a bundle with its right neighbour.
 
-    --bundle names the left one. Not in Pulsar.
+    Both must have the same owner. --bundle names the left one. Not in Pulsar.
     """
     carry_out(verbs.merge(_named(namespace, bundle)), log, admin, timeout, as_json=as_json)
 

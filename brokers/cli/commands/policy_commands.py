@@ -31,12 +31,14 @@ from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.records import Document
 
-app = group("Say which brokers may have which bundles.")
+app = group("Define which brokers may own which bundles.")
 
 _LIMITS: Final = ("min_limit", "usage_threshold")
 _LIMIT_DIGITS_MAX: Final = 9
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/..., pin/...", show_default=False)]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/NAME or pin/NAME.", show_default=False)
+]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
 
@@ -56,7 +58,7 @@ def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
 
 @app.command()
 def show(key: KeyArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show all that one policy says."""
+    """Show one policy."""
     with reading(log, timeout) as access:
         policy_named(access.view, key)
         row = policy_row(access.view, key)
@@ -68,33 +70,37 @@ def set_isolation(
     name: NameArgument,
     *,
     log: LogOption,
-    namespaces: Annotated[list[str], typer.Option(metavar="REGEX", help="The namespaces that it is about; may be repeated.")],
-    primary: Annotated[list[str], typer.Option(metavar="REGEX", help="Their brokers, by id or by host; may be repeated.")],
+    namespaces: Annotated[list[str], typer.Option(metavar="REGEX", help="Namespaces that the policy applies to. Repeatable.")],
+    primary: Annotated[list[str], typer.Option(metavar="REGEX", help="Their brokers, by id or host. Repeatable.")],
     secondary: Annotated[
         list[str] | None,
-        typer.Option(metavar="REGEX", help="Brokers that help while too few of these are available; may be repeated.", show_default=False),
+        typer.Option(metavar="REGEX", help="Brokers to use while too few primaries are available. Repeatable.", show_default=False),
     ] = None,
     min_limit: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", help=f"How many primaries are enough.  [default: {MIN_LIMIT_DEFAULT}]", show_default=False),
+        typer.Option(
+            metavar="NUMBER",
+            help=f"Use secondaries below this number of available primaries.  [default: {MIN_LIMIT_DEFAULT}]",
+            show_default=False,
+        ),
     ] = None,
     usage_threshold: Annotated[
         int | None,
         typer.Option(
             metavar="PERCENT",
-            help=f"A primary that is used so much is not available.  [default: {USAGE_THRESHOLD_DEFAULT}]",
+            help=f"A primary with this resource usage counts as not available.  [default: {USAGE_THRESHOLD_DEFAULT}]",
             show_default=False,
         ),
     ] = None,
     fail_over: Annotated[
-        FailOver, typer.Option("--auto-failover-policy-type", help="For scripts that are written for Pulsar.")
+        FailOver, typer.Option("--auto-failover-policy-type", help="Accepted for scripts written for Pulsar.")
     ] = FailOver.MIN_AVAILABLE,
     limits: Annotated[
         str | None,
         typer.Option(
             "--auto-failover-policy-params",
             metavar="PARAMETERS",
-            help="The two limits as Pulsar spells them: min_limit=1,usage_threshold=80.",
+            help="Both limits in Pulsar's form: min_limit=1,usage_threshold=80.",
             show_default=False,
         ),
     ] = None,
@@ -102,16 +108,17 @@ def set_isolation(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep namespaces to brokers, and these brokers to them.
+    """Reserve brokers for namespaces.
 
-    A regular expression must match the whole name. What lies elsewhere is moved by the leader, some bundles at a time.
+    The namespaces use only these brokers, and these brokers serve no other namespaces. A regular expression must match the whole
+    name. The leader moves bundles that violate the policy, some at a time.
     """
     del fail_over  # There is only one mode, the default.
     given = {"min_limit": min_limit, "usage_threshold": usage_threshold}
     found = {limit: number for limit, number in given.items() if number is not None}
     if limits is not None:
         if found:
-            raise typer.BadParameter("give the limits one by one or by --auto-failover-policy-params, not both")
+            raise typer.BadParameter("give the limits as single options or with --auto-failover-policy-params, not both")
         found = _parsed_limits(limits)
     document = isolation_document(namespaces=namespaces, primary=primary, secondary=secondary or (), **found)
     _set(log, admin, timeout, f"{ISOLATION}/{name}", document, as_json=as_json)
@@ -122,19 +129,21 @@ def pin(
     name: NameArgument,
     *,
     log: LogOption,
-    namespace: Annotated[str, typer.Option(metavar="TENANT/NAMESPACE", help="Whose bundles.")],
-    brokers: Annotated[list[str], typer.Option("--brokers", metavar="ID", help="The brokers that may have them; may be repeated.")],
+    namespace: Annotated[str, typer.Option(metavar="TENANT/NAMESPACE", help="Namespace of the bundles.")],
+    brokers: Annotated[list[str], typer.Option("--brokers", metavar="ID", help="Id of a broker that may own them. Repeatable.")],
     range_: Annotated[
         str | None,
-        typer.Option("--range", metavar="RANGE", help="Only those that share a point with 0x00000000_0x40000000.", show_default=False),
+        typer.Option(
+            "--range", metavar="RANGE", help="Pin only bundles that overlap this range, such as 0x00000000_0x40000000.", show_default=False
+        ),
     ] = None,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Keep the bundles of a namespace, or of a range of it, to brokers; these may have others, too.
+    """Pin the bundles of a namespace, or of a range of it, to brokers.
 
-    Not in Pulsar.
+    The brokers may own other bundles too. Not in Pulsar.
     """
     document = pin_document(namespace=namespace, brokers=brokers, range_=range_)
     _set(log, admin, timeout, f"{PIN}/{name}", document, as_json=as_json)
@@ -144,7 +153,7 @@ def pin(
 def delete(
     key: KeyArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Take a policy away."""
+    """Delete a policy."""
     carry_out(verbs.delete_cluster_policy(key), log, admin, timeout, as_json=as_json)
 
 
@@ -156,10 +165,9 @@ def explain(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Say which brokers may have a bundle, and of each of the others why not.
+    """Show which brokers may own a bundle, and why the others may not.
 
-    `no` is a rule, `rather not` a preference. Nobody's load is looked at: topics are not counted, and primaries that are up are
-    available.
+    `no` is a rule, `rather not` a preference. Load is ignored: topics are not counted, and primaries that are up are available.
     """
     with reading(log, timeout) as access:
         rules = settings_in(access.view, BalancingSettings()).placement
@@ -180,6 +188,6 @@ def _parsed_limits(text: str) -> dict[str, int]:
     for word in text.split(","):
         limit, _, number = word.strip().partition("=")
         if limit not in _LIMITS or limit in found or not (number.isascii() and number.isdigit() and len(number) <= _LIMIT_DIGITS_MAX):
-            raise typer.BadParameter("--auto-failover-policy-params are as in min_limit=1,usage_threshold=80")
+            raise typer.BadParameter("write --auto-failover-policy-params as min_limit=1,usage_threshold=80")
         found[limit] = int(number)
     return found

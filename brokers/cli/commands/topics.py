@@ -17,13 +17,13 @@ from equipoise.brokers.cli.output import print_fact, print_json, print_line
 from equipoise.brokers.operations.asking import ask_any, tell_any
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
-app = group("List topics, look at their stats, make partitioned ones.")
+app = group("List topics, show their stats, manage partitioned topics.")
 
 _DOMAIN: Final = "non-persistent"
 
 NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="non-persistent://TENANT/NAMESPACE/TOPIC", show_default=False)]
-PartitionsOption = Annotated[int, typer.Option("--partitions", "-p", metavar="N", min=1, help="How many partitions.", show_default=False)]
+PartitionsOption = Annotated[int, typer.Option("--partitions", "-p", metavar="N", min=1, help="Number of partitions.", show_default=False)]
 
 
 @app.command("list")
@@ -31,11 +31,13 @@ def list_topics(
     namespace: NamespaceArgument,
     *,
     log: LogOption,
-    bundle: Annotated[str | None, typer.Option("--bundle", "-b", metavar="RANGE", help="Only those of 0x00000000_0x40000000.")] = None,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", metavar="RANGE", help="List only this bundle, such as 0x00000000_0x40000000.")
+    ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """List the topics that somebody uses at this moment."""
+    """List the topics that have a producer or a consumer now."""
     with reading(log, timeout) as access:
         path = f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}"
         names = ask_any(access, path if bundle is None else f"{path}/{quote(bundle, safe='')}")
@@ -44,7 +46,7 @@ def list_topics(
 
 @app.command()
 def stats(topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Print the stats of a topic, as Pulsar spells them."""
+    """Show the stats of a topic, in Pulsar's form."""
     with reading(log, timeout) as access:
         document = ask_any(access, f"{_path(parse_topic(topic))}/stats")
     _print_stats(document, as_json=as_json)
@@ -55,11 +57,11 @@ def partitioned_stats(
     topic: TopicArgument,
     *,
     log: LogOption,
-    per_partition: Annotated[bool, typer.Option("--per-partition", help="Those of each partition, too.")] = False,
+    per_partition: Annotated[bool, typer.Option("--per-partition", help="Show each partition too.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the stats of a partitioned topic: of all its partitions together."""
+    """Show the stats of a partitioned topic, summed over its partitions."""
     with reading(log, timeout) as access:
         path = f"{_path(parse_topic(topic))}/partitioned-stats?perPartition={'true' if per_partition else 'false'}"
         document = ask_any(access, path)
@@ -70,7 +72,7 @@ def partitioned_stats(
 def create_partitioned_topic(
     topic: TopicArgument, *, log: LogOption, partitions: PartitionsOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Make a topic a partitioned one."""
+    """Create a partitioned topic."""
     _set_partitions("PUT", topic, partitions, log=log, timeout=timeout, as_json=as_json)
 
 
@@ -78,7 +80,7 @@ def create_partitioned_topic(
 def update_partitioned_topic(
     topic: TopicArgument, *, log: LogOption, partitions: PartitionsOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Give a partitioned topic more partitions."""
+    """Add partitions to a partitioned topic."""
     _set_partitions("POST", topic, partitions, log=log, timeout=timeout, as_json=as_json)
 
 
@@ -86,9 +88,9 @@ def update_partitioned_topic(
 def delete_partitioned_topic(
     topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Make a topic one without partitions again.
+    """Delete the partition metadata of a topic.
 
-    Who uses a partition goes on with it.
+    Clients that use a partition keep using it.
     """
     name = parse_topic(topic)
     with reading(log, timeout) as access:
@@ -100,7 +102,7 @@ def delete_partitioned_topic(
 def get_partitioned_topic_metadata(
     topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Say how many partitions a topic has; 0 if it is not partitioned."""
+    """Show the number of partitions of a topic; 0 if it is not partitioned."""
     with reading(log, timeout) as access:
         document = ask_any(access, f"{_path(parse_topic(topic))}/partitions")
     _print_stats(document, as_json=as_json)
@@ -110,7 +112,7 @@ def get_partitioned_topic_metadata(
 def list_partitioned_topics(
     namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """List the partitioned topics of a namespace, whether or not anybody uses them."""
+    """List the partitioned topics of a namespace, used or not."""
     with reading(log, timeout) as access:
         names = ask_any(access, f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}/partitioned")
     _print_names(names, as_json=as_json)

@@ -41,20 +41,20 @@ def up(
     *,
     data: Annotated[
         Path,
-        typer.Option(metavar="DIR", parser=directory, help="Broker i has the directory DIR/broker-i, and its log there in broker.log."),
+        typer.Option(metavar="DIR", parser=directory, help="Parent directory. Broker i uses DIR/broker-i and logs to broker.log there."),
     ],
-    brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="How many.")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="Number of brokers.")] = 3,
     http_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Broker i has the id 127.0.0.1:(this + i), and serves HTTP there.")
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.")
     ] = 8080,
     pulsar_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Broker i takes Pulsar's clients at this + i, if a service is for them.")
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i accepts Pulsar clients on this port + i, if a service is for them.")
     ] = PULSAR_PORT,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="URL", help=f"The log; {LOG_VARIABLE} is not used.  [default: sqlite:DIR/channel.db]"),
+        typer.Option("--log", metavar="URL", help=f"The cluster's log. Ignores {LOG_VARIABLE}.  [default: sqlite:DIR/channel.db]"),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Start a broker again that dies.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Restart a broker that dies.")] = False,
     service: ServiceOption = None,
     settings: SetOption = None,
     broker_conf: BrokerConfOption = None,
@@ -63,11 +63,11 @@ def up(
 ) -> None:
     """Run a cluster of brokers on this machine.
 
-    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease. On Kafka a load worker runs
-    beside them, if the extra `load` is installed, and is started again when it dies.
+    A broker that dies is declared dead at once, so its bundles move without waiting for its lease. On Kafka, a load worker runs
+    too if the extra `load` is installed, and is restarted if it dies.
 
-    The first Ctrl-C or SIGTERM stops all brokers gracefully: they move their bundles and leave; exit code 0. The second one
-    kills them at once; exit code 130. Exit code 4: no broker is left, or one could not be started.
+    The first Ctrl-C or SIGTERM stops all brokers gracefully (exit code 0). The second one kills them (exit code 130). Exit code 4: no
+    broker is left, or one could not be started.
     """
     if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
         raise typer.BadParameter(f"there are not {brokers} ports from there on")

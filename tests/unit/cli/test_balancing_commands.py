@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments
 
 def test_what_the_channel_holds_is_shown(log: str) -> None:
     """Each setting that it holds beside the default, also one that is set to it, and who changed it last."""
-    assert balancing(log, "show").startswith("the channel holds no settings")
+    assert balancing(log, "show").startswith("the channel has no settings")
     balancing(log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
     assert [
         ["setting", "value", "default"],

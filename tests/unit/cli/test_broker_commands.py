@@ -316,7 +316,7 @@ def test_bury_declares_a_dead_broker_dead(tmp_path: Path) -> None:
     view = view_of(url)
     assert ("down", "free", "owned") == (view.brokers["a"].status, view.bundles[LEFT].phase, view.bundles[RIGHT].phase)
     again = run("brokers", "declare-dead", "--data", data, log=url)
-    assert (f"nobody to declare dead: no live broker bears a nonce of {data}\n", 0) == (again.stdout, again.exit_code)
+    assert (f"no broker to declare dead: no live broker has an instance id of {data}\n", 0) == (again.stdout, again.exit_code)
     assert "[]\n" == run("brokers", "declare-dead", "--data", data, "--json", log=url).stdout
 
 

@@ -80,7 +80,7 @@ def test_owner_says_who_serves_a_key(log: str) -> None:
     served = run("bundles", "owner", NAMESPACE, LOW_KEY, log=log)
     assert (f"a at http://a, in {LEFT} with token 7\n", 0) == (served.stdout, served.exit_code)
     nobody = run("bundles", "owner", NAMESPACE, HIGH_KEY, log=log)
-    assert (f"nobody at this moment: {RIGHT}, which holds it, is free\n", 3) == (nobody.stdout, nobody.exit_code)
+    assert (f"no broker serves it now: its bundle {RIGHT} is free\n", 3) == (nobody.stdout, nobody.exit_code)
     document = json.loads(run("bundles", "owner", NAMESPACE, LOW_KEY, "--json", log=log).stdout)
     assert {
         "key": LOW_KEY,

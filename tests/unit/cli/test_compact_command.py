@@ -13,7 +13,7 @@ from equipoise.channel.log.open_log import open_log
 from tests.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
 from tests.unit.cli.fabricated import owned_channel, run, write
 
-KEPT = "the newest ten minutes before the last record, and what --retain says, are kept"
+KEPT = "the newest ten minutes before the last record, and what --retain names, are kept"
 
 
 @pytest.fixture

@@ -356,7 +356,7 @@ def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
 def test_a_destination_needs_a_bundle(log: str) -> None:
     """As in Pulsar, a destination without a bundle is a usage error."""
     out, error, code = unload(log, "-d", "c")
-    assert ("", 2, True) == (out, code, "--destinationBroker moves one bundle; say which with --bundle" in error)
+    assert ("", 2, True) == (out, code, "--destinationBroker moves one bundle; name it with --bundle" in error)
 
 
 def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:

@@ -261,7 +261,7 @@ def test_a_namespace_joins_a_group_and_leaves_it(log: str) -> None:
     assert {} == view_of(log).namespaces[NAMESPACE].policies
     for words in (("--no-anti-affinity-group",), ("--on-channel-loss", "serve")):
         result = run(*change, "--anti-affinity-group", "orders", *words, log=log)
-        assert (2, True) == (result.exit_code, "one policy is set at a time" in result.stderr)
+        assert (2, True) == (result.exit_code, "set one policy at a time" in result.stderr)
 
 
 @pytest.mark.parametrize("group", ["", " orders", "o" * 256, "\udc80", "a\nb"])
