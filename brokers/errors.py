@@ -182,24 +182,6 @@ class BrokerUnreachable(PeerError):
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
 
 
-class BrokerRefuses(CallerError):
-    """A broker refused an HTTP request that it does not support."""
-
-    def __init__(self, *, broker: str, problem: str) -> None:
-        """`problem` is the reason that `broker` gives."""
-        self.broker, self.problem = broker, problem
-        super().__init__(f"the broker {broker} refuses: {problem}")
-
-
-class NobodyToAsk(PeerError):
-    """A question that only a broker can answer, but no broker is alive."""
-
-    def __init__(self, *, log: str) -> None:
-        """`log` has no live broker."""
-        self.log = log
-        super().__init__(f"no broker is alive on {log}, and only a broker knows; start one, and ask again")
-
-
 class UnknownOffset(CallerError):
     """The channel has no record at this offset."""
 
@@ -241,19 +223,6 @@ class CopiedElsewhere(OperatorError):
             f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not that log: two copies would "
             f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
             "lost, so that no broker can ever start on it, add --other-is-lost"
-        )
-
-
-class OutputFailed(OperatorError):
-    """The output of a command cannot be written."""
-
-    def __init__(self, *, output: str, problem: str) -> None:
-        """`output` is a file as named, or the standard output; `problem` is the error of the operating system."""
-        self.output = output
-        self.problem = problem
-        super().__init__(
-            f"{output} cannot be written: {problem}; mend that, such as by freeing space on its disk, or write to another place, "
-            "and run the command again"
         )
 
 

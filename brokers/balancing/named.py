@@ -19,13 +19,8 @@ def namespace_named(view: View, name: str) -> NamespaceEntry:
     return namespace
 
 
-def no_bundle(name: str) -> NotFound:
-    """Return the error of a bundle that does not exist."""
-    return NotFound(f"there is no bundle {name!r}; see which there are: equipoise namespaces bundles {namespace_in(name)}")
-
-
 def bundle_named(view: View, name: str) -> BundleEntry:
-    """Return the bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `NotFound`."""
+    """Return the bundle of this name. Raises `InvalidName`, `NotFound`."""
     namespace_named(view, parse_bundle(name).namespace)
     bundle = view.bundles.get(name)
     if bundle is None:
@@ -33,9 +28,14 @@ def bundle_named(view: View, name: str) -> BundleEntry:
     return bundle
 
 
+def no_bundle(name: str) -> NotFound:
+    """Return the error for a bundle that does not exist."""
+    return NotFound(f"there is no bundle {name!r}; list those that exist: equipoise namespaces bundles {namespace_in(name)}")
+
+
 def policy_named(view: View, key: str) -> PolicyEntry:
     """Return the isolation policy or pin of this key, KIND/NAME. Raises `NotFound`."""
     policy = view.policies.get(key) if is_about_bundles(key) else None
     if policy is None:
-        raise NotFound(f"there is no policy {key!r}; see which there are: equipoise policies list")
+        raise NotFound(f"there is no policy {key!r}; list those that exist: equipoise policies list")
     return policy

@@ -25,7 +25,6 @@ from equipoise.brokers.errors import (
     DestinationForbidden,
     InvalidConfig,
     NoFreshLoad,
-    OutputFailed,
     PolicyLeavesNobody,
     Rejected,
 )
@@ -139,9 +138,11 @@ def _ended(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(ExitCode.OPERATOR) from error
 
 
-def output_failed(output: str, error: OSError) -> OutputFailed:
+def output_failed(output: str, error: OSError) -> OperatorError:
     """Return our error for a failed write to `output`."""
-    return OutputFailed(output=output, problem=error.strerror or str(error))
+    problem = error.strerror or str(error)
+    advice = "free space on its disk, or write to another place, and run the command again"
+    return OperatorError(f"{output} cannot be written: {problem}; {advice}")
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -97,7 +97,7 @@ class Namespaces:
         view = ready_view(self._worker)
         if not _namespaces_of(view, tenant):
             raise NotFound(
-                f"there is no tenant {tenant!r}: a tenant exists only by its namespaces; "
+                f"there is no tenant {tenant!r}: a tenant exists through its namespaces; "
                 f"create one: equipoise namespaces create {tenant}/NAMESPACE"
             )
         return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})

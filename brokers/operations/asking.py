@@ -11,11 +11,11 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
-from equipoise.brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
+from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
 from equipoise.brokers.runtime.service import own_http
 from equipoise.channel.core.entries import BrokerEntry
-from equipoise.channel.core.errors import OutcomeUnknown
+from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
 from equipoise.channel.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Answer:
 def ask_any(access: Access, path: str) -> object:
     """Ask one question of the first broker that answers, the leader first. Return its JSON, or None if it is empty.
 
-    Raises `NobodyToAsk` if no broker is alive, `BrokerUnreachable` if none answers, `BrokerRefuses` with a broker's objection, and
+    Raises `PeerError` if no broker is alive, `BrokerUnreachable` if none answers, `CallerError` with a broker's objection, and
     `DeadlineExceeded` if there was no time to ask.
     """
     unreachable: BrokerUnreachable | None = None
@@ -88,10 +88,10 @@ def tell_any(access: Access, method: str, path: str, *, subject: str, body: obje
 
 
 def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
-    """Yield the live brokers, each with its share of the remaining time. Raise `NobodyToAsk`."""
+    """Yield the live brokers, each with its share of the remaining time. Raise `PeerError` if there is none."""
     brokers = sorted(access.view.live_brokers(), key=lambda broker: broker.incarnation)
     if not brokers:
-        raise NobodyToAsk(log=access.log.name)
+        raise PeerError(f"no broker is alive on {access.log.name}, and only a broker knows; start one, and ask again")
     for place, broker in enumerate(brokers):
         remaining_ms = access.deadline.remaining_ms()
         if not remaining_ms:
@@ -101,9 +101,9 @@ def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
 
 
 def _document_of(broker: BrokerEntry, answer: Answer) -> object:
-    """Return the document of an answer. Raise `BrokerRefuses`, or `BrokerUnreachable` (not in doubt if nothing was started)."""
+    """Return the document of an answer. Raise `CallerError` for a refusal, or `BrokerUnreachable` (not in doubt if nothing was started)."""
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise BrokerRefuses(broker=broker.broker, problem=_message(answer))
+        raise CallerError(f"the broker {broker.broker} refuses: {_message(answer)}")
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         in_doubt = answer.status != HTTPStatus.SERVICE_UNAVAILABLE
         raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer), in_doubt=in_doubt)

@@ -207,7 +207,7 @@ def _read(file: str) -> Iterator[BinaryIO]:
 def _written(file: str) -> Iterator[BinaryIO]:
     """Open standard output, or a file that gets its name once it is complete. A failed export leaves no file.
 
-    Raises `OutputFailed`.
+    Raises `OperatorError`.
     """
     if file == _STREAM:
         yield sys.stdout.buffer

@@ -362,7 +362,7 @@ def test_a_destination_needs_a_bundle(log: str) -> None:
 def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:
     """A range that is no bundle's, or no range, is refused, and the error says where to look."""
     _, error, code = unload(log, "--bundle", "0x00000000_0x40000000")
-    assert (2, True) == (code, f"see which there are: equipoise namespaces bundles {NAMESPACE}" in error)
+    assert (2, True) == (code, f"list those that exist: equipoise namespaces bundles {NAMESPACE}" in error)
     _, error, code = unload(log, "--bundle", "0x0_0x40000000")
     assert (2, True) == (code, error.startswith("error: '0x0_0x40000000' is not a bundle range: expected"))
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import equipoise.brokers.errors
 from equipoise.brokers.cli.options import publisher
-from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
-from equipoise.brokers.errors import Cancelled, InvalidConfig, OutputFailed, Rejected
+from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, output_failed, printable
+from equipoise.brokers.errors import Cancelled, InvalidConfig, Rejected
 from equipoise.channel.core import errors, propose
 from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OperatorError, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
@@ -36,7 +36,7 @@ CASES = {
     "deadline": (DeadlineExceeded(what="w", waited_ms=1), ExitCode.UNAVAILABLE),
     "operator": (OperatorError("p"), ExitCode.OPERATOR),
     "bug": (Bug("b"), ExitCode.OPERATOR),
-    "output": (OutputFailed(output="the standard output", problem="p"), ExitCode.OPERATOR),
+    "output": (output_failed("the standard output", OSError("p")), ExitCode.OPERATOR),
     "system": (PermissionError(13, "Permission denied", "file"), ExitCode.OPERATOR),
 }
 
@@ -86,7 +86,7 @@ def test_a_full_disk_under_the_output_is_told() -> None:
     """What a command prints goes to a file on a disk that is full: that is said, and what to do, of a kind of its own."""
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     result = CliRunner().invoke(failing(error), ["fail"])
-    told = "error: the standard output cannot be written: No space left on device; mend that"
+    told = "error: the standard output cannot be written: No space left on device; free space on its disk"
     assert ("", told, 4) == (result.stdout, result.stderr.partition(",")[0], result.exit_code)
     named = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
     assert f"error: {named}\n" == CliRunner().invoke(failing(named), ["fail"]).stderr

@@ -75,7 +75,7 @@ def test_what_is_no_policy_of_ours_is_left_out(tmp_path: Path) -> None:
     set_policy(channel, "settings/x", {"a": 1})
     url = write(channel.entries, tmp_path)
     assert ("there is no policy\n", "", 0) == policies(url, "list")
-    told = "error: there is no policy 'settings/x'; see which there are: equipoise policies list\n"
+    told = "error: there is no policy 'settings/x'; list those that exist: equipoise policies list\n"
     assert ("", told, 2) == policies(url, "show", "settings/x")
     assert ("", told, 2) == policies(url, "delete", "settings/x")
     set_policy(channel, "isolation/x", {"namespaces.0": "(", "primary.0": 7})

@@ -35,7 +35,7 @@ def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
             assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
             unknown = await broker.get(f"{TENANTS}/other")
             told = (
-                "there is no tenant 'other': a tenant exists only by its namespaces; "
+                "there is no tenant 'other': a tenant exists through its namespaces; "
                 "create one: equipoise namespaces create other/NAMESPACE"
             )
             assert (404, {"reason": told, "error": "NotFound"}) == (unknown.status, unknown.json())

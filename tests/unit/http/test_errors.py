@@ -53,7 +53,7 @@ class Case:
 CASES = (
     Case(status=400, error=InvalidRequest(what="the body", problem="it is no JSON")),
     Case(status=404, error=UnknownNamespace(namespace="a/b")),
-    Case(status=404, error=NotFound("there is no a")),
+    Case(status=404, error=NotFound("there is no such bundle")),
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
     Case(status=412, error=invalid_boundaries(subject="a", problem="b")),
     Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
