@@ -8,16 +8,6 @@ from __future__ import annotations
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
 
 
-class UnsupportedAlgorithm(CallerError):
-    """The requested split algorithm does not exist in this version."""
-
-    def __init__(self, *, algorithm: str, supported: tuple[str, ...]) -> None:
-        """`algorithm` is the requested name, `supported` the existing names."""
-        self.algorithm = algorithm
-        self.supported = supported
-        super().__init__(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(supported)}")
-
-
 class ChannelLost(DeadlineExceeded):
     """A wait for the channel failed at a broker that has lost the channel."""
 
@@ -118,17 +108,6 @@ class UnknownSetting(CallerError):
         super().__init__(f"there is no setting {setting!r} of balancing{near}")
 
 
-class InvalidLoad(CallerError):
-    """A load report or a service contains an impossible figure."""
-
-    def __init__(self, *, subject: str, field: str, value: float) -> None:
-        """`subject` is `bundle` or `topic`, `field` the wrong field, `value` its value."""
-        self.subject = subject
-        self.field = field
-        self.value = value
-        super().__init__(f"a {subject} cannot have {field}={value!r}: it must be a finite number, and not negative")
-
-
 class LoadBusUnavailable(PeerError):
     """Load reports cannot be exchanged. Brokers keep serving, but nothing is balanced."""
 
@@ -180,33 +159,6 @@ class BrokerUnreachable(PeerError):
         self.problem = problem
         self.in_doubt = in_doubt
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
-
-
-class UnknownOffset(CallerError):
-    """The channel has no record at this offset."""
-
-    def __init__(self, *, log: str, offset: int, end: int) -> None:
-        """`offset` was requested. `end` is the offset of the last record of `log`, or -1 if there is none."""
-        self.log = log
-        self.offset = offset
-        self.end = end
-        there = f"its last is at {end}, and gaps are normal" if end >= 0 else "it has none at all yet"
-        super().__init__(f"the log {log} has no record at offset {offset}; {there}")
-
-
-class HistoryGone(CallerError):
-    """The log does not hold this moment: earlier records were compacted, or never were on this log."""
-
-    def __init__(self, *, log: str, moment: str, known_from: int, problem: str | None = None) -> None:
-        """`known_from` is the first logical offset with a known view. `problem` is the reason if it was not compaction."""
-        self.log = log
-        self.moment = moment
-        self.known_from = known_from
-        why = f"no longer knows of {moment}: what was before offset {known_from} has been compacted"
-        super().__init__(
-            f"the log {log} {why if problem is None else f'does not know of {moment}: {problem}'}; "
-            "ask for a later moment, or look at an export from before (equipoise channel import)"
-        )
 
 
 class CopiedElsewhere(OperatorError):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from equipoise.brokers.errors import InvalidLoad
+from equipoise.channel.core.errors import CallerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messaging:
     """The load of the topics of a bundle: rates per second over the last sample, and counts of open objects.
 
-    Raises `InvalidLoad` for a number that is negative or not finite.
+    Raises `CallerError` for a number that is negative or not finite.
     """
 
     messages_in_per_second: float = 0.0
@@ -41,7 +41,7 @@ class Messaging:
 class BundleLoad:
     """The cost of a bundle for its broker: rates per second over the last sample, and the number of open sessions.
 
-    `bytes_per_second` counts both directions. `messaging` holds the details of a bundle of topics. Raises `InvalidLoad` for a number that
+    `bytes_per_second` counts both directions. `messaging` holds the details of a bundle of topics. Raises `CallerError` for a number that
     is negative or not finite.
     """
 
@@ -56,7 +56,12 @@ class BundleLoad:
             raise _refusal_of(self)
 
 
-def _refusal_of(load: BundleLoad | Messaging) -> InvalidLoad:
+def _refusal_of(load: BundleLoad | Messaging) -> CallerError:
     figures = ((each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging")
     name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
-    return InvalidLoad(subject="bundle", field=name, value=value)
+    return impossible_figure("bundle", name, value)
+
+
+def impossible_figure(subject: str, field: str, value: float) -> CallerError:
+    """Return the error for a load of a `bundle` or `topic` that cannot be."""
+    return CallerError(f"a {subject} cannot have {field}={value!r}: the figure must be finite and not negative")

@@ -231,7 +231,7 @@ class Cluster(Generic[S]):
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
         """Have the owner of a bundle split it.
 
-        Raises `NotFound`; `Rejected`; `InvalidBoundaries` for positions that the algorithm does not take; `NotSplit` if the owner
+        Raises `NotFound`; `Rejected`; `CallerError` for positions that the algorithm does not take; `NotSplit` if the owner
         did not split the bundle, because its service does not know the algorithm or takes longer.
         """
         self._bundle(bundle)

@@ -82,7 +82,7 @@ def test_a_service_that_raises_is_told_with_its_error(caplog: pytest.LogCaptureF
     loads = sampler(VirtualClock(), [Saying(lambda: {"b": BundleLoad(calls_per_second=math.nan)})])
     with caplog.at_level(logging.ERROR):
         assert {} == loads.latest().loads
-    assert "InvalidLoad" in caplog.text
+    assert "CallerError" in caplog.text
 
 
 def test_numbers_of_any_kind_become_plain_ones() -> None:

@@ -13,7 +13,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
-from tests.unit.simulation.history import History
+from tests.unit.simulation.test_checkers import History
 
 
 class Story:

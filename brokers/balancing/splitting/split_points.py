@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
-from equipoise.brokers.errors import InvalidLoad, UnsupportedAlgorithm
-from equipoise.channel.core.errors import invalid_boundaries
+from equipoise.channel.core.errors import CallerError, invalid_boundaries
 from equipoise.channel.core.ranges import bundle_contains, check_cuts
 from equipoise.channel.core.records import CUTS_MAX
+from equipoise.shedder.bundle_load import impossible_figure
 
 RANGE_EQUALLY_DIVIDE: Final = "range_equally_divide"
 TOPIC_COUNT_EQUALLY_DIVIDE: Final = "topic_count_equally_divide"
@@ -29,7 +29,7 @@ FLOW_OR_QPS_EQUALLY_DIVIDE: Final = "flow_or_qps_equally_divide"
 class TopicLoad:
     """One topic or key of a bundle: its hash point, and its load both ways, per second.
 
-    Raises `InvalidLoad` for a rate that is negative or not finite.
+    Raises `CallerError` for a rate that is negative or not finite.
     """
 
     point: int
@@ -39,7 +39,7 @@ class TopicLoad:
     def __post_init__(self) -> None:
         for name in ("messages_per_second", "bytes_per_second"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidLoad(subject="topic", field=name, value=getattr(self, name))
+                raise impossible_figure("topic", name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +180,10 @@ ALGORITHMS: Final[Mapping[str, SplitAlgorithm]] = MappingProxyType(
 def split_points(algorithm: str, question: SplitQuestion) -> tuple[int, ...]:
     """Return the points at which to cut a bundle; empty if it cannot or need not be cut.
 
-    Raises `UnsupportedAlgorithm`, and `CallerError` if positions are needed and missing, are not strictly rising, or are not
-    strictly inside.
+    Raises `CallerError` for an unknown algorithm, also if positions are needed and missing, are not strictly rising, or
+    are not strictly inside.
     """
     divide = ALGORITHMS.get(algorithm)
     if divide is None:
-        raise UnsupportedAlgorithm(algorithm=algorithm, supported=tuple(ALGORITHMS))
+        raise CallerError(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
     return divide(question)

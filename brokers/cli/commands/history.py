@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equipoise.brokers.cli.moments import Moment, time_of
-from equipoise.brokers.errors import HistoryGone, UnknownOffset
 from equipoise.brokers.operations.access import Access
-from equipoise.channel.core.errors import LogClosed
+from equipoise.channel.core.errors import CallerError, LogClosed
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.blocking_view import entries_to_end
@@ -21,8 +20,7 @@ def entries(access: Access) -> Iterator[Entry]:
 def fold_to(access: Access, moment: Moment) -> str:
     """Fold up to a moment, and return the local time of the last record, or "" if unknown. The view must not be beyond the moment.
 
-    * Raises `HistoryGone` if the moment is before what can be folded.
-    * Raises `UnknownOffset` if the offset is before the first record or after the last.
+    * Raises `CallerError` if the moment is before what can be folded, or the offset is before the first record or after the last.
     * Raises `LogClosed` if the time is after the log was closed.
     * Raises what `entries_to_end` and `Reader.feed` raise.
     """
@@ -69,19 +67,24 @@ def feed(access: Access, entry: Entry) -> Folded | None:
         return None
 
 
-def unknown_offset(access: Access, offset: int) -> UnknownOffset:
+def unknown_offset(access: Access, offset: int) -> CallerError:
     """Return the error for an offset without a record. Read on to find the end of the log."""
     for entry in entries(access):
         if feed(access, entry) is None:
             break
-    return UnknownOffset(log=access.log.name, offset=offset, end=access.view.offset)
+    end = access.view.offset
+    there = f"its last record is at {end}, and gaps are normal" if end >= 0 else "it has no records yet"
+    return CallerError(f"the log {access.log.name} has no record at offset {offset}; {there}")
 
 
-def gone(access: Access, moment: str) -> HistoryGone:
+def gone(access: Access, moment: str) -> CallerError:
     """Return the error for a moment before the earliest view that can be folded."""
-    known_from, problem = access.view.offset, None
+    known_from = access.view.offset
+    why = f"no longer has the view at {moment}: the records before offset {known_from} have been compacted"
     if access.log.start() == FIRST_OFFSET:
         problem = "its first record was appended later (an import appends all records when it is made)"
         if access.view.offset >= 0:
             problem = f"it is a copy or an import; the records before offset {known_from} are on the log that it was made from"
-    return HistoryGone(log=access.log.name, moment=moment, known_from=known_from, problem=problem)
+        why = f"does not have the view at {moment}: {problem}"
+    advice = "ask for a later moment, or import an earlier export and look at that (equipoise channel import)"
+    return CallerError(f"the log {access.log.name} {why}; {advice}")

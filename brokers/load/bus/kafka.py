@@ -9,11 +9,11 @@ from typing import Final
 
 from equipoise.brokers.errors import LoadBusUnavailable, UnreadableLoad
 from equipoise.brokers.load.bus.spelling import parse_summary, spell_sample
-from equipoise.brokers.load.bus.topic_making import made
-from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS, LoadTopics, differences
+from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS, LoadTopic, LoadTopics, differences
 from equipoise.channel.core.errors import InvalidKafkaSetting
-from equipoise.channel.kafka.answers import KafkaFailed, Trouble
-from equipoise.channel.kafka.client import BY_KEY, Clients, Message, PartitionConsumer, PartitionProducer
+from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
+from equipoise.channel.kafka.client import BY_KEY, Administrator, Clients, Message, PartitionConsumer, PartitionProducer
+from equipoise.channel.kafka.topic import REPLICATION, described_when_made
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import Sample, Summary
 
@@ -134,3 +134,15 @@ class KafkaLoadBus:
 
 def _unavailable(topic: str, problem: str) -> LoadBusUnavailable:
     return LoadBusUnavailable(bus=f"the topic {topic}", problem=problem)
+
+
+def made(administrator: Administrator, topic: LoadTopic, *, replication: int | None, deadline: Deadline) -> TopicFacts:
+    """Return the facts about a topic. Creates a missing one, with `replication` copies if given. Raises `KafkaFailed`."""
+    facts = administrator.describe(topic.name, timeout_ms=deadline.remaining_ms())
+    if facts is not None:
+        return facts
+    copies = replication or min(REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms()))
+    administrator.create(
+        topic.name, partitions=topic.partitions, replication=copies, settings=topic.settings, timeout_ms=deadline.remaining_ms()
+    )
+    return described_when_made(administrator, topic.name, deadline)

@@ -17,13 +17,12 @@ import faust
 from aiokafka.errors import KafkaError
 
 from equipoise.brokers.errors import LoadBusUnavailable
-from equipoise.brokers.load.bus.errors import UnfitLoadTopic
-from equipoise.brokers.load.bus.topic_making import made
+from equipoise.brokers.load.bus.kafka import made
 from equipoise.brokers.load.bus.topics import LoadTopic, LoadTopics, differences
 from equipoise.brokers.load.worker.access import Access, access_of
 from equipoise.brokers.load.worker.streams import Place, Streams
 from equipoise.brokers.runtime.failures import RepeatedFailures
-from equipoise.channel.core.errors import Bug
+from equipoise.channel.core.errors import Bug, OperatorError
 from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients
 from equipoise.channel.kafka.settings import KafkaAddress
@@ -50,9 +49,9 @@ _TOLD_AGAIN_MS: Final = 10_000
 def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int) -> None:
     """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT. Waits up to `timeout_ms` for Kafka at the start.
 
-    `settings` are those of Kafka's client, checked. Raises `InvalidKafkaSetting` for one that a load worker does not support, OSError for a
-    file in them that cannot be read, `UnfitLoadTopic`, `LogAccessDenied`, `LogUnavailable` after the wait, and `LoadBusUnavailable` if the
-    worker cannot go on.
+    `settings` are the checked settings of Kafka's client. Raises `InvalidKafkaSetting` for one that a load worker does not support, OSError
+    for a file in them that cannot be read, `OperatorError` for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the
+    wait, and `LoadBusUnavailable` if the worker cannot continue.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -157,7 +156,11 @@ class _Start:
                 topic = shared(partitions)
                 facts = self._made(administrator, topic, deadline)
                 if facts.partitions != partitions:
-                    raise UnfitLoadTopic(topic=topic.name, partitions=facts.partitions, needed=partitions, like=topics.samples.name)
+                    raise OperatorError(
+                        f"load workers cannot use the topic {topic.name}: it has {facts.partitions} partitions, and needs {partitions}, as "
+                        f"many as {topics.samples.name}; stop the load workers and delete the topic. They create it again, and only the "
+                        "averages are lost"
+                    )
         return Place(servers=self._address.servers, access=self._access, topics=topics, partitions=partitions)
 
     def _made(self, administrator: Administrator, topic: LoadTopic, deadline: Deadline) -> TopicFacts:

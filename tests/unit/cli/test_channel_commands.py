@@ -152,7 +152,7 @@ def test_an_offset_without_a_record_is_the_callers_mistake(command: str, log: st
     """Where there is no record, before the first or after the last, the error says where the log ends."""
     for offset in (0, 17):
         result = run("channel", command, str(offset), log=log)
-        told = f"error: the log {log} has no record at offset {offset}; its last is at 16, and gaps are normal\n"
+        told = f"error: the log {log} has no record at offset {offset}; its last record is at 16, and gaps are normal\n"
         assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
 

@@ -70,8 +70,8 @@ def test_each_place_that_stands_on_the_log_can_be_told(log: str, whole: str) -> 
     for command in ("at", "show"):
         result = run("channel", command, "17", log=log)
         assert ("", 2) == (result.stdout, result.exit_code)
-        assert "no longer knows of" in result.stderr
-        assert "what was before offset 18 has been compacted" in result.stderr
+        assert "no longer has the view at" in result.stderr
+        assert "the records before offset 18 have been compacted" in result.stderr
 
 
 @pytest.mark.parametrize("command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]])
@@ -84,7 +84,7 @@ def test_a_compacted_log_tells_what_the_whole_one_does(log: str, whole: str, com
 def test_a_story_begins_with_the_history(log: str) -> None:
     """The story of a bundle begins where the log does, with how the bundle stood then."""
     first, *_ = run("channel", "why", LEFT, log=log).stdout.splitlines()
-    assert "the story begins after offset 18: what was before is not on this log" == first
+    assert "the history begins after offset 18: this log has no earlier records" == first
 
 
 def test_an_export_takes_the_past_along(log: str, whole: str, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_copy_that_was_compacted_is_told_from_its_beginning(whole: str, tmp_pa
 def test_a_tail_from_where_nothing_is_known_is_refused(log: str) -> None:
     """Below what can be told, and beyond the end, it says so, as `at` does; who follows may begin with what comes next."""
     for place, code, words in (
-        ("17", 2, "no longer knows of offset 17"),
-        ("0", 2, "no longer knows of offset 0"),
-        ("25", 2, "its last is at 24"),
+        ("17", 2, "no longer has the view at offset 17"),
+        ("0", 2, "no longer has the view at offset 0"),
+        ("25", 2, "its last record is at 24"),
     ):
         result = run("channel", "tail", "--from", place, log=log)
         assert ("", code) == (result.stdout, result.exit_code)

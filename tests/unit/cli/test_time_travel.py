@@ -129,7 +129,9 @@ def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
     assert digest_at(16) in run("channel", "at", "now", log=log).stdout
     for moment in ("8", "-1h"):
         result = run("channel", "at", moment, log=log)
-        told = f"error: the log {log} no longer knows of {'now' if moment.startswith('-') else ''}{moment}: what was before offset 9"
+        told = (
+            f"error: the log {log} no longer has the view at {'now' if moment.startswith('-') else ''}{moment}: the records before offset 9"
+        )
         assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
 
 
@@ -137,7 +139,7 @@ def test_a_record_from_before_is_gone(log: str) -> None:
     """A record from before the snapshot's horizon cannot be judged any more, also where its bytes are still on the log."""
     truncated(log)
     result = run("channel", "show", "8", log=log)
-    told = f"error: the log {log} no longer knows of offset 8: what was before offset 9 has been compacted"
+    told = f"error: the log {log} no longer has the view at offset 8: the records before offset 9 have been compacted"
     assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
     assert 0 == run("channel", "show", "10", log=log).exit_code
     assert ["10"] == [line.split()[0] for line in run("channel", "tail", "--from", "10", log=log).stdout.splitlines()][:1]
@@ -200,7 +202,7 @@ def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) ->
     """Of a time before the first record the log knows nothing: an empty view would say that there was no channel."""
     result = run("channel", *command, log=log)
     assert ("", 2) == (result.stdout, result.exit_code)
-    assert f"error: the log {log} does not know of " in result.stderr
+    assert f"error: the log {log} does not have the view at " in result.stderr
     assert "its first record was appended later" in result.stderr
 
 
@@ -222,6 +224,6 @@ def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
     for command in (("at", "-1h"), ("diff", "-1h", "now"), ("at", "8")):
         result = run("channel", *command, log=made)
         assert ("", 2) == (result.stdout, result.exit_code)
-        assert f"error: the log {made} does not know of " in result.stderr
+        assert f"error: the log {made} does not have the view at " in result.stderr
         assert "it is a copy or an import; the records before offset" in result.stderr
     assert 0 == run("channel", "at", "now", log=made).exit_code

@@ -21,7 +21,6 @@ from equipoise.brokers.errors import (
     NotReady,
     Rejected,
     UnknownNamespace,
-    UnsupportedAlgorithm,
 )
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
 from equipoise.brokers.http.errors import REQUEST_ID, status_of, typed
@@ -56,7 +55,6 @@ CASES = (
     Case(status=404, error=NotFound("there is no such bundle")),
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
     Case(status=412, error=invalid_boundaries(subject="a", problem="b")),
-    Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
     Case(status=409, error=Cancelled(bundle="a", move="transfer", problem="b")),
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
     Case(status=503, error=LogStorageFull(log="sqlite:a.db")),
