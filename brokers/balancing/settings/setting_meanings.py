@@ -48,127 +48,139 @@ _COUNT: Final = Range(most=INTEGER_MAX)
 _SOME: Final = Range(least=1, most=INTEGER_MAX)
 _ABOVE_ZERO: Final = Range(open=True)
 
-_EXACT: Final = Meaning(text="Decide as Pulsar's own code does, with its faults.")
-_UNLOADED_SHARE: Final = Meaning(text="What part of the difference is moved.", range=_SHARE)
-_MESSAGES_MIN: Final = Meaning(text="Less is not worth a move: messages per second.")
-_BYTES_MIN: Final = Meaning(text="Less is not worth a move: bytes per second.")
+_EXACT: Final = Meaning(text="Decides exactly as Pulsar's code does, including its faults.")
+_UNLOADED_SHARE: Final = Meaning(text="Fraction of the difference that moves.", range=_SHARE)
+_MESSAGES_MIN: Final = Meaning(text="Minimum messages per second for a move.")
+_BYTES_MIN: Final = Meaning(text="Minimum bytes per second for a move.")
 
 
-def _says(text: str, numbers: Range = _COUNT) -> Meaning:
+def _meaning(text: str, numbers: Range = _COUNT) -> Meaning:
     return Meaning(text=text, range=numbers)
 
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "balancing": "What is done, when, by which strategies, and how much of it at once.",
-        "reports": "When a broker reports its load, and what it says.",
-        "weights": "What the use of each resource counts for, with all strategies that weigh resources.",
-        "balanced": "`BalancedShedder`: our own shedder, which levels cost by capacity.",
+        "balancing": "What balancing does, how often, with which strategies, and how many moves run at once.",
+        "reports": "When a broker reports its load, and what the report contains.",
+        "weights": "The weight of each resource, for all strategies that use resource weights.",
+        "balanced": "`BalancedShedder`: Equipoise's own shedder, which evens out cost by capacity.",
         "transfer": "`TransferShedder`: Pulsar's, which names the destination of each move.",
-        "threshold": "`ThresholdShedder`: Pulsar's, which unloads what is too far above the mean.",
-        "overload": "`OverloadShedder`: Pulsar's, which unloads what is above a fixed use.",
-        "uniform": "`UniformLoadShedder`: Pulsar's, which goes by messages and throughput.",
-        "average": "`AvgShedder`: Pulsar's, which pairs the most used with the least used.",
-        "limits": "What a bundle may carry before it is split, and of what neighbours that are merged must stay clear.",
+        "threshold": "`ThresholdShedder`: Pulsar's, which unloads brokers that are too far above the mean.",
+        "overload": "`OverloadShedder`: Pulsar's, which unloads brokers above a fixed use.",
+        "uniform": "`UniformLoadShedder`: Pulsar's, which compares messages and throughput.",
+        "average": "`AvgShedder`: Pulsar's, which pairs the most used brokers with the least used.",
+        "limits": "The limits above which a bundle is split. Neighbours are merged only far below them.",
         "split": "When bundles are split.",
         "merge": "When neighbours are merged.",
         "split_points": "Where a bundle is cut by its load.",
-        "placement": "The rules that all placements keep.",
+        "placement": "The rules of every placement strategy.",
         "least_message_rate": "`LeastLongTermMessageRate`: Pulsar's placement by message rate.",
         "least_usage": "`LeastResourceUsageWithWeight`: Pulsar's placement by use.",
     }
 )
-"""What each group is about."""
+"""The description of each group."""
 
 MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
     {
-        "balancing.enabled": _says("Whether anything is moved, split or merged by itself."),
-        "balancing.shedding": _says("Whether bundles are moved to even out the load."),
-        "balancing.splitting": _says("Whether bundles that carry too much are split."),
-        "balancing.merging": _says("Whether neighbours that carry little are merged."),
-        "balancing.shedder": _says("The strategy that moves bundles."),
-        "balancing.placement": _says("The strategy that finds an owner for a bundle that has none."),
-        "balancing.shed_interval_ms": _says("From one round of the shedder to the next.", _SOME),
-        "balancing.split_interval_ms": _says("From one round of splits and merges to the next.", _SOME),
-        "balancing.rest_ms": _says("How long a bundle is left alone after a move, a split or a merge, whoever made it."),
-        "balancing.move_timeout_ms": _says("How long the end of a move is waited for.", _SOME),
-        "balancing.moves_max": _says("Moves under way in the cluster at once.", _SOME),
-        "balancing.broker_moves_max": _says("Moves under way at one broker at once, those to it and from it together.", _SOME),
-        "balancing.split_algorithm": _says("Where a bundle is cut that is split by itself."),
-        "balancing.unload_split_children": _says("Whether the children of such a split move away at once."),
-        "balancing.namespace_bundles": _says(
-            "Of how many bundles a namespace is made, where nobody says.", Range(least=1, most=NEW_BUNDLES_MAX)
+        "balancing.enabled": _meaning("Enables automatic moves, splits and merges."),
+        "balancing.shedding": _meaning("Enables moves that even out the load."),
+        "balancing.splitting": _meaning("Enables splits of bundles above the limits."),
+        "balancing.merging": _meaning("Enables merges of neighbours with little load."),
+        "balancing.shedder": _meaning("The strategy that chooses which bundles move."),
+        "balancing.placement": _meaning("The strategy that chooses an owner for a bundle without one."),
+        "balancing.shed_interval_ms": _meaning("Time between two rounds of the shedder.", _SOME),
+        "balancing.split_interval_ms": _meaning("Time between two rounds of splits and merges.", _SOME),
+        "balancing.rest_ms": _meaning(
+            "Time after a move, a split or a merge in which balancing leaves the bundle alone. Operators' moves count, too."
         ),
-        "reports.sample_interval_ms": _says("How often a broker looks at its own load.", _SOME),
-        "reports.interval_min_ms": _says("From one report of a broker to the next, at least.", _SOME),
-        "reports.interval_max_ms": _says("From one report of a broker to the next, at most.", _SOME),
-        "reports.change_percent": _says("A report is due in between once a figure has changed by so much."),
-        "reports.bundles_max": _says("So many bundles are named in a report, the busiest; none: all of them.", _SOME),
-        "reports.history": _says("What an average keeps of what it was, each 5 seconds.", _SHARE),
-        "reports.nic_speed_gbps": _says("What the network carries each way; none: what its card says.", Range()),
-        "weights.cpu": _says("What the use of the CPU counts for.", Range()),
-        "weights.memory": _says("What the use of the memory counts for.", Range()),
-        "weights.direct_memory": _says("What the use of direct memory counts for; brokers here report none.", Range()),
-        "weights.bandwidth_in": _says("What the use of the network counts for, inwards.", Range()),
-        "weights.bandwidth_out": _says("What the use of the network counts for, outwards.", Range()),
-        "balanced.moves_max": _says("Moves of one round.", _SOME),
-        "balanced.start_ratio": _says("From so far off the mean on a broker is levelled, as part of the mean.", Range()),
-        "balanced.settle_ratio": _says("Until it is no further off than this.", Range()),
-        "balanced.wobble_ratio": _says("How much of its cost a bundle may wobble without moving back and forth.", Range()),
-        "transfer.target_deviation": _says(
-            "The standard deviation of the brokers' uses, as a fraction, above which bundles move.", Range()
+        "balancing.move_timeout_ms": _meaning("Time to wait for the end of a move.", _SOME),
+        "balancing.moves_max": _meaning("Limit of concurrent moves in the cluster.", _SOME),
+        "balancing.broker_moves_max": _meaning("Limit of concurrent moves to and from one broker.", _SOME),
+        "balancing.split_algorithm": _meaning("The algorithm that chooses where an automatic split cuts."),
+        "balancing.unload_split_children": _meaning("Moves the children of an automatic split to other brokers at once."),
+        "balancing.namespace_bundles": _meaning(
+            "Number of bundles of a new namespace, if the caller gives none.", Range(least=1, most=NEW_BUNDLES_MAX)
         ),
-        "transfer.hit_count_threshold": _says("After so many uneven rounds in a row one acts."),
-        "transfer.sources_max": _says("So many brokers give in one round.", _SOME),
-        "transfer.transfer": _says("Whether moves name their destination, and swaps are tried."),
-        "transfer.overloaded_percent": _says("From this use on a broker may be overloaded.", Range()),
-        "transfer.load_ttl_ms": _says("How long a report counts."),
-        "transfer.cool_down_ms": _says("How much younger than its last move a broker's report must be before it takes part again."),
-        "transfer.with_policies": _says("Whether bundles of namespaces with policies move, too."),
-        "transfer.excluded_namespaces": _says("Namespaces whose bundles never move."),
+        "reports.sample_interval_ms": _meaning("Time between two samples of a broker's own load.", _SOME),
+        "reports.interval_min_ms": _meaning("Minimum time between two reports of a broker.", _SOME),
+        "reports.interval_max_ms": _meaning("Maximum time between two reports of a broker.", _SOME),
+        "reports.change_percent": _meaning("Change of a figure that makes a report due before the maximum time, in percent."),
+        "reports.bundles_max": _meaning("Number of bundles in a report: the busiest. None: all bundles.", _SOME),
+        "reports.history": _meaning("Weight of the old value in an average, every 5 seconds.", _SHARE),
+        "reports.nic_speed_gbps": _meaning(
+            "Speed of the network in each direction, in Gbit/s. None: the speed of the network card.", Range()
+        ),
+        "weights.cpu": _meaning("Weight of the CPU use.", Range()),
+        "weights.memory": _meaning("Weight of the memory use.", Range()),
+        "weights.direct_memory": _meaning("Weight of the direct memory use. Brokers of Equipoise report none.", Range()),
+        "weights.bandwidth_in": _meaning("Weight of the inbound network use.", Range()),
+        "weights.bandwidth_out": _meaning("Weight of the outbound network use.", Range()),
+        "balanced.moves_max": _meaning("Limit of moves in one round.", _SOME),
+        "balanced.start_ratio": _meaning(
+            "Distance from the mean at which a round starts to move bundles, as a fraction of the mean.", Range()
+        ),
+        "balanced.settle_ratio": _meaning("Distance from the mean at which a round stops, as a fraction of the mean.", Range()),
+        "balanced.wobble_ratio": _meaning("Fraction of its cost by which a bundle's load may vary without moving back and forth.", Range()),
+        "transfer.target_deviation": _meaning("Standard deviation of the brokers' use above which bundles move, as a fraction.", Range()),
+        "transfer.hit_count_threshold": _meaning("Number of uneven rounds in a row before bundles move."),
+        "transfer.sources_max": _meaning("Limit of brokers that give bundles in one round.", _SOME),
+        "transfer.transfer": _meaning("Names a destination for each move, and tries swaps."),
+        "transfer.overloaded_percent": _meaning("Use above which a broker may count as overloaded, in percent.", Range()),
+        "transfer.load_ttl_ms": _meaning("Time for which a report counts."),
+        "transfer.cool_down_ms": _meaning("Time after a move until a broker's next report counts again."),
+        "transfer.with_policies": _meaning("Also moves bundles of namespaces with policies."),
+        "transfer.excluded_namespaces": _meaning("Namespaces whose bundles never move."),
         "transfer.pulsar_exact": _EXACT,
-        "transfer.pulsar_debug": _says("With `pulsar_exact`: as Pulsar in its debug mode, which counts what a swap brings back."),
-        "threshold.threshold_percent": _says("So far above the mean a broker's use may be.", Range()),
+        "transfer.pulsar_debug": _meaning("With `pulsar_exact`: counts the bundles that a swap brings back, as Pulsar does in debug mode."),
+        "threshold.threshold_percent": _meaning("Distance above the mean at which a broker gives bundles, in percentage points.", Range()),
         "threshold.bytes_min": _BYTES_MIN,
-        "threshold.lower_boundary": _says("Whether the most used gives, too, when somebody is as far below the mean."),
-        "threshold.history": _says("With `pulsar_exact`: what an average keeps of what it was, each round.", _SHARE),
+        "threshold.lower_boundary": _meaning("The most used broker also gives bundles if another broker is that far below the mean."),
+        "threshold.history": _meaning("With `pulsar_exact`: weight of the old value in an average, each round.", _SHARE),
         "threshold.pulsar_exact": _EXACT,
-        "overload.overloaded_percent": _says("Above this use a broker gives.", Range()),
+        "overload.overloaded_percent": _meaning("Use above which a broker gives bundles, in percent.", Range()),
         "overload.pulsar_exact": _EXACT,
-        "uniform.rate_difference_percent": _says("By so much of the idlest's message rate the busiest may differ; 0: never mind.", Range()),
-        "uniform.throughput_ratio": _says("So many times the idlest's throughput the busiest may have; 0: never mind.", Range()),
+        "uniform.rate_difference_percent": _meaning(
+            "Allowed difference of the highest message rate from the lowest, in percent of the lowest. 0: no limit.", Range()
+        ),
+        "uniform.throughput_ratio": _meaning("Allowed ratio of the highest throughput to the lowest. 0: no limit.", Range()),
         "uniform.unloaded_share": _UNLOADED_SHARE,
         "uniform.messages_min": _MESSAGES_MIN,
         "uniform.bytes_min": _BYTES_MIN,
-        "uniform.bundles_max": _says("So many are taken at most; none: as many as fit."),
+        "uniform.bundles_max": _meaning("Limit of bundles moved in one round. None: as many as fit."),
         "uniform.pulsar_exact": _EXACT,
-        "average.low_percent": _says("Which difference of use counts, in points of percent.", Range()),
-        "average.high_percent": _says("Which difference of use counts as large.", Range()),
-        "average.low_hits": _says("After so many rounds of the former a pair acts."),
-        "average.high_hits": _says("After so many rounds of the latter a pair acts."),
+        "average.low_percent": _meaning("Difference of use that counts as small, in percentage points.", Range()),
+        "average.high_percent": _meaning("Difference of use that counts as large, in percentage points.", Range()),
+        "average.low_hits": _meaning("Number of rounds with a small difference before a pair moves bundles."),
+        "average.high_hits": _meaning("Number of rounds with a large difference before a pair moves bundles."),
         "average.unloaded_share": _UNLOADED_SHARE,
         "average.messages_min": _MESSAGES_MIN,
         "average.bytes_min": _BYTES_MIN,
         "average.pulsar_exact": _EXACT,
-        "limits.topics_max": _says("Topics of a bundle; above it, it is split.", _SOME),
-        "limits.sessions_max": _says("Consumers and producers of a bundle; none: any number.", _SOME),
-        "limits.messages_per_second_max": _says("Messages of a bundle per second, both ways together.", _ABOVE_ZERO),
-        "limits.bytes_per_second_max": _says(f"Bytes of a bundle per second, both ways together; {MIB:,} are a MiB.", _ABOVE_ZERO),
-        "split.hits_threshold": _says("A bundle is split in the round after so many in which it exceeded a limit."),
-        "split.splits_max": _says("So many splits a round.", _SOME),
-        "split.bundles_max": _says("A namespace is not split into more.", _SOME),
+        "limits.topics_max": _meaning("Topics of a bundle.", _SOME),
+        "limits.sessions_max": _meaning("Consumers and producers of a bundle. None: no limit.", _SOME),
+        "limits.messages_per_second_max": _meaning("Messages per second of a bundle, in both directions together.", _ABOVE_ZERO),
+        "limits.bytes_per_second_max": _meaning(
+            f"Bytes per second of a bundle, in both directions together ({MIB:,} are a MiB).", _ABOVE_ZERO
+        ),
+        "split.hits_threshold": _meaning("Number of rounds above a limit before a bundle is split."),
+        "split.splits_max": _meaning("Limit of splits in one round.", _SOME),
+        "split.bundles_max": _meaning("Limit of bundles of a namespace: splits stop there.", _SOME),
         "split.pulsar_exact": _EXACT,
-        "merge.cold_ratio": _says("Neighbours are cold that together carry less than this part of every limit.", Range(most=1, open=True)),
-        "merge.hits_threshold": _says("A pair is merged in the round after so many in which it was cold."),
-        "merge.merges_max": _says("So many merges a round.", _SOME),
-        "merge.bundles_min": _says("A namespace keeps so many.", _SOME),
-        "split_points.margin": _says("By such a part a bundle must exceed a limit before its load is divided.", Range()),
-        "placement.topics_max": _says("As many topics as a broker may have.", _SOME),
-        "placement.prefer_later_versions": _says("Whether bundles keep to the brokers of the latest version."),
-        "placement.failure_domains": _says("Whether anti-affinity goes by failure domains, too."),
+        "merge.cold_ratio": _meaning(
+            "Fraction of every limit below which two neighbours together count as cold.", Range(most=1, open=True)
+        ),
+        "merge.hits_threshold": _meaning("Number of cold rounds before a pair is merged."),
+        "merge.merges_max": _meaning("Limit of merges in one round.", _SOME),
+        "merge.bundles_min": _meaning("Minimum number of bundles of a namespace: merges stop there.", _SOME),
+        "split_points.margin": _meaning("Fraction by which a bundle must exceed a limit before its load is divided.", Range()),
+        "placement.topics_max": _meaning("Limit of topics of a broker.", _SOME),
+        "placement.prefer_later_versions": _meaning("Places bundles only on brokers of the latest version."),
+        "placement.failure_domains": _meaning("Applies anti-affinity to failure domains, too."),
         "placement.pulsar_exact": _EXACT,
-        "least_message_rate.overloaded_percent": _says("Brokers above this use come last.", Range()),
-        "least_usage.difference_percent": _says("So far below the mean a broker's use is to be, in points of percent.", Range()),
+        "least_message_rate.overloaded_percent": _meaning("Use above which a broker is chosen last, in percent.", Range()),
+        "least_usage.difference_percent": _meaning(
+            "Distance below the mean at which a broker is preferred, in percentage points.", Range()
+        ),
     }
 )
 """Each setting by its name GROUP.FIELD, in the order of the groups."""
