@@ -261,7 +261,7 @@ class NoFreshLoad(OperatorError):
         self.log = log
         self.problem = problem
         self.advice = advice
-        super().__init__(f"there is no fresh load of any broker on {log}: {problem}; {advice}")
+        super().__init__(f"no broker has a fresh load report on {log}: {problem}; {advice}")
 
 
 def invalid_service(service: str, problem: str) -> CallerError:

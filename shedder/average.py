@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from equipoise.shedder.loads import BundleTraffic, Weights
 from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
 
@@ -47,12 +47,12 @@ class AvgShedder:
         if not pairs:
             hits = _Hits()
         for least, most in pairs:
-            told = f"it is used by {told_percent(scores[most] / 100)}, and {least} by {told_percent(scores[least] / 100)}"
+            comparison = f"use is {format_percent(scores[most] / 100)}, and of {least} {format_percent(scores[least] / 100)}"
             if not self._are_due(hits, least, most):
-                picking.stays[most] = f"{told}: the next rounds will tell whether that lasts"
+                picking.stays[most] = f"{comparison}: too few rounds in a row"
                 continue
             hits.forget(least, most)
-            self._even_out(picking, least, most, told)
+            self._even_out(picking, least, most, comparison)
         memory = replace(snapshot.memory, low_hits=hits.low, high_hits=hits.high)
         return picking.plan(
             idle=f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less used one", memory=memory
@@ -89,7 +89,7 @@ class AvgShedder:
     def _are_due(self, hits: _Hits, least: str, most: str) -> bool:
         return any(hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits for broker in (least, most))
 
-    def _even_out(self, picking: Picking, least: str, most: str, told: str) -> None:
+    def _even_out(self, picking: Picking, least: str, most: str, comparison: str) -> None:
         """Plan the moves from one broker of a pair to the other, by messages, or by bytes if messages do not differ enough."""
         giving, taking = picking.loads[most].traffic, picking.loads[least].traffic
         messages = (giving.messages_per_second - taking.messages_per_second) * self.unloaded_share
@@ -99,14 +99,14 @@ class AvgShedder:
             amount = f"{messages:.0f} messages/s"
         elif bytes_ > self.bytes_min:
             weight, need = throughput, bytes_
-            amount = told_bytes(bytes_)
+            amount = format_rate(bytes_)
         else:
-            picking.stays[most] = f"{told}, but its traffic is not so much more that a move would be worth it"
+            picking.stays[most] = f"{comparison}, but the difference of traffic is too small for a move"
             return
         chosen = _fitting(picking.movable(most, weight=weight, destination=least), weight, need)
-        picking.give(chosen, most, destination=least, reason=f"average: {most} is to give {amount} to {least}: {told}")
+        picking.give(chosen, most, destination=least, reason=f"average: {most} should give {amount} to {least}: {comparison}")
         if not chosen:
-            picking.stays[most] = f"{told}, and no bundle that can go fits into the {amount} that it is to give"
+            picking.stays[most] = f"{comparison}, but no movable bundle fits into the {amount} that it should give"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from equipoise.shedder.plan import Idle, Move, Plan, Stay
-from equipoise.shedder.reported import told_percent
+from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
@@ -48,45 +48,45 @@ class BalancedShedder:
     def plan(self, snapshot: Snapshot) -> Plan:
         """See `Shedder.plan`."""
         brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
-        piles = [_Pile.of(broker) for broker in brokers if broker.barred is None]
+        loads = [_LoadedBroker.of(broker) for broker in brokers if broker.barred is None]
         stays = [Stay(subject=broker.broker, reason=broker.barred) for broker in brokers if broker.barred is not None]
-        capacity = sum(pile.capacity for pile in piles)
-        mean = sum(pile.cost for pile in piles) / capacity if capacity else 0.0
+        capacity = sum(load.capacity for load in loads)
+        mean = sum(load.cost for load in loads) / capacity if capacity else 0.0
         moves: list[Move] = []
         rules = _Rules(snapshot)
-        if _is_uneven(piles, mean, self.start_ratio):
-            while len(moves) < self.moves_max and _is_uneven(piles, mean, self.settle_ratio):
-                move = self._next_move(piles, mean, rules)
+        if _is_uneven(loads, mean, self.start_ratio):
+            while len(moves) < self.moves_max and _is_uneven(loads, mean, self.settle_ratio):
+                move = self._next_move(loads, mean, rules)
                 if move is None:
                     break
                 moves.append(move)
-        stays += self._stays(piles, mean, moves)
+        stays += self._stays(loads, mean, moves)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
-        return Plan(moves=tuple(moves), stays=in_order, idle=None if moves else self._idle(piles, mean), memory=snapshot.memory)
+        return Plan(moves=tuple(moves), stays=in_order, idle=None if moves else self._idle(loads, mean), memory=snapshot.memory)
 
-    def _idle(self, piles: Sequence[_Pile], mean: float) -> Idle:
+    def _idle(self, loads: Sequence[_LoadedBroker], mean: float) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
-        if not piles:
-            return Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
-        if _is_uneven(piles, mean, self.start_ratio):
+        if not loads:
+            return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
+        if _is_uneven(loads, mean, self.start_ratio):
             return Idle(result="Skip", cause="NoBundles", reason="the load is uneven, and no bundle can be moved: see each broker")
-        reason = f"the load is even: nobody is further from the mean than {_percent(self.start_ratio, 1)} of it"
+        reason = f"the load is even: no broker is further from the mean than {_percent(self.start_ratio, 1)} of it"
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
-    def _next_move(self, piles: Sequence[_Pile], mean: float, rules: _Rules) -> Move | None:
-        """Choose the move of the fullest broker that can give to the emptiest that can take. Apply it to the piles."""
-        givers = sorted((pile for pile in piles if pile.fill > mean), key=lambda pile: (-pile.fill, pile.broker))
-        takers = sorted((pile for pile in piles if pile.fill < mean), key=lambda pile: (pile.fill, pile.broker))
+    def _next_move(self, loads: Sequence[_LoadedBroker], mean: float, rules: _Rules) -> Move | None:
+        """Choose the move of the fullest broker that can give to the emptiest that can take. Apply it to the loads."""
+        givers = sorted((load for load in loads if load.fill > mean), key=lambda load: (-load.fill, load.broker))
+        takers = sorted((load for load in loads if load.fill < mean), key=lambda load: (load.fill, load.broker))
         for source in givers:
             for destination in takers:
                 bundle = self._worth_moving(source, destination, rules)
                 if bundle is not None:
-                    move = _told(bundle, source, destination, mean)
+                    move = _move_of(bundle, source, destination, mean)
                     source.give(bundle, destination)
                     return move
         return None
 
-    def _worth_moving(self, source: _Pile, destination: _Pile, rules: _Rules) -> WeighedBundle | None:
+    def _worth_moving(self, source: _LoadedBroker, destination: _LoadedBroker, rules: _Rules) -> WeighedBundle | None:
         """Return the movable bundle whose cost is nearest to the best, within the bounds of the module; ties by cost and name."""
         pull = source.fill * destination.capacity - destination.cost
         best = pull * source.capacity / (source.capacity + destination.capacity)
@@ -95,30 +95,30 @@ class BalancedShedder:
             refusal = rules.refusal(bundle.name, destination.broker)
             if refusal is None:
                 return bundle
-            source.kept = source.kept or f"{bundle.name} not to {destination.broker} for one: {refusal}"
-            if rules.is_weary:
+            source.kept = source.kept or f"for example {bundle.name} from {destination.broker}: {refusal}"
+            if rules.has_reached_bound:
                 break
         return None
 
-    def _stays(self, piles: Sequence[_Pile], mean: float, moves: Sequence[Move]) -> Iterable[Stay]:
+    def _stays(self, loads: Sequence[_LoadedBroker], mean: float, moves: Sequence[Move]) -> Iterable[Stay]:
         given = {move.source for move in moves}
-        for pile in piles:
-            if pile.broker in given:
+        for load in loads:
+            if load.broker in given:
                 continue
-            carries = f"it carries {_percent(pile.fill, mean)} of the mean load"
-            if pile.fill <= mean * (1 + self.start_ratio):
-                yield Stay(subject=pile.broker, reason=f"{carries}, of which {_percent(1 + self.start_ratio, 1)} is let be")
+            carries = f"load is {_percent(load.fill, mean)} of the mean"
+            if load.fill <= mean * (1 + self.start_ratio):
+                yield Stay(subject=load.broker, reason=f"{carries} (allowed: up to {_percent(1 + self.start_ratio, 1)})")
                 continue
-            for bundle in pile.barred:
-                yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although {pile.broker} has too much")
+            for bundle in load.barred:
+                yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")
             if len(moves) == self.moves_max:
-                yield Stay(subject=pile.broker, reason=f"{carries}, and its turn comes in the next round")
+                yield Stay(subject=load.broker, reason=f"{carries}; it gives bundles in the next round")
             else:
-                yield Stay(subject=pile.broker, reason=f"{carries}, but {pile.why_stuck(mean)}")
+                yield Stay(subject=load.broker, reason=f"{carries}, but {load.why_stuck(mean)}")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pile:
+class _LoadedBroker:
     """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
 
     `kept`: the first bundle that the rules kept from a destination, and why.
@@ -132,8 +132,8 @@ class _Pile:
     kept: str | None = None
 
     @classmethod
-    def of(cls, broker: WeighedBroker) -> _Pile:
-        """Return the pile of a broker before the first move."""
+    def of(cls, broker: WeighedBroker) -> _LoadedBroker:
+        """Return the load of a broker before the first move."""
         in_order = sorted(broker.bundles, key=lambda bundle: (bundle.cost, bundle.name))
         return cls(
             broker=broker.broker,
@@ -160,21 +160,21 @@ class _Pile:
                 yield self.movable[above]
                 above += 1
 
-    def give(self, bundle: WeighedBundle, destination: _Pile) -> None:
-        """Move a bundle to another pile. It does not move again in this plan."""
+    def give(self, bundle: WeighedBundle, destination: _LoadedBroker) -> None:
+        """Move a bundle to another load. It does not move again in this plan."""
         self.movable.remove(bundle)
         self.cost -= bundle.cost
         destination.cost += bundle.cost
 
     def why_stuck(self, mean: float) -> str:
-        """Return why an overfull pile gives nothing."""
+        """Return why an overfull load gives nothing."""
         if not self.movable:
             return "none of its bundles may be moved now"
         if self.kept is not None:
-            return f"the rules keep its bundles from those that carry less: {self.kept}"
+            return f"the rules keep its bundles from brokers with less load: {self.kept}"
         heaviest = self.movable[-1]
         return (
-            f"no move would level it: of its {len(self.movable)} bundles {heaviest.name} is the heaviest, "
+            f"no move would help: the heaviest of its {len(self.movable)} bundles is {heaviest.name}, "
             f"with {_percent(heaviest.cost / self.capacity, mean)} of the mean load; split it"
         )
 
@@ -188,7 +188,7 @@ class _Rules:
         self._looks = 0
 
     @property
-    def is_weary(self) -> bool:
+    def has_reached_bound(self) -> bool:
         """Whether this plan has reached a bound."""
         return self._looks >= LOOKS_MAX or len(self._known) * len(self._snapshot.live) >= ASKED_MAX
 
@@ -198,26 +198,26 @@ class _Rules:
             return None
         self._looks += 1
         if bundle not in self._known:
-            if self.is_weary:
-                return "the rules keep more than one round can look at"
+            if self.has_reached_bound:
+                return "the round has reached its limit of rule checks"
             candidates = self._snapshot.candidates(bundle)
             self._known[bundle] = frozenset(candidates.allowed), candidates.refused
         allowed, refused = self._known[bundle]
         return None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
 
 
-def _is_uneven(piles: Sequence[_Pile], mean: float, ratio: float) -> bool:
-    return any(abs(pile.fill - mean) > ratio * mean for pile in piles)
+def _is_uneven(loads: Sequence[_LoadedBroker], mean: float, ratio: float) -> bool:
+    return any(abs(load.fill - mean) > ratio * mean for load in loads)
 
 
-def _told(bundle: WeighedBundle, source: _Pile, destination: _Pile, mean: float) -> Move:
-    """Return the move with its reason. Call it before the move is applied, because the reason shows the piles as they are."""
+def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, mean: float) -> Move:
+    """Return the move with its reason. Call it before the move is applied, because the reason shows the loads as they are."""
     reason = (
-        f"balanced: {source.broker} carries {_percent(source.fill, mean)} of the mean load, {destination.broker} "
-        f"{_percent(destination.fill, mean)}; the bundle is {_percent(bundle.cost, source.cost)} of what {source.broker} carries"
+        f"balanced: {source.broker} has {_percent(source.fill, mean)} of the mean load, {destination.broker} has "
+        f"{_percent(destination.fill, mean)}; the bundle is {_percent(bundle.cost, source.cost)} of the load of {source.broker}"
     )
     return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason)
 
 
 def _percent(part: float, whole: float) -> str:
-    return told_percent(part / whole if whole else 0.0)
+    return format_percent(part / whole if whole else 0.0)

@@ -11,7 +11,7 @@ from typing import Final
 from equipoise.shedder.loads import Weights
 from equipoise.shedder.picking import Picking, throughput, up_to
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
 # How far below the threshold a broker should end: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
@@ -38,9 +38,9 @@ class OverloadShedder:
         has_taker = self.pulsar_exact or any(use < threshold for use in uses.values())
         for broker, use in uses.items():
             if use < threshold:
-                picking.stays[broker] = f"it is used by {told_percent(use)}, and may be by {told_percent(threshold)}"
+                picking.stays[broker] = f"use is {format_percent(use)} (allowed: up to {format_percent(threshold)})"
             elif not has_taker:
-                picking.stays[broker] = f"it is used by {told_percent(use)}, and so much, or more, is everybody who could take something"
+                picking.stays[broker] = f"use is {format_percent(use)}, and no broker with less use can take a bundle"
             else:
                 self._shed(picking, broker, use)
         return picking.plan(idle="nobody is overloaded, or has a bundle that can go")
@@ -48,16 +48,16 @@ class OverloadShedder:
     def _shed(self, picking: Picking, broker: str, use: float) -> None:
         load = picking.loads[broker]
         if load.bundle_count < 2:  # noqa: PLR2004
-            picking.stays[broker] = f"it is used by {told_percent(use)}, and its only bundle would overload the next one: split it"
+            picking.stays[broker] = f"use is {format_percent(use)}, but its only bundle would overload another broker: split it"
             return
         need = load.traffic.bytes_per_second * (use - self.overloaded_percent / 100 + _MARGIN)
         reason = (
-            f"overload: {broker} is used by {told_percent(use)}, may be by {self.overloaded_percent:.0f} %, and is to give "
-            f"{told_bytes(need)} of {told_bytes(load.traffic.bytes_per_second)}"
+            f"overload: the use of {broker} is {format_percent(use)} (allowed: up to {self.overloaded_percent:.0f} %); it should give "
+            f"{format_rate(need)} of {format_rate(load.traffic.bytes_per_second)}"
         )
         bundles = picking.movable(broker, weight=throughput)
         one_stays = not self.pulsar_exact and len(bundles) == load.bundle_count
         chosen = up_to(bundles, need, one_stays=one_stays)
         picking.give(chosen, broker, reason=reason)
         if not chosen:
-            picking.stays[broker] = f"it is used by {told_percent(use)}, and none of the bundles that it reported can go"
+            picking.stays[broker] = f"use is {format_percent(use)}, but none of its reported bundles can move"

@@ -93,13 +93,13 @@ class Picking:
         if held is not None:
             return held
         if not weight(bundle) > 0:
-            return "nothing goes through it, so that its move would change nothing"
+            return "it has no traffic, so a move would change nothing"
         candidates = self.snapshot.candidates(bundle.bundle)
         if destination is not None:
             return (
                 None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
             )
-        return None if any(other != broker for other in candidates.allowed) else "the rules let no other broker have it"
+        return None if any(other != broker for other in candidates.allowed) else "the rules allow no other broker"
 
 
 def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> list[BundleTraffic]:
@@ -115,4 +115,4 @@ def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> 
 
 
 def _waited_for(silent: Iterable[str]) -> dict[str, str]:
-    return dict.fromkeys(silent, "it has not said what its load is")
+    return dict.fromkeys(silent, "it has not reported its load")

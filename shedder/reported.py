@@ -37,12 +37,11 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
         elif load is None:
             silent.append(broker)
         elif abs(snapshot.now_ms - load.taken_ms) > ttl_ms:
-            out[broker] = (
-                f"its load is outdated: it was taken {told_age(snapshot.now_ms - load.taken_ms)}, and counts for {told_ms(ttl_ms)}"
-            )
+            age = format_age(snapshot.now_ms - load.taken_ms)
+            out[broker] = f"its load report is outdated: it was made {age} (limit: {format_duration(ttl_ms)})"
             has_outdated = True
         elif (fault := fault_of(load)) is not None:
-            out[broker] = f"its report cannot be true, so it is left out: {fault}"
+            out[broker] = f"its load report is not plausible and does not count: {fault}"
         else:
             loads[broker] = load
     return Reported(loads=loads, out=out, silent=tuple(silent), has_outdated=has_outdated)
@@ -52,7 +51,7 @@ def why_held(snapshot: Snapshot, bundle: str, broker: str) -> str | None:
     """Return why a bundle that `broker` reported must not move now; None if it may."""
     owner = snapshot.owners.get(bundle)
     if owner != broker:
-        return "nobody serves it now" if owner is None else f"{owner} serves it now, not {broker}"
+        return "no broker serves it now" if owner is None else f"{owner} serves it now, not {broker}"
     return snapshot.resting.get(bundle)
 
 
@@ -67,21 +66,21 @@ def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...
     return tuple(Stay(subject=subject, reason=stays[subject]) for subject in sorted(stays) if subject not in given)
 
 
-def told_ms(duration_ms: int) -> str:
+def format_duration(duration_ms: int) -> str:
     """Format a duration."""
     return f"{duration_ms / 1_000:.0f} s"
 
 
-def told_age(age_ms: int) -> str:
+def format_age(age_ms: int) -> str:
     """Format an age. A negative age means that the other clock is ahead."""
-    return f"{told_ms(age_ms)} ago" if age_ms >= 0 else f"{told_ms(-age_ms)} ahead of the clock here"
+    return f"{format_duration(age_ms)} ago" if age_ms >= 0 else f"{format_duration(-age_ms)} ahead of this clock"
 
 
-def told_percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage."""
     return f"{100 * fraction:.0f} %"
 
 
-def told_bytes(bytes_per_second: float) -> str:
+def format_rate(bytes_per_second: float) -> str:
     """Format a throughput."""
     return f"{bytes_per_second / 1_000_000:.3g} MB/s"

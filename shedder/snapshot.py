@@ -150,14 +150,14 @@ def take(
     * `loads` holds all reports: each strategy decides what is too old or impossible for it.
     * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view changes.
     """
-    told = {summary.broker: summary for summary in summaries}
-    recent = [summary for summary in told.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
+    by_broker = {summary.broker: summary for summary in summaries}
+    recent = [summary for summary in by_broker.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
     rest = frozenset(resting)
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    loads = {name: summary.load for name, summary in told.items()}
+    loads = {name: summary.load for name, summary in by_broker.items()}
     served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
     return Snapshot(
-        brokers=WeighedBrokers(partial(_weighed, view, told, recent, rest)),
+        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, rest)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
         apart={broker.broker: _DRAINING for broker in brokers if broker.status == "draining"},
@@ -170,11 +170,11 @@ def take(
     )
 
 
-def _weighed(view: View, told: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str]) -> tuple[WeighedBroker, ...]:
+def _weighed(view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str]) -> tuple[WeighedBroker, ...]:
     """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    return tuple(_weigh(view, broker, told.get(broker.broker), scales, resting) for broker in brokers)
+    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, resting) for broker in brokers)
 
 
 class _Scales:
@@ -239,4 +239,4 @@ def _why_apart(broker: BrokerEntry, summary: Summary | None, *, counts: bool) ->
     if counts:
         return None
     fault = None if summary is None else fault_of_summary(summary)
-    return "there is no fresh report of its load" if fault is None else f"its report cannot be true, so it is left out: {fault}"
+    return "there is no fresh report of its load" if fault is None else f"its load report is not plausible and does not count: {fault}"

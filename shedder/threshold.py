@@ -12,7 +12,7 @@ from typing import Final
 from equipoise.shedder.loads import Weights, blend
 from equipoise.shedder.picking import Picking, throughput, up_to
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
 # What is shed in addition to the excess: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
@@ -52,13 +52,13 @@ class ThresholdShedder:
         for broker, use in uses.items():
             now = self.weights.weighted_max(picking.loads[broker].resources)
             if use < bound:
-                picking.stays[broker] = f"{_told(use, mean)}; up to {self.threshold_percent:.0f} points above that are let be"
+                picking.stays[broker] = f"{_use_and_mean(use, mean)}; up to {self.threshold_percent:.0f} points above the mean are allowed"
             elif not self.pulsar_exact and 0 < now < bound:
                 # After a move the use falls at once, but its average only after many rounds. Without this check the broker would shed each
                 # time.
-                picking.stays[broker] = f"{_told(use, mean)}, on average; now it is used by {told_percent(now)}"
+                picking.stays[broker] = f"{_use_and_mean(use, mean)} on average; now it is {format_percent(now)}"
             else:
-                self._shed(picking, broker, use - bound + _MARGIN, _told(use, mean))
+                self._shed(picking, broker, use - bound + _MARGIN, _use_and_mean(use, mean))
         if self.lower_boundary and not picking.moves:
             if self.pulsar_exact:  # Pulsar updates the averages a second time here, so they run twice as fast.
                 uses = self._uses(picking, uses)
@@ -73,22 +73,22 @@ class ThresholdShedder:
         now = {broker: self.weights.weighted_max(load.resources) for broker, load in picking.loads.items()}
         return {broker: blend(before[broker], use, kept=self.history) if broker in before else use for broker, use in now.items()}
 
-    def _shed(self, picking: Picking, broker: str, share: float, told: str) -> None:
+    def _shed(self, picking: Picking, broker: str, share: float, comparison: str) -> None:
         """Plan that `broker` sheds this share of its throughput, if that is enough and it has two bundles."""
         load = picking.loads[broker]
         need = load.traffic.bytes_per_second * share
         if need < self.bytes_min:
-            picking.stays[broker] = f"{told}, and the {told_bytes(need)} that it is to give are not worth a move"
+            picking.stays[broker] = f"{comparison}, but the {format_rate(need)} to give are too small for a move"
             return
         if load.bundle_count < 2:  # noqa: PLR2004
-            picking.stays[broker] = f"{told}, and its only bundle would be too much for the next one: split it"
+            picking.stays[broker] = f"{comparison}, but its only bundle is too heavy for another broker: split it"
             return
         bundles = picking.movable(broker, weight=throughput)
         chosen = up_to(bundles, need, one_stays=not self.pulsar_exact and len(bundles) == load.bundle_count)
-        reason = f"threshold: {broker} is to give {told_bytes(need)} of {told_bytes(load.traffic.bytes_per_second)}: {told}"
+        reason = f"threshold: {broker} should give {format_rate(need)} of {format_rate(load.traffic.bytes_per_second)}: {comparison}"
         picking.give(chosen, broker, reason=reason)
         if not chosen:
-            picking.stays[broker] = f"{told}, and none of the bundles that it reported can go"
+            picking.stays[broker] = f"{comparison}, but none of its reported bundles can move"
 
     def _shed_for_the_least_used(self, picking: Picking, uses: Mapping[str, float], mean: float) -> None:
         threshold = self.threshold_percent / 100
@@ -97,12 +97,14 @@ class ThresholdShedder:
         givers = [broker for broker in uses if picking.loads[broker].bundle_count > 1]
         if givers:
             most = max(givers, key=lambda broker: uses[broker])
-            self._shed(picking, most, threshold * _LOWER_BOUNDARY_SHARE, f"{_told(uses[most], mean)}, and others are far below it")
+            self._shed(
+                picking, most, threshold * _LOWER_BOUNDARY_SHARE, f"{_use_and_mean(uses[most], mean)}, and other brokers are far below"
+            )
 
 
 def _mean_of(uses: Mapping[str, float]) -> float:
     return sum(uses.values()) / len(uses) if uses else 0.0
 
 
-def _told(use: float, mean: float) -> str:
-    return f"it is used by {told_percent(use)}, where the mean is {told_percent(mean)}"
+def _use_and_mean(use: float, mean: float) -> str:
+    return f"use is {format_percent(use)} (mean: {format_percent(mean)})"

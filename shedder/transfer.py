@@ -19,7 +19,7 @@ from typing import Final
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
-from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, told_bytes, told_ms, told_percent, why_held
+from equipoise.shedder.reported import Reported, bundles_of, format_duration, format_percent, format_rate, in_order, reported, why_held
 from equipoise.shedder.snapshot import Snapshot
 from equipoise.shedder.spread import Spread
 
@@ -81,21 +81,21 @@ class TransferShedder:
         stays = in_order({**seen.out, **round_.stays()}, round_.moves)
         return replace(found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0))
 
-    def _sound(self, snapshot: Snapshot) -> _Seen:
+    def _sound(self, snapshot: Snapshot) -> _Evaluation:
         """Return the brokers that take part, or why none does: live brokers with plausible reports."""
         found = reported(snapshot, ttl_ms=self.load_ttl_ms)
         gave_ms = self._still_cooling(snapshot, found, snapshot.memory.gave_ms)
         got_ms = self._still_cooling(snapshot, found, snapshot.memory.got_ms)
-        tired = [broker for broker in found.loads if broker in gave_ms or broker in got_ms]
+        cooling = [broker for broker in found.loads if broker in gave_ms or broker in got_ms]
         idle = None
-        if tired:
-            idle = self._cooling(tired[0])
+        if cooling:
+            idle = self._cooling(cooling[0])
         elif not found.loads:
             idle = _nobody(has_outdated=found.has_outdated)
         elif found.silent:
             idle = _silent(found.silent[0], len(found.silent))
         order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)  # Ties keep the order of ids.
-        return _Seen(order=order, counted=tuple(found.loads.values()), gave_ms=gave_ms, got_ms=got_ms, idle=idle, out=found.out)
+        return _Evaluation(order=order, counted=tuple(found.loads.values()), gave_ms=gave_ms, got_ms=got_ms, idle=idle, out=found.out)
 
     def _still_cooling(self, snapshot: Snapshot, found: Reported, ended_ms: Mapping[str, int]) -> dict[str, int]:
         """Return the brokers whose last report is less than `cool_down_ms` younger than their last move, with the time of the move.
@@ -112,7 +112,7 @@ class TransferShedder:
                 cooling[broker] = since_ms
         return cooling
 
-    def _as_pulsar(self, snapshot: Snapshot) -> _Seen:
+    def _as_pulsar(self, snapshot: Snapshot) -> _Evaluation:
         """Like `_sound`, as Pulsar does it: over all stored reports, in their order, up to a broker that is cooling down."""
         missing = dict.fromkeys(snapshot.live)
         gave_ms = dict(snapshot.memory.gave_ms)
@@ -122,11 +122,11 @@ class TransferShedder:
         for broker, load in snapshot.loads.items():
             missing.pop(broker, None)
             if snapshot.now_ms - load.taken_ms > self.load_ttl_ms:
-                out[broker] = f"its load is outdated: it counts for {told_ms(self.load_ttl_ms)}"
+                out[broker] = f"its load report is outdated (limit: {format_duration(self.load_ttl_ms)})"
                 continue
             if broker in gave_ms:
                 if load.taken_ms - gave_ms[broker] < self.cool_down_ms:
-                    return _Seen(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=self._cooling(broker), out=out)
+                    return _Evaluation(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=self._cooling(broker), out=out)
                 del gave_ms[broker]
             counted.append(load)
         idle = None
@@ -134,23 +134,24 @@ class TransferShedder:
             idle = _nobody(has_outdated=bool(out))
         elif missing:
             idle = _silent(next(iter(missing)), len(missing))
-        return _Seen(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=idle, out=out)
+        return _Evaluation(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=idle, out=out)
 
     def _cooling(self, broker: str) -> Idle:
-        told = f"{broker} took part in a move, and has not reported {told_ms(self.cool_down_ms)} after it: its load is not known yet"
-        return Idle(result="Skip", cause="CoolDown", reason=told)
+        silence = f"has sent no report {format_duration(self.cool_down_ms)} after it"
+        reason = f"{broker} was part of a move, and {silence}: its load is not known yet"
+        return Idle(result="Skip", cause="CoolDown", reason=reason)
 
     def _why_waiting(self, hits: int, spread: Spread) -> str:
         if hits == 0:
             return (
-                f"the load is even: it deviates by {told_percent(spread.deviation)} from the mean of {told_percent(spread.mean)}, of which "
-                f"{told_percent(self.target_deviation)} is let be, and nobody is idle or overloaded"
+                f"the load is even: the deviation is {format_percent(spread.deviation)} around a mean of {format_percent(spread.mean)} "
+                f"(allowed: {format_percent(self.target_deviation)}), and no broker is idle or overloaded"
             )
         return f"the load has been uneven for {hits} rounds in a row; moves begin after {self.hit_count_threshold}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _Evaluation:
     """The evaluation of a snapshot: brokers from the least loaded to the most, brokers that cool down, and why nothing can be done.
 
     `counted` are the loads that make the mean. With `pulsar_exact`, outdated brokers are in `order` but not in `counted`.
@@ -210,16 +211,16 @@ class _Round:
 
     def stays(self) -> dict[str, str]:
         """Return why each checked broker and bundle stays, and the use of the others."""
-        mean = told_percent(self.spread.mean)
-        told = {name: f"it is used by {told_percent(load.averages.weighted_max)}, where the mean is {mean}" for name, load in self.order}
-        return {**told, **self._why}
+        mean = format_percent(self.spread.mean)
+        uses = {name: f"use is {format_percent(load.averages.weighted_max)} (mean: {mean})" for name, load in self.order}
+        return {**uses, **self._why}
 
     def _shed(self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause) -> bool:
         """Plan the moves between two brokers, in both directions. Return whether there are any."""
         (name, load), (_, least) = source, destination
         bundles = bundles_of(load)
         if len(bundles) < 2:  # noqa: PLR2004
-            self._why[name] = "it is to give, and has reported " + ("only one bundle, which stays" if bundles else "no bundles")
+            self._why[name] = "it should give bundles, but reported " + ("only one, which stays" if bundles else "none")
             self._without_bundles += len(bundles)
             self._without_load += not bundles
             return False
@@ -234,7 +235,7 @@ class _Round:
         )
         pair.run(bundles)
         if not pair.out > 0:
-            self._why[name] = "it is to give, and none of the bundles that it reported can go"
+            self._why[name] = "it should give bundles, but none that it reported can move"
             self._without_bundles += 1
             return False
         shed = _over((pair.out - pair.gain) * load.averages.weighted_max, load.traffic.bytes_per_second)
@@ -267,16 +268,16 @@ class _Round:
             if namespace_in(name) in settings.excluded_namespaces:
                 return "its namespace is excluded from moves"
             if name in self._moved:
-                return "it moves already"
+                return "it already moves"
         policy = snapshot.policies.get(namespace_in(name))
         if policy is not None and not settings.with_policies:
-            return f"its namespace has a policy ({policy}), and such bundles are not to move"
+            return f"its namespace has a policy ({policy}), and such bundles do not move"
         candidates = snapshot.candidates(name)
         if settings.transfer or settings.pulsar_exact:
             return (
                 None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
             )
-        return None if any(broker != source for broker in candidates.allowed) else "the rules let no other broker have it"
+        return None if any(broker != source for broker in candidates.allowed) else "the rules allow no other broker"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -306,20 +307,22 @@ class _Pair:
                 self.round.stay(bundle, refusal)
                 continue
             if remaining <= 1:
-                self.round.stay(bundle, f"it is the last that {source} reported, and one stays")
+                self.round.stay(bundle, f"it is the last bundle that {source} reported, and one must stay")
                 break
             if throughput == 0:
-                self.round.stay(bundle, "nothing goes through it, so that its move would change nothing")
+                self.round.stay(bundle, "it has no traffic, so a move would change nothing")
                 continue
             back: Sequence[BundleTraffic] = ()
             if self.out - self.gain + throughput > self.budget:
                 back = self._swap(throughput)
                 if not back:
                     left = max(0.0, self.budget - self.out + self.gain)
-                    self.round.stay(bundle, f"it carries {told_bytes(throughput)}, and {source} is to give {told_bytes(left)} more")
+                    self.round.stay(
+                        bundle, f"its traffic is {format_rate(throughput)}, but {source} should give only {format_rate(left)} more"
+                    )
                     break
             for each in back:
-                self.round.add(each, destination, source, self.cause, f"it comes back to {source} in exchange for {bundle.bundle}")
+                self.round.add(each, destination, source, self.cause, f"it returns to {source} in exchange for {bundle.bundle}")
                 if settings.pulsar_debug or not settings.pulsar_exact:
                     self.gain += each.traffic.bytes_per_second
             self.round.add(bundle, source, destination, self.cause, self._reason(throughput))
@@ -354,21 +357,21 @@ class _Pair:
     def _reason(self, throughput: float) -> str:
         (source, load), (destination, least) = self.source, self.destination
         return (
-            f"transfer: {source} is used by {told_percent(load.averages.weighted_max)}, {destination} by "
-            f"{told_percent(least.averages.weighted_max)}; the bundle carries {told_bytes(throughput)} of "
-            f"{told_bytes(load.traffic.bytes_per_second)}"
+            f"transfer: the use of {source} is {format_percent(load.averages.weighted_max)}, of {destination} "
+            f"{format_percent(least.averages.weighted_max)}; the bundle has {format_rate(throughput)} of "
+            f"{format_rate(load.traffic.bytes_per_second)}"
         )
 
 
 def _nobody(*, has_outdated: bool) -> Idle:
     if has_outdated:
-        return Idle(result="Skip", cause="OutDatedData", reason="all reports of load are outdated")
-    return Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
+        return Idle(result="Skip", cause="OutDatedData", reason="all load reports are outdated")
+    return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
 
 
 def _silent(broker: str, number: int) -> Idle:
-    reason = f"{broker} has not said what its load is" + (f", nor have {number - 1} others" if number > 1 else "")
-    return Idle(result="Skip", cause="NoLoadData", reason=f"{reason}: it is waited for")
+    reason = f"{broker} has not reported its load" + (f", nor have {number - 1} others" if number > 1 else "")
+    return Idle(result="Skip", cause="NoLoadData", reason=f"{reason}: the round waits")
 
 
 def _idle_plan(plan: Plan, snapshot: Snapshot, stays: Mapping[str, str]) -> Plan:

@@ -13,7 +13,7 @@ from typing import Final
 from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.reported import told_bytes
+from equipoise.shedder.reported import format_rate
 from equipoise.shedder.snapshot import Snapshot
 
 _INTEGER_MAX: Final = 2**31 - 1
@@ -51,24 +51,24 @@ class UniformLoadShedder:
             return picking.plan(idle="there is no load of any broker")
         rates = self._range({broker: load.traffic.messages_per_second for broker, load in loads.items()})
         throughputs = self._range({broker: load.traffic.bytes_per_second for broker, load in loads.items()})
-        told = (
-            f"the busiest has {rates.most:.0f} messages/s, the idlest {rates.least:.0f}; the one with the most throughput "
-            f"{told_bytes(throughputs.most)}, that with the least {told_bytes(throughputs.least)}"
+        comparison = (
+            f"the highest rate is {rates.most:.0f} messages/s, the lowest {rates.least:.0f}; the highest throughput is "
+            f"{format_rate(throughputs.most)}, the lowest {format_rate(throughputs.least)}"
         )
         if 0 < self.rate_difference_percent < (rates.most - rates.least) * 100 / rates.least:
             weight, compared, need_min = message_rate, rates, self.messages_min
         elif 0 < self.throughput_ratio < throughputs.most / throughputs.least:
             weight, compared, need_min = throughput, throughputs, self.bytes_min
         else:
-            return picking.plan(idle=f"the traffic is uniform enough: {told}")
+            return picking.plan(idle=f"the traffic is uniform enough: {comparison}")
         need = self._whole((compared.most - compared.least) * self.unloaded_share)
         if loads[compared.busiest].bundle_count < 2:  # noqa: PLR2004
-            return picking.plan(idle=f"{compared.busiest} has too much, and one bundle alone: split it; {told}")
+            return picking.plan(idle=f"{compared.busiest} has too much traffic in its only bundle: split it; {comparison}")
         if need < need_min:
-            return picking.plan(idle=f"what would be taken from {compared.busiest} is not worth a move: {told}")
+            return picking.plan(idle=f"the traffic to take from {compared.busiest} is too small for a move: {comparison}")
         chosen = self._fitting(picking.movable(compared.busiest, weight=weight), weight, need)
-        picking.give(chosen, compared.busiest, reason=f"uniform: {told}")
-        return picking.plan(idle=f"no bundle of {compared.busiest} fits into what is to be taken from it: {told}")
+        picking.give(chosen, compared.busiest, reason=f"uniform: {comparison}")
+        return picking.plan(idle=f"no bundle of {compared.busiest} fits into the traffic to take from it: {comparison}")
 
     def _range(self, carried: Mapping[str, float]) -> _Range:
         least = min(carried.values())

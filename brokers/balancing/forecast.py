@@ -214,7 +214,7 @@ def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, st
     if measure == "cost":
         return {broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None}
     found = reported(snapshot, ttl_ms=ttl_ms)
-    return {**found.out, **dict.fromkeys(found.silent, "it has not said what its load is")}
+    return {**found.out, **dict.fromkeys(found.silent, "it has not reported its load")}
 
 
 def _by_use(_: BrokerForecast, standing: Standing) -> float:

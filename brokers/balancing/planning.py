@@ -20,7 +20,7 @@ from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.memory import Memory
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan, Shedder
-from equipoise.shedder.reported import told_age, told_ms
+from equipoise.shedder.reported import format_age, format_duration
 from equipoise.shedder.snapshot import Candidates, Snapshot, take
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
@@ -71,7 +71,7 @@ def cluster_snapshot_of(
         memory=memory,
     )
     silent = {
-        summary.broker: f"its last report was taken {told_age(now_ms - summary.load.taken_ms)}, and counts for {told_ms(age_ms_max)}"
+        summary.broker: f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit: {format_duration(age_ms_max)})"
         for summary in known
         if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
     }

@@ -52,7 +52,7 @@ def policy_violations(
         if destination in destinations.bound(kept.bundle).allowed:
             moves.append(Move(bundle=name, source=kept.owner.broker, destination=destination, reason=kept.reason, cause="Unknown"))
         else:
-            stays.append(kept.stay("it finds no place among those who may"))
+            stays.append(kept.stay("placement finds no place among the allowed brokers"))
     return tuple(moves), tuple(stays)
 
 

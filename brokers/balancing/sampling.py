@@ -117,18 +117,18 @@ class BundleAverages:
         * Counts (topics, consumers, producers) are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
-        told = _columns([loads.get(name, idle) for name in names])
+        columns = _columns([loads.get(name, idle) for name in names])
         kept = 0.5 ** (max(elapsed_ms, 0) / self._half_life_ms)
         rates: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(before, column, strict=True)]
-            for before, column in zip(self._before(names, told.rates), told.rates, strict=True)
+            for before, column in zip(self._before(names, columns.rates), columns.rates, strict=True)
         ]
         if not all(math.isfinite(sum(column)) for column in rates):
-            rates = told.rates  # Otherwise one infinite value would stay in the average for ever.
+            rates = columns.rates  # Otherwise one infinite value would stay in the average for ever.
         self._newcomers = frozenset() if self._names == names else frozenset(names).difference(self._names)
         self._names, self._rates = names, rates
         bytes_in, bytes_out, messages_in, messages_out, costs = rates
-        topics, consumers, producers = told.counts
+        topics, consumers, producers = columns.counts
         return Carried(
             names=self._names,
             newcomers=self._newcomers,
@@ -154,33 +154,33 @@ class BundleAverages:
         ]
 
 
-class _Told(NamedTuple):
+class _Columns(NamedTuple):
     """Columns of the current loads. `rates`: bytes in and out, messages in and out, costs. `counts`: topics, consumers, producers."""
 
     rates: Sequence[Sequence[float]]
     counts: Sequence[Sequence[int]]
 
 
-def _columns(loads: Sequence[BundleLoad]) -> _Told:
+def _columns(loads: Sequence[BundleLoad]) -> _Columns:
     """Return the columns of these loads, in their order.
 
     A load without messaging figures is converted: a call counts as an incoming message, a session as a consumer. If a service counts no
     bytes, each call counts as `BYTES_PER_CALL`, because Pulsar's strategies weigh bundles by bytes only.
     """
-    told = [load.messaging or _in_its_words(load) for load in loads]
-    return _Told(
+    figures = [load.messaging or _as_messaging(load) for load in loads]
+    return _Columns(
         rates=(
-            [each.bytes_in_per_second for each in told],
-            [each.bytes_out_per_second for each in told],
-            [each.messages_in_per_second for each in told],
-            [each.messages_out_per_second for each in told],
+            [each.bytes_in_per_second for each in figures],
+            [each.bytes_out_per_second for each in figures],
+            [each.messages_in_per_second for each in figures],
+            [each.messages_out_per_second for each in figures],
             costs_of(loads),
         ),
-        counts=([each.topics for each in told], [each.consumers for each in told], [each.producers for each in told]),
+        counts=([each.topics for each in figures], [each.consumers for each in figures], [each.producers for each in figures]),
     )
 
 
-class _Words(NamedTuple):
+class _UncheckedMessaging(NamedTuple):
     """Like `Messaging` without its check: bytes computed from calls may be infinite."""
 
     bytes_in_per_second: float
@@ -192,16 +192,16 @@ class _Words(NamedTuple):
     topics: int = 0
 
 
-def _in_its_words(load: BundleLoad) -> _Words:
+def _as_messaging(load: BundleLoad) -> _UncheckedMessaging:
     bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
-    return _Words(bytes_in_per_second=bytes_in, messages_in_per_second=load.calls_per_second, consumers=load.sessions)
+    return _UncheckedMessaging(bytes_in_per_second=bytes_in, messages_in_per_second=load.calls_per_second, consumers=load.sessions)
 
 
 def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:
     """Return bytes per second in and out. A service that counts both together counts as bytes in."""
-    told = list(loads.values())
-    bytes_in = sum(load.bytes_per_second if load.messaging is None else load.messaging.bytes_in_per_second for load in told)
-    return bytes_in, sum(load.messaging.bytes_out_per_second for load in told if load.messaging is not None)
+    reported = list(loads.values())
+    bytes_in = sum(load.bytes_per_second if load.messaging is None else load.messaging.bytes_in_per_second for load in reported)
+    return bytes_in, sum(load.messaging.bytes_out_per_second for load in reported if load.messaging is not None)
 
 
 def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings) -> Sample:

@@ -38,7 +38,7 @@ def stays(*brokers: WeighedBroker) -> dict[str, str]:
 
 def test_a_cluster_without_load_or_brokers_is_level() -> None:
     """Where there is nothing to move, or nobody to take it, nothing moves."""
-    nobody = Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
+    nobody = Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
     assert Plan(moves=(), stays=(), idle=nobody) == plan()
     assert [] == moves(broker("a", 10, 20))
     assert [] == moves(broker("a"), broker("b"))
@@ -70,9 +70,9 @@ def test_a_small_broker_is_not_buried_under_a_large_one_s_bundle() -> None:
 def test_one_hot_bundle_stays_where_it_is() -> None:
     """Where one bundle is the load, moving it would only move the trouble, and the plan says to split it."""
     assert {
-        "a": "it carries 182 % of the mean load, but no move would level it: of its 1 bundles a1 is the heaviest, "
+        "a": "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is a1, "
         "with 182 % of the mean load; split it",
-        "b": "it carries 18 % of the mean load, of which 125 % is let be",
+        "b": "load is 18 % of the mean (allowed: up to 125 %)",
     } == stays(broker("a", 100), broker("b", 10))
 
 
@@ -88,7 +88,7 @@ def test_a_round_is_bounded() -> None:
     assert [("a1", "c"), ("b1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=2))
     assert [("a1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=1))
     plan_of_one = plan(*both, balanced_shedder=BalancedShedder(moves_max=1))
-    assert "it carries 150 % of the mean load, and its turn comes in the next round" in [stay.reason for stay in plan_of_one.stays]
+    assert "load is 150 % of the mean; it gives bundles in the next round" in [stay.reason for stay in plan_of_one.stays]
 
 
 def test_the_barred_take_no_part() -> None:
@@ -99,10 +99,10 @@ def test_the_barred_take_no_part() -> None:
         broker="a", capacity=100, bundles=tuple(WeighedBundle(name=name, cost=50, barred="it has moved lately") for name in ("a1", "a2"))
     )
     assert {
-        "a": "it carries 200 % of the mean load, but none of its bundles may be moved now",
-        "a1": "it has moved lately, although a has too much",
-        "a2": "it has moved lately, although a has too much",
-        "b": "it carries 0 % of the mean load, of which 125 % is let be",
+        "a": "load is 200 % of the mean, but none of its bundles may be moved now",
+        "a1": "it has moved lately, although the load of a is too high",
+        "a2": "it has moved lately, although the load of a is too high",
+        "b": "load is 0 % of the mean (allowed: up to 125 %)",
         "c": "it drains",
     } == stays(hot, broker("b"), broker("c", barred="it drains"))
 
@@ -116,7 +116,7 @@ def test_ties_break_by_name() -> None:
 
 def test_each_move_says_why() -> None:
     """A move names both sides, how full they were when it was decided, and how heavy the bundle is."""
-    reason = "balanced: a carries 180 % of the mean load, b 20 %; the bundle is 44 % of what a carries"
+    reason = "balanced: a has 180 % of the mean load, b has 20 %; the bundle is 44 % of the load of a"
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
     assert Move(bundle="a2", source="a", destination="b", reason=reason) == move
 
@@ -159,7 +159,7 @@ def test_what_the_rules_forbid_is_passed_over() -> None:
     none = BalancedShedder().plan(ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10)))
     assert () == none.moves
     (told,) = [stay.reason for stay in none.stays if stay.subject == "a"]
-    assert told.endswith("but the rules keep its bundles from those that carry less: a1 not to b for one: policy x")
+    assert told.endswith("but the rules keep its bundles from brokers with less load: for example a1 from b: policy x")
 
 
 def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:

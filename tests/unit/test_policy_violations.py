@@ -180,7 +180,7 @@ def test_a_placement_that_knows_better_is_not_followed(broker: str) -> None:
     set_policy(channel, "isolation/x", TO_B)
     placement = Stubborn(channel.incarnation(broker))
     moves, (stay,) = policy_violations(channel.view, Destinations(channel.view), placement=placement, at_most=9)
-    assert ((), True) == (moves, stay.reason.endswith("; but it finds no place among those who may"))
+    assert ((), True) == (moves, stay.reason.endswith("; but placement finds no place among the allowed brokers"))
 
 
 def test_who_is_bound_is_asked_of_the_living() -> None:

@@ -151,7 +151,7 @@ def test_a_figure_that_cannot_be_keeps_its_broker_apart(channel: Channel, fault:
     """Such a report weighs nothing, its broker is told why, and the others are weighed as if it had said nothing."""
     others = (report("b", right=7), report("c"))
     snapshot = taken(channel, spoil(report("a", left=5)), *others)
-    assert str(broker_of(snapshot, "a").barred).startswith("its report cannot be true, so it is left out: ")
+    assert str(broker_of(snapshot, "a").barred).startswith("its load report is not plausible and does not count: ")
     assert str(broker_of(snapshot, "a").barred).endswith(fault)
     without = taken(channel, *others)
     assert [replace(one, barred=None) for one in without.brokers] == [replace(one, barred=None) for one in snapshot.brokers]

@@ -222,7 +222,7 @@ def test_every_transition_has_a_verb() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_on_a_channel_can_be_told(seed: int) -> None:
-    """Every record, invalid ones too, has printable text. A rejection has its reason in it."""
+    """Every record, valid or not, has printable text, and a rejection has its reason in it."""
     walk = Walk(seed, levels=False)
     reader = Reader(log="memory:test")
     known = Names(reader.view)

@@ -15,7 +15,7 @@ from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import counted, print_json, print_line, print_wrapped
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.decision_log.spelling import document_of
-from equipoise.shedder.reported import told_percent
+from equipoise.shedder.reported import format_percent
 
 app = group("Show what the balancer decided, and why.")
 
@@ -59,10 +59,10 @@ def _heading(decision: Decision, now_ms: int) -> str:
 def _level(decision: Decision) -> Iterator[str]:
     """Yield what is known about the spread of the load."""
     if decision.mean is not None:
-        yield f"mean {told_percent(decision.mean)}"
+        yield f"mean {format_percent(decision.mean)}"
     if decision.deviation is not None:
-        after = f" -> {told_percent(decision.deviation_after)}" if decision.moves and decision.deviation_after is not None else ""
-        yield f"deviation {told_percent(decision.deviation)}{after}"
+        after = f" -> {format_percent(decision.deviation_after)}" if decision.moves and decision.deviation_after is not None else ""
+        yield f"deviation {format_percent(decision.deviation)}{after}"
 
 
 def _lines(decision: Decision) -> Iterator[str]:

@@ -17,10 +17,10 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelle
 from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.output import Row, counted, print_heading, print_line, print_table, print_wrapped
 from equipoise.brokers.decision_log.spelling import document_of as decision_document
-from equipoise.shedder.reported import told_percent
+from equipoise.shedder.reported import format_percent
 
-_RESTING: Final = "bundles that rest after a move, and brokers that cool down after one, are known to the leader alone, and count here"
-_DUE: Final = "planned as if the load had been uneven for as many rounds as the strategy waits"
+_RESTING: Final = "only the leader knows which bundles rest and which brokers cool down after a move: here all of them take part"
+_DUE: Final = "planned as if the load had been uneven for the number of rounds that the strategy waits"
 _WAITING: Final = ("TransferShedder", "AvgShedder")
 
 _Value = TypeVar("_Value")
@@ -150,9 +150,9 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
         for reason in dict.fromkeys(move.move.reason.partition("; ")[0] for move in forecast.moves):
             print_wrapped(reason, indent=2)
     if forecast.forbidden:
-        print_heading("kept by rules")
+        print_heading("kept by policies")
         for each in forecast.forbidden:
-            print_wrapped(_told_rule(each), indent=2)
+            print_wrapped(_rule(each), indent=2)
     reasons = _why_not_more(forecast)
     if reasons:
         print_heading("why not more" if forecast.moves else "why not")
@@ -167,37 +167,37 @@ def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
     """Return the result in one or two sentences."""
     rounds = settings.balancing
     off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
-    closing = "" if off is None else f" None of this is done: balancing.{off} is false."
+    closing = "" if off is None else f" The balancer does nothing of this: balancing.{off} is false."
     if not forecast.moves:
         idle = forecast.plan.idle
-        return f"Nothing would move: {idle.reason if idle is not None else 'nobody who could give carries too much'}.{closing}"
+        return f"Nothing would move: {idle.reason if idle is not None else 'no broker has too much load'}.{closing}"
     assert forecast.before is not None, "what moves comes from somebody"
     assert forecast.after is not None, "as above"
     before, after = forecast.before.deviation, forecast.after.deviation
-    verb = "fall" if after < before else "rise" if after > before else "stay, as it was,"
-    moved = _told_rate(forecast.moved_bytes_per_second, forecast.moved_messages_per_second)
+    verb = "fall" if after < before else "rise" if after > before else "stay"
+    moved = _rate(forecast.moved_bytes_per_second, forecast.moved_messages_per_second)
     unknown = sum(move.bytes_per_second is None for move in forecast.moves)
-    besides = f", and what {unknown} of them carry is not known" if unknown else ""
+    besides = f" (without {unknown} of unknown traffic)" if unknown else ""
     return (
-        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {told_percent(forecast.moved_share)} of all throughput{besides}; "
-        f"the deviation would {verb} from {told_percent(before)} to {told_percent(after)}.{closing}"
+        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {format_percent(forecast.moved_share)} of all throughput{besides}; "
+        f"the deviation would {verb} from {format_percent(before)} to {format_percent(after)}.{closing}"
     )
 
 
 def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
-    rule = f"what {OF_POLICIES} keep from where it is, and {shedder} after that" if seen.strategy == OF_POLICIES else shedder
-    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; {seen.leader or 'nobody'} leads"
+    rule = f"first the bundles that violate {OF_POLICIES}, then {shedder}" if seen.strategy == OF_POLICIES else shedder
+    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader: {seen.leader or 'none'}"
     differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
     yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
     if seen.last is None:
-        yield "no decision about moves is on record"
+        yield "there is no recorded decision about moves"
     else:
         result, cause = seen.last.outcome
         what = f"{counted(len(seen.last.moves) + seen.last.moves_left_out, 'move')}" if seen.last.moves else f"{result}, {cause}"
         reason = f": {seen.last.reason}" if seen.last.reason else ""
-        yield f"decided last, {ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
+        yield f"last decision: {ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
 
 
 def _print_brokers(forecast: Forecast) -> None:
@@ -209,8 +209,8 @@ def _print_brokers(forecast: Forecast) -> None:
     for broker in forecast.brokers:
         if broker.apart is not None:
             print_wrapped(f"* {broker.broker} takes no part: {broker.apart}", indent=2)
-    deviation = _change(forecast.before.deviation, forecast.after.deviation, told_percent)
-    mean = "of the mean cost for the capacity" if by_cost else f"around the mean use of {told_percent(forecast.before.mean)}"
+    deviation = _change(forecast.before.deviation, forecast.after.deviation, format_percent)
+    mean = "of the mean cost per capacity" if by_cost else f"around the mean use of {format_percent(forecast.before.mean)}"
     print_line(f"deviation {deviation} {mean}")
 
 
@@ -228,7 +228,7 @@ def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
         broker.broker if broker.apart is None else f"{broker.broker} *",
         "-" if broker.capacity is None else str(broker.capacity),
         _change(before.bundles, after.bundles, str),
-        "-" if before.used is None or after.used is None else _change(before.used, after.used, told_percent),
+        "-" if before.used is None or after.used is None else _change(before.used, after.used, format_percent),
         *carried,
     )
 
@@ -244,7 +244,7 @@ def _move_cells(each: MoveForecast) -> tuple[str, ...]:
     )
 
 
-def _told_rule(each: Forbidden) -> str:
+def _rule(each: Forbidden) -> str:
     return f"{counted(len(each.bundles), 'bundle')} ({_named(each.bundles)}) not to {_named(each.brokers)}: {each.reason}"
 
 
@@ -273,7 +273,7 @@ def _change(before: _Value, after: _Value, tell: Callable[[_Value], str]) -> str
     return told if told == then else f"{told} -> {then}"
 
 
-def _told_rate(bytes_per_second: float, messages_per_second: float) -> str:
+def _rate(bytes_per_second: float, messages_per_second: float) -> str:
     return f"{_tenths(bytes_per_second / _MEGABYTE)} MB/s and {_count(messages_per_second)} messages/s"
 
 

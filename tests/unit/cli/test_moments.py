@@ -71,7 +71,7 @@ def test_what_is_no_moment_is_a_mistake_of_the_command_line(text: str) -> None:
 
 
 def test_local_time() -> None:
-    """A time is printed in the local zone, to the second or the millisecond. A time outside the calendar is empty."""
+    """A time is printed in the local zone, to the second or the millisecond, and a time outside the calendar as nothing."""
     text = local_time(1_700_000_000_123, precision="milliseconds")
     assert (23, "2023-11-1", ".123") == (len(text), text[:9], text[-4:])
     assert text[:-4] == local_time(1_700_000_000_123)

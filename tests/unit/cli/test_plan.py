@@ -55,12 +55,12 @@ tenant/ns/0x20000000_0x40000000  a     c   2.0   2,000
 tenant/ns/0x40000000_0x60000000  a     c   3.0   3,000
 
 why
-transfer: a is used by 90 %, c by 5 %
+transfer: the use of a is 90 %, of c 5 %
 
 why not more
-b: it is used by 35 %, where the mean is 43 %
-c: it is used by 5 %, where the mean is 43 %
-tenant/ns/0x60000000_0x80000000: it carries 4 MB/s, and a is to give 3.92 MB/s more
+b: use is 35 % (mean: 43 %)
+c: use is 5 % (mean: 43 %)
+tenant/ns/0x60000000_0x80000000: its traffic is 4 MB/s, but a should give only 3.92 MB/s more
 
 3 bundles would move, 6.0 MB/s and 6,000 messages/s, 25 % of all throughput; the deviation would fall from 35 % to 15 %.
 """
@@ -73,10 +73,10 @@ def test_a_plan_is_told_on_one_page(log: str) -> None:
     assert (TRANSFERRED, 0) == (f"\nbrokers{page}", result.exit_code)
     first, *rest = preface.split("\n")
     assert first.startswith("TransferShedder, at 2")
-    assert first.endswith(f", offset {view_of(log).offset}; a leads")
+    assert first.endswith(f", offset {view_of(log).offset}; leader: a")
     assert "settings (defaults): balancing.shedder TransferShedder (BalancedShedder)" == rest[0]
     assert rest[1].startswith("planned as if the load had been uneven")
-    assert "no decision about moves is on record" == rest[2]
+    assert "there is no recorded decision about moves" == rest[2]
 
 
 def test_a_plan_moves_nothing(log: str) -> None:
@@ -91,7 +91,7 @@ def test_a_plan_by_cost_tells_costs(log: str) -> None:
     """The levelling shedder is told by what it goes by, and is not said to wait for anything."""
     result = run("plan", log=log)
     assert "broker  capacity  bundles  use           cost" in result.stdout
-    assert "of the mean cost for the capacity" in result.stdout
+    assert "of the mean cost per capacity" in result.stdout
     assert "as if the load" not in result.stdout
     assert "all settings are the defaults" in result.stdout
 
@@ -122,7 +122,7 @@ def test_what_the_rules_forbid_is_told(tmp_path: Path) -> None:
     """A policy that keeps bundles from a broker is named with the bundles and the brokers, and nothing moves there."""
     log = loaded(isolated(uneven_channel()), tmp_path, UNEVEN)
     result = run("plan", *TRANSFER, "--set", "transfer.with_policies=true", log=log)
-    assert "kept by rules\n6 bundles (" in result.stdout
+    assert "kept by policies\n6 bundles (" in result.stdout
     assert " and 3 more) not to c: isolation/first gives this namespace other brokers\n" in result.stdout
     assert "Nothing would move: " in result.stdout
     (rule,) = json.loads(run("plan", *TRANSFER, "--json", log=log).stdout)["forbidden"]
@@ -136,8 +136,8 @@ def test_who_takes_no_part_is_told_with_the_reason(tmp_path: Path) -> None:
     open_load_bus(log).publish(sample(channel, "d", 50.0, age_ms=60_000))
     open_load_bus(log).publish(sample(channel, "e", float("nan")))
     result = run("plan", *TRANSFER, log=log)
-    assert "* d takes no part: its last report was taken 60 s ago, and counts for 15 s\n" in result.stdout
-    assert "* e takes no part: its report cannot be true, so it is left out: its " in result.stdout
+    assert "* d takes no part: its last load report was made 60 s ago (limit: 15 s)\n" in result.stdout
+    assert "* e takes no part: its load report is not plausible and does not count: its " in result.stdout
     assert "3 bundles would move" in result.stdout
 
 
@@ -146,9 +146,9 @@ def test_the_last_decision_of_the_leader_is_told(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     decisions = open_decision_log(log)
     decisions.write(shed(now_ms - 240_000))
-    assert "decided last, 4 m ago by a (TransferShedder): 2 moves: a is used by 90 %, b by 10 % (0)\n" in run("plan", log=log).stdout
+    assert "last decision: 4 m ago by a (TransferShedder): 2 moves: a is used by 90 %, b by 10 % (0)\n" in run("plan", log=log).stdout
     decisions.write(idle(now_ms - 125_000))
-    assert "decided last, 2 m ago by a (TransferShedder): Skip, HitCount: the load is even\n" in run("plan", log=log).stdout
+    assert "last decision: 2 m ago by a (TransferShedder): Skip, HitCount: the load is even\n" in run("plan", log=log).stdout
     assert "HitCount" == json.loads(run("plan", "--json", log=log).stdout)["last_decision"]["cause"]
 
 
@@ -158,21 +158,21 @@ def test_a_plan_does_without_decisions_that_cannot_be_read(log: str) -> None:
         connection.execute("CREATE TABLE decisions (id INTEGER)")
         connection.commit()
     result = run("plan", *TRANSFER, log=log)
-    assert ("no decision about moves is on record" in result.stdout, 0) == (True, result.exit_code)
+    assert ("there is no recorded decision about moves" in result.stdout, 0) == (True, result.exit_code)
 
 
 def test_balancing_that_is_off_is_said(log: str) -> None:
     """A plan of what is not done says so."""
     result = run("plan", *TRANSFER, "--set", "balancing.shedding=false", log=log)
-    assert result.stdout.endswith(" None of this is done: balancing.shedding is false.\n")
+    assert result.stdout.endswith(" The balancer does nothing of this: balancing.shedding is false.\n")
 
 
 def test_even_load_moves_nothing(tmp_path: Path) -> None:
     """Where the load is even the reason is told instead of moves."""
     log = loaded(uneven_channel("abcabc"), tmp_path, {"a": 40.0, "b": 41.0, "c": 40.0})
     result = run("plan", *TRANSFER, log=log)
-    assert "moves\n" not in result.stdout
-    assert "\nNothing would move: the load is even: it deviates by 0 % from the mean of 40 %" in result.stdout
+    assert "\nmoves\n" not in result.stdout
+    assert "\nNothing would move: the load is even: the deviation is 0 % around a mean of 40 %" in result.stdout
 
 
 def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
     log = write(channel.entries, tmp_path)
     result = run("plan", *TRANSFER, log=log)
     assert (1, "") == (result.exit_code, result.stdout)
-    assert "there is no fresh load of any broker" in result.stderr
+    assert "no broker has a fresh load report" in result.stderr
     assert "see what brokers log of their reports" in result.stderr
     open_load_bus(log).publish(sample(channel, "a", 90.0, age_ms=100_000))
     document = json.loads(run("plan", "--json", log=log).stderr)

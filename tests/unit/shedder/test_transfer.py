@@ -63,11 +63,11 @@ def test_the_most_loaded_give_to_the_least_loaded() -> None:
 def test_each_move_says_why_and_each_broker_why_not() -> None:
     """A move tells of both ends, and who gives nothing of its own use, or of what its bundles keep."""
     plan = AT_ONCE.plan(the_five())
-    assert "transfer: b5 is used by 90 %, b1 by 2 %; the bundle carries 2 MB/s of 9 MB/s" == plan.moves[0].reason
+    assert "transfer: the use of b5 is 90 %, of b1 2 %; the bundle has 2 MB/s of 9 MB/s" == plan.moves[0].reason
     assert {
-        "D2": "it is the last that b4 reported, and one stays",
-        "E2": "it is the last that b5 reported, and one stays",
-        **{name: f"it is used by {percent} %, where the mean is 36 %" for name, percent in (("b1", 2), ("b2", 4), ("b3", 6))},
+        "D2": "it is the last bundle that b4 reported, and one must stay",
+        "E2": "it is the last bundle that b5 reported, and one must stay",
+        **{name: f"use is {percent} % (mean: 36 %)" for name, percent in (("b1", 2), ("b2", 4), ("b3", 6))},
     } == stays_of(plan)
 
 
@@ -87,7 +87,7 @@ def test_an_even_cluster_forgets_its_hits() -> None:
     even = cluster({"b1": broker(10, A1=30, A2=30), "b2": broker(20, B1=40, B2=40), "b3": broker(30, C1=50, C2=50)})
     plan = TransferShedder().plan(replace(even, memory=Memory(hits=3)))
     assert (0, "Skip/HitCount") == (plan.memory.hits, outcome_of(plan))
-    reason = "the load is even: it deviates by 8 % from the mean of 20 %, of which 25 % is let be, and nobody is idle or overloaded"
+    reason = "the load is even: the deviation is 8 % around a mean of 20 % (allowed: 25 %), and no broker is idle or overloaded"
     assert dict.fromkeys(("b1", "b2", "b3"), reason) == stays_of(plan)
 
 
@@ -189,7 +189,7 @@ def test_policies_are_respected_or_let_move() -> None:
     """Bundles of a namespace with a policy stay, unless the setting lets them move; excluded namespaces stay always."""
     theirs = replace(the_five(b5=in_namespace("tenant/own", broker(90, E1=2 * M, E2=7 * M))), policies={"tenant/own": "isolation"})
     assert ["D1: b4 -> b1"] == moves(theirs)
-    assert "its namespace has a policy (isolation), and such bundles are not to move" == stays_of(AT_ONCE.plan(theirs))["E1"]
+    assert "its namespace has a policy (isolation), and such bundles do not move" == stays_of(AT_ONCE.plan(theirs))["E1"]
     assert BOTH == moves(theirs, replace(AT_ONCE, with_policies=True))
     assert ["D1: b4 -> b1"] == moves(theirs, replace(AT_ONCE, with_policies=True, excluded_namespaces=frozenset({"tenant/own"})))
 
@@ -274,11 +274,11 @@ def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
     plan = AT_ONCE.plan(snapshot)
     assert BOTH == moves_of(plan)
     assert {
-        "b6": "its report cannot be true, so it is left out: its average use is nan",
-        "b7": "its load is outdated: it was taken 1800 s ago, and counts for 1800 s",
-        "b8": "its report cannot be true, so it is left out: tenant/space/H2 has bytes_out_per_second=-1",
+        "b6": "its load report is not plausible and does not count: its average use is nan",
+        "b7": "its load report is outdated: it was made 1800 s ago (limit: 1800 s)",
+        "b8": "its load report is not plausible and does not count: tenant/space/H2 has bytes_out_per_second=-1",
         "b9": "it drains",
-        "c0": "its load is outdated: it was taken 1900 s ahead of the clock here, and counts for 1800 s",
+        "c0": "its load report is outdated: it was made 1900 s ahead of this clock (limit: 1800 s)",
     } == {name: reason for name, reason in stays_of(plan).items() if name in odd}
 
 
