@@ -68,19 +68,11 @@ def test_appended_records_are_read_back_as_they_were(log: Log) -> None:
 
 
 def test_offsets_rise_from_batch_to_batch(log: Log) -> None:
-    """Each append gets offsets above all that were there, in the order of its batch, and the end is the last of them."""
-    offsets = append(log, b"a", b"b") + append(log, b"c") + append(log, b"d", b"e", b"f")
+    """Each append gets offsets above all others, in the order of its batch. The end is the last of them. An empty batch gets none."""
+    offsets = append(log, b"a", b"b") + append(log, b"c") + append(log, b"d", b"e", b"f") + append(log)
     assert sorted(set(offsets)) == offsets
     assert FIRST_OFFSET <= offsets[0]
     assert offsets[-1] == log.end()
-
-
-def test_an_empty_batch_does_nothing(log: Log) -> None:
-    """An append of nothing returns nothing and issues no offset."""
-    append(log, b"a")
-    end = log.end()
-    assert [] == append(log)
-    assert end == log.end()
 
 
 def test_the_largest_record_and_batch_fit(log: Log) -> None:
@@ -114,8 +106,9 @@ def test_what_is_too_large_is_refused_whole(log: Log, case: TooLarge) -> None:
 
 
 def test_a_read_stops_at_its_limit(log: Log) -> None:
-    """A read returns the first entries from its position on, and no more than its limit."""
+    """A read returns the first entries from its position on, and no more than its limit. Just above the end there is nothing yet."""
     offsets = append(log, b"a", b"b", b"c")
+    assert [] == list(log.read(log.end() + 1, limit=10))
     assert [(offsets[1], b"b")] == list(log.read(offsets[1], limit=1))
     assert [b"b", b"c"] == [entry.data for entry in log.read(offsets[1], limit=9)]
 
@@ -139,10 +132,12 @@ def test_a_read_is_bounded_in_bytes(log: Log) -> None:
     assert 21 == len(first) + len(log.read(first[-1].offset + 1, limit=100))
 
 
-def test_nothing_stands_at_the_end(log: Log) -> None:
-    """Just above the end there is nothing to read yet, and that is no error."""
+@pytest.mark.parametrize("position", [0, -5, -(2**70)])
+def test_there_is_no_position_below_the_first(log: Log, position: int) -> None:
+    """A position below the first offset is below the start of any log."""
     append(log, b"a")
-    assert [] == list(log.read(log.end() + 1, limit=10))
+    with pytest.raises(LogTruncated):
+        log.read(position, limit=10)
 
 
 @pytest.mark.parametrize("ahead", [2, 100, 2**70])
@@ -157,14 +152,6 @@ def test_a_reader_beyond_the_end_is_stopped(log: Log, ahead: int) -> None:
         log.wait(position, timeout_ms=0)
 
 
-@pytest.mark.parametrize("position", [0, -5, -(2**70)])
-def test_there_is_no_position_below_the_first(log: Log, position: int) -> None:
-    """No number stands for "wherever it begins": a position below the first offset is below the start of any log."""
-    append(log, b"a")
-    with pytest.raises(LogTruncated):
-        log.read(position, limit=10)
-
-
 def test_truncation_removes_what_is_below(log: Log) -> None:
     """After truncation a reader below meets `LogTruncated`, one at or above the new start reads on, and the end stays."""
     offsets = append(log, b"a", b"b", b"c", b"d")
@@ -176,15 +163,11 @@ def test_truncation_removes_what_is_below(log: Log) -> None:
     assert (log.name, offsets[2] - 1, offsets[2]) == (caught.value.log, caught.value.position, caught.value.start)
     with pytest.raises(LogTruncated):
         log.wait(offsets[0], timeout_ms=0)
-
-
-def test_truncation_never_goes_back(log: Log) -> None:
-    """A truncation below the start changes nothing."""
-    offsets = append(log, b"a", b"b", b"c")
-    log.truncate(offsets[1], timeout_ms=TIMEOUT_MS)
-    log.truncate(offsets[0], timeout_ms=TIMEOUT_MS)
-    log.truncate(-(2**70), timeout_ms=TIMEOUT_MS)
-    assert [(offsets[1], b"b"), (offsets[2], b"c")] == read_all(log)
+    for below in (offsets[0], -(2**70)):  # A truncation never goes back.
+        log.truncate(below, timeout_ms=TIMEOUT_MS)
+    with pytest.raises(LogWentBack):
+        log.truncate(offsets[3] + 2, timeout_ms=TIMEOUT_MS)
+    assert [(offsets[2], b"c"), (offsets[3], b"d")] == read_all(log)
 
 
 def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
@@ -198,14 +181,6 @@ def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
     assert [] == read_all(other)
     assert end < append(other, b"b")[0]
     assert [b"b"] == [entry.data for entry in read_all(other)]
-
-
-def test_truncation_beyond_the_end_is_refused(log: Log) -> None:
-    """Whoever would truncate above the end speaks of another log."""
-    append(log, b"a")
-    with pytest.raises(LogWentBack):
-        log.truncate(log.end() + 2, timeout_ms=TIMEOUT_MS)
-    assert [b"a"] == [entry.data for entry in read_all(log)]
 
 
 def later() -> int:
@@ -260,17 +235,15 @@ def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path, request: py
     anew.close()
 
 
-def test_a_wait_ends_at_once_if_the_entry_is_there(log: Log) -> None:
-    """A wait for an entry that is there returns true without waiting."""
+def test_a_wait_tells_whether_there_is_an_entry(log: Log) -> None:
+    """It returns true at once if there is one, and false at its timeout or after a wake from another thread."""
     offsets = append(log, b"a", b"b")
-    assert log.wait(offsets[0], timeout_ms=0)
-    assert log.wait(offsets[1], timeout_ms=0)
-
-
-def test_a_wait_ends_with_its_timeout(log: Log) -> None:
-    """A wait for what never comes returns false."""
-    append(log, b"a")
+    assert [True, True] == [log.wait(offset, timeout_ms=0) for offset in offsets]
     assert not log.wait(log.end() + 1, timeout_ms=5)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(log.wait, log.end() + 1, timeout_ms=FOREVER_MS)
+        log.wake()
+        assert not waiting.result(DEADLINE_SECONDS)
 
 
 def test_a_wait_ends_when_another_handle_appends(handles: Handles) -> None:
@@ -287,14 +260,6 @@ def test_a_wait_ends_when_another_handle_appends(handles: Handles) -> None:
                 assert [b"%d" % number] == [entry.data for entry in reader.read(offsets[0], limit=10)]
         finally:
             reader.wake()
-
-
-def test_wake_ends_a_wait_in_progress(log: Log) -> None:
-    """A wake from another thread makes the wait return false long before its timeout."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(log.wait, log.end() + 1, timeout_ms=FOREVER_MS)
-        log.wake()
-        assert not waiting.result(DEADLINE_SECONDS)
 
 
 def test_wake_is_kept_for_the_next_wait(log: Log) -> None:

@@ -20,7 +20,6 @@ from equipoise.channel.core.ranges import (
     check_namespace,
     children,
     even_boundaries,
-    key_hash,
     parse_bundle,
     parse_range,
     parse_topic,
@@ -99,12 +98,6 @@ def test_a_full_topic_name_stands_for_itself(text: str) -> None:
     assert topic.namespace == check_namespace(topic.namespace)
 
 
-@given(key=TEXTS)
-def test_every_key_has_a_point(key: str) -> None:
-    """Any text hashes into the space."""
-    assert 0 <= key_hash(key) <= HASH_MAX
-
-
 @given(count=st.integers(1, BUNDLES_MAX))
 def test_even_bundles_cover_the_space_exactly_once(count: int) -> None:
     """Bundles hold all points together, and as many each, but that the last also holds what the division leaves over."""
@@ -124,13 +117,6 @@ def test_every_point_lies_in_one_even_bundle(count: int, points: list[int]) -> N
     ranges = list(pairwise(boundaries))
     near = around(boundaries[:2]) + around(boundaries[-2:])
     assert [] == [point for point in near + points if 1 != len(holding(ranges, point))]
-
-
-@given(count=st.one_of(st.integers(max_value=0), st.integers(BUNDLES_MAX + 1)))
-def test_any_other_count_is_refused(count: int) -> None:
-    """A number of bundles out of bounds is a typed error, however large."""
-    with pytest.raises(CallerError, match="cannot be used"):
-        even_boundaries(count)
 
 
 @given(ends=RANGES, cuts=st.lists(POINTS, max_size=4))

@@ -12,7 +12,6 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import (
-    ChannelIncomplete,
     DeadlineExceeded,
     ForeignLog,
     LogStorageFull,
@@ -248,15 +247,6 @@ def test_the_log_of_another_cluster_is_refused() -> None:
     """Who names his cluster is told when the log is another's."""
     with pytest.raises(ForeignLog):
         read_view(begun(MemoryLog(name=name())), cluster="mine", deadline=soon())
-
-
-def test_a_truncated_log_cannot_be_read_from_its_beginning() -> None:
-    """A log whose beginning is gone, and that has no snapshot, says so, instead of giving a view without it."""
-    log = begun(MemoryLog(name=name()))
-    log.append([b"a"], timeout_ms=0)
-    log.truncate(2, timeout_ms=0)
-    with pytest.raises(ChannelIncomplete, match="from offset 1 to 1, and it has no snapshot"):
-        read_view(log, deadline=soon())
 
 
 def test_a_compacted_log_is_read_from_its_snapshot() -> None:

@@ -121,18 +121,6 @@ def test_a_rejection_is_a_result() -> None:
     run(scenario)
 
 
-def test_many_proposals_at_once_each_get_their_own_verdict() -> None:
-    """Who proposes beside others gets the verdict on his own record, in one batch as in many."""
-
-    async def scenario(view: TableView, _: TroubledLog) -> None:
-        records = [propose.set_policy(view.author(OPS), view.view, name=f"p{number}", document={}) for number in range(200)]
-        verdicts = await asyncio.gather(*(view.append(record, soon()) for record in records))
-        assert records == [folded.record for folded in verdicts]
-        assert len(records) == len({folded.offset for folded in verdicts})
-
-    run(scenario)
-
-
 def test_a_view_is_ready_once_it_has_read_what_was_there() -> None:
     """Ready means folded up to the end that the log had at the start."""
     records = channel_with("a:1", bundles=4).entries
@@ -314,19 +302,6 @@ UNAVAILABLE = LogUnavailable(log="x", problem="it is away", in_doubt=False)
 DOUBTFUL = LogUnavailable(log="x", problem="it is away")
 
 
-def test_a_proposal_that_was_not_appended_fails_with_the_logs_error() -> None:
-    """Where the log says that nothing was appended, the caller gets that error, and may propose again."""
-
-    async def scenario(view: TableView, log: TroubledLog) -> None:
-        log.append_error = UNAVAILABLE
-        with pytest.raises(LogUnavailable):
-            await view.append(policy(view), soon())
-        log.append_error = None
-        assert (await view.append(policy(view), soon())).verdict.accepted
-
-    run(scenario)
-
-
 def test_a_record_that_no_log_takes_is_refused() -> None:
     """A record of more than the log's bound is the caller's error."""
 
@@ -376,20 +351,6 @@ def test_a_verdict_that_is_not_read_back_in_time_is_unknown() -> None:
         log.read_error = None
         await view.reached(2, soon())
         assert "limit" in view.view.policies
-
-    run(scenario)
-
-
-def test_a_proposal_still_queued_at_its_deadline_is_unknown() -> None:
-    """A log that takes an append and does not answer leaves the outcome unknown, and the next proposal is none the worse."""
-
-    async def scenario(view: TableView, log: TroubledLog) -> None:
-        log.gate.clear()
-        with pytest.raises(OutcomeUnknown):
-            await view.append(policy(view), at_once())
-        log.gate.set()
-        await view.reached(2, soon())
-        assert (await view.append(policy(view), soon())).verdict.accepted
 
     run(scenario)
 
