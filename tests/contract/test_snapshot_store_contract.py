@@ -262,11 +262,3 @@ def test_a_snapshot_is_the_sum_of_its_replacements(
         assert CompactedSnapshot(marker=marker, rows=held) == other.load()
     assert (None if marker is None else CompactedSnapshot(marker=marker, rows=held)) == compacted_snapshot.load()
     opener.close()
-
-
-def test_load_needs_no_claim(compacted_snapshots: SnapshotStores) -> None:
-    """Reading neither needs a claim nor takes it away."""
-    compacted_snapshot = claimed(compacted_snapshots)
-    assert compacted_snapshots().load() is None
-    replace(compacted_snapshot, b"1")
-    assert image(b"1") == compacted_snapshots().load()

@@ -21,120 +21,62 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
 
 
-def make_foreign(path: Path) -> None:
-    """A database of another program."""
-    edit(path, "CREATE TABLE people (name TEXT)")
+def edited(*statements: str) -> Callable[[Path], None]:
+    """Return what makes a log of one entry and changes it."""
+
+    def damage(path: Path) -> None:
+        make(path, b"a")
+        edit(path, *statements)
+
+    return damage
 
 
-def make_of_another_application(path: Path) -> None:
-    """A database of another program that has no tables yet."""
-    edit(path, "PRAGMA application_id = 7")
+def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    """Return what makes a log of many pages and changes its bytes."""
+
+    def damage(path: Path) -> None:
+        make(path, *[b"r" * 300] * 300)
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
 
 
-def make_of_a_newer_format(path: Path) -> None:
-    """A log of a version to come."""
-    make(path, b"a")
-    edit(path, "PRAGMA user_version = 4")
+GIVE_THE_IDENTITY_A_NUMBER = (  # A column of text would not take one.
+    "ALTER TABLE log RENAME TO old",
+    "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot, begun_ms, appended_ms FROM old",
+    "PRAGMA writable_schema = ON",
+    """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",
+    "DROP TABLE old",
+)
 
-
-def make_without_entries(path: Path) -> None:
-    """A log whose entries somebody dropped."""
-    make(path, b"a")
-    edit(path, "DROP TABLE entries")
-
-
-def make_without_bounds(path: Path) -> None:
-    """A log whose bounds somebody deleted."""
-    make(path, b"a")
-    edit(path, "DELETE FROM log")
-
-
-def make_with_bounds_of_text(path: Path) -> None:
-    """A log whose bounds are no numbers."""
-    make(path, b"a")
-    edit(path, "UPDATE log SET end_offset = 'many'")
-
-
-def make_with_crossed_bounds(path: Path) -> None:
-    """A log that ends before it starts."""
-    make(path, b"a")
-    edit(path, "UPDATE log SET start_offset = 9")
-
-
-def make_with_a_number_for_identity(path: Path) -> None:
-    """A log whose identity is a number, which a column of text would not take, in a table that looks as it should."""
-    make(path, b"a")
-    edit(
-        path,
-        "ALTER TABLE log RENAME TO old",
-        "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot, begun_ms, appended_ms FROM old",
-        "PRAGMA writable_schema = ON",
-        """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",
-        "DROP TABLE old",
-    )
-
-
-def make_with_other_columns(path: Path) -> None:
-    """A log whose tables somebody has improved."""
-    make(path, b"a")
-    edit(path, "ALTER TABLE entries ADD COLUMN note TEXT")
-
-
-def make_with_a_schema_that_is_no_text(path: Path) -> None:
-    """A log in whose schema one byte was changed to one that is no UTF-8, so that SQLite complains in such words too."""
-    make(path, b"a")
-    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries"))
-
-
-def make_a_word(path: Path) -> None:
-    """A file that is shorter than any database."""
-    path.write_bytes(b"hello")
-
-
-def make_garbage(path: Path) -> None:
-    """A file that was never a database."""
-    path.write_bytes(bytes(range(256)) * 100)
-
-
-def make_cut_off(path: Path) -> None:
-    """A log of which only the first half is left."""
-    make(path, *[b"r" * 300] * 300)
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 2)
-
-
-def make_with_damaged_pages(path: Path) -> None:
-    """A log whose pages were overwritten, but for the first."""
-    make(path, *[b"r" * 300] * 300)
-    with path.open("r+b") as file:
-        file.seek(4_096)
-        file.write(b"\xff" * 100_000)
-
-
-UNUSABLE: dict[Callable[[Path], None], str] = {
-    make_foreign: "another program",
-    make_of_another_application: "another program",
-    make_of_a_newer_format: "format 3",
-    make_without_entries: "changed by another program",
-    make_with_other_columns: "changed by another program",
-    make_with_a_schema_that_is_no_text: "no text",
-    make_without_bounds: "bounds",
-    make_with_bounds_of_text: "bounds",
-    make_with_crossed_bounds: "bounds",
-    make_with_a_number_for_identity: "identity",
-    make_a_word: "not a database",
-    make_garbage: "not a database",
-    make_cut_off: "malformed",
-    make_with_damaged_pages: "malformed",
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "of another program": (lambda path: edit(path, "CREATE TABLE people (name TEXT)"), "another program"),
+    "of another program, empty": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
+    "of a newer format": (edited("PRAGMA user_version = 4"), "format 3"),
+    "without entries": (edited("DROP TABLE entries"), "changed by another program"),
+    "with another column": (edited("ALTER TABLE entries ADD COLUMN note TEXT"), "changed by another program"),
+    "with a schema that is not text": (
+        overwritten(lambda data: data.replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries")),
+        "no text",
+    ),
+    "without bounds": (edited("DELETE FROM log"), "bounds"),
+    "with bounds of text": (edited("UPDATE log SET end_offset = 'many'"), "bounds"),
+    "with crossed bounds": (edited("UPDATE log SET start_offset = 9"), "bounds"),
+    "with a number for its identity": (edited(*GIVE_THE_IDENTITY_A_NUMBER), "identity"),
+    "shorter than a database": (lambda path: path.write_bytes(b"hello"), "not a database"),
+    "garbage": (lambda path: path.write_bytes(bytes(range(256)) * 100), "not a database"),
+    "cut off": (overwritten(lambda data: data[: len(data) // 2]), "malformed"),
+    "with damaged pages": (overwritten(lambda data: data[:4_096] + b"\xff" * 100_000 + data[104_096:]), "malformed"),
 }
 
 
-@pytest.mark.parametrize("damage", UNUSABLE, ids=lambda damage: damage.__name__)
-def test_what_is_no_log_of_ours_is_refused_and_left_alone(path: Path, damage: Callable[[Path], None]) -> None:
-    """A file that is foreign or damaged is the operator's matter: the error says what is wrong, and no byte is changed."""
-    damage(path)
+@pytest.mark.parametrize("damage", UNUSABLE)
+def test_a_file_that_is_not_a_log_is_refused_and_left_alone(path: Path, damage: str) -> None:
+    """The error says what is wrong, and no byte is changed."""
+    make_damaged, problem = UNUSABLE[damage]
+    make_damaged(path)
     before = path.read_bytes()
-    with pytest.raises(LogDamaged, match=UNUSABLE[damage]) as caught:  # noqa: PT012 - some damage is seen on opening, some on reading
+    with pytest.raises(LogDamaged, match=problem) as caught:  # noqa: PT012 - some damage is seen on opening, some on reading
         log = open_at(path)
         try:
             log.read(FIRST_OFFSET, limit=1_000)
@@ -181,24 +123,16 @@ def mislead(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_entries_that_are_out_of_order_are_not_handed_out(path: Path) -> None:
-    """A damaged page that leads a reader back to what it has read is damage, not a log without end."""
-    make(path, *[b"r" * 300] * 120)
-    mislead(path)
-    log = open_at(path)
-    with pytest.raises(LogDamaged, match="is out of order"):
-        log.read(100, limit=1_000)
-    log.close()
-
-
 def test_a_storage_that_contradicts_itself_is_found(path: Path) -> None:
-    """What a read may not notice, a check of the whole storage does; and it finds nothing in a log that is in order."""
+    """A damaged page must not lead a reader back. A check of the whole storage finds it too, and finds nothing in an intact log."""
     make(path, *[b"r" * 300] * 120)
     log = open_at(path)
     log.check_storage()
     log.close()
     mislead(path)
     log = open_at(path)
+    with pytest.raises(LogDamaged, match="is out of order"):
+        log.read(100, limit=1_000)
     with pytest.raises(LogDamaged, match="out of order"):
         log.check_storage()
     log.close()

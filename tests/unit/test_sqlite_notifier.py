@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,55 +75,38 @@ def test_wake_is_told_once(notifier: Notifier) -> None:
     assert not notifier.sleep(1)
 
 
-def test_a_removed_notifier_is_hung_up_again(notifier: Notifier, other: Notifier, path: Path) -> None:
-    """A reader whose notifier was deleted hears of that, and then the rings of a new one."""
+@pytest.mark.parametrize("remove", [Path.unlink, lambda path: path.rename(path.with_name("elsewhere"))], ids=["deleted", "renamed"])
+def test_a_lost_file_is_replaced(remove: Callable[[Path], object], notifier: Notifier, other: Notifier, path: Path) -> None:
+    """A reader whose file is gone is woken, and then woken by the rings of a new one."""
     notifier.listen()
-    path.unlink()
+    remove(path)
     assert notifier.sleep(FOREVER_MS)
     notifier.listen()
     other.ring()
     assert notifier.sleep(FOREVER_MS)
 
 
-def test_a_moved_notifier_is_hung_up_again(notifier: Notifier, other: Notifier, path: Path) -> None:
-    """A reader whose notifier was renamed hears of that, and then the rings of a new one."""
-    notifier.listen()
-    path.rename(path.with_name("elsewhere"))
-    assert notifier.sleep(FOREVER_MS)
-    notifier.listen()
-    other.ring()
-    assert notifier.sleep(FOREVER_MS)
+class UsedUp:
+    """A system that has no inotify instance left."""
+
+    @staticmethod
+    def inotify_init1(flags: int) -> int:
+        ctypes.set_errno(errno.EMFILE)
+        return -1
 
 
-def test_a_notifier_that_cannot_ring_harms_nobody(tmp_path: Path) -> None:
-    """Where the file cannot be made, ringing does nothing and a sleep is a short one, so that the reader polls."""
-    notifier = Notifier(str(tmp_path / "missing" / "bell"), use_inotify=True)
+@pytest.mark.parametrize(
+    ("name", "has_inotify", "is_used_up"), [("missing/bell", True, False), ("bell", False, False), ("bell", True, True)]
+)
+def test_a_reader_that_cannot_be_notified_polls(
+    name: str, has_inotify: bool, is_used_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the file cannot be made, or there is no inotify, a ring does nothing and a sleep is short."""
+    if is_used_up:
+        monkeypatch.setattr(sqlite_notifier, "_libc", UsedUp)
+    notifier = Notifier(str(tmp_path / name), use_inotify=has_inotify)
     notifier.ring()
     assert not notifier.listen()
-    assert not notifier.sleep(FOREVER_MS)
-    notifier.close()
-
-
-def test_without_inotify_a_sleep_is_short(path: Path) -> None:
-    """Where there is no inotify, a sleep ends by itself soon, so that the reader polls."""
-    notifier = Notifier(str(path), use_inotify=False)
-    notifier.listen()
-    assert not notifier.sleep(FOREVER_MS)
-    notifier.close()
-
-
-def test_when_inotify_is_used_up_a_sleep_is_short(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who has no inotify instance left gets a reader that polls, and no error."""
-
-    class UsedUp:
-        @staticmethod
-        def inotify_init1(flags: int) -> int:
-            ctypes.set_errno(errno.EMFILE)
-            return -1
-
-    monkeypatch.setattr(sqlite_notifier, "_libc", UsedUp)
-    notifier = Notifier(str(path), use_inotify=True)
-    notifier.listen()
     assert not notifier.sleep(FOREVER_MS)
     notifier.close()
 
