@@ -32,7 +32,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.history_snapshot import HistorySnapshot, history_snapshot_of
 from equipoise.channel.snapshots.restore import Restoration
 from equipoise.channel.snapshots.snapshot_rows import Marker, encode_marker, marker_of, rows_of, view_of
-from equipoise.channel.snapshots.whole import is_told_from_zero
+from equipoise.channel.snapshots.whole import has_whole_channel
 from equipoise.compaction.writing import HISTORY, Scribe, Step
 
 
@@ -52,7 +52,7 @@ class HistorySnapshotMove:
         `LogTruncated` if another compactor cut the log meanwhile.
         """
         log = self.scribe.log
-        from_zero = is_told_from_zero(log)
+        from_zero = has_whole_channel(log)
         if cut == marker.position or (from_zero and cut == FIRST_OFFSET):
             return cut
         history_snapshot = self._look()  # 1.

@@ -72,7 +72,7 @@ class BusyChannel(Channel):
             others = [incarnation for incarnation in self.view.live if incarnation != bundle.owner]
             self.accept(propose.transfer(author, bundle, destination=self._random.choice(others), reason="shed"))
         elif bundle.phase == "transferring":
-            self.accept(propose.let_go(author, bundle))
+            self.accept(propose.prepared(author, bundle))
         else:
             self.accept(propose.hand_over(author, bundle))
         self._moving = None if self.view.bundles[name].phase == "owned" else name

@@ -154,6 +154,6 @@ def channel_in(phase: Phase, *brokers: str) -> Channel:
     if phase in ("transferring", "handing_over"):
         channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("owner")))
     if phase == "handing_over":
-        channel.accept(propose.let_go(channel.author("owner"), channel.bundle()))
+        channel.accept(propose.prepared(channel.author("owner"), channel.bundle()))
     assert phase == channel.bundle().phase
     return channel

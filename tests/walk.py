@@ -245,8 +245,8 @@ class Walk:
                 lambda: propose.merge(author, bundle, right),
             ],
             "transferring": [
-                lambda: propose.let_go(author, bundle),
-                lambda: propose.let_go(author, bundle),
+                lambda: propose.prepared(author, bundle),
+                lambda: propose.prepared(author, bundle),
                 lambda: propose.cancel(author, bundle, reason="too long"),
             ],
             "handing_over": [lambda: propose.hand_over(author, bundle, handover=b"state")],

@@ -338,7 +338,7 @@ class Ownerships:
             source = None if bundle.source is None else core.view.live.get(bundle.source)
             core.effects.append(Prepare(bundle=bundle, source=source, deadline_ms=deadline_ms))
         elif ownership.stage is Stage.READY:
-            ready = propose.opened if bundle.phase == "assigning" else propose.let_go
+            ready = propose.opened if bundle.phase == "assigning" else propose.prepared
             core.propose(partial(ready, bundle=bundle))
         elif ownership.stage is Stage.REFUSED:
             problem = _reason(ownership)

@@ -24,7 +24,7 @@ from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, Reason
 from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import RETRY_MS, Heard, entries_to_end, propose, read_on, unheard
+from equipoise.channel.log.blocking_view import RETRY_MS, Listener, entries_to_end, ignore, propose, read_on
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.system.deadline import Deadline
@@ -126,10 +126,10 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
         yield folded
 
 
-def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, heard: Heard = unheard) -> Folded:
+def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, listener: Listener = ignore) -> Folded:
     """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
 
-    `heard` gets every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
+    `listener` gets every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
     `OutcomeUnknown`).
     """
     if access.view.genesis is None:
@@ -137,7 +137,7 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, 
         raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
     race = 1
     while True:
-        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, heard=heard)
+        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, listener=listener)
         reason = folded.verdict.reason
         if reason is None:
             return folded

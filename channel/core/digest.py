@@ -23,8 +23,8 @@ DIGEST_MODULUS: Final = 2**61 - 1
 
 def weight(kind: str, *texts: str) -> int:
     """Return the weight of a key: never 0, and different for each kind and each sequence of texts."""
-    spelled = "\n".join((kind, *(f"{len(text)}:{text}" for text in texts)))
-    return int.from_bytes(blake2b(spelled.encode("utf-8", "surrogatepass"), digest_size=16).digest(), "little") % (DIGEST_MODULUS - 1) + 1
+    joined = "\n".join((kind, *(f"{len(text)}:{text}" for text in texts)))
+    return int.from_bytes(blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16).digest(), "little") % (DIGEST_MODULUS - 1) + 1
 
 
 _PRESENT: Final = weight("coefficient", "present")

@@ -84,13 +84,13 @@ def close_log(author: Author, view: View, *, copied_to: str | None = None, ident
     `copied_to` is the URL of the copy's log, `identity` its id.
     """
     # For people: keep as much as possible of a path that is not valid text.
-    spelled = None if copied_to is None else copied_to.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
+    shown = None if copied_to is None else copied_to.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
     return LevelRecord(
         key="level",
         based_on=view.level_last,
         **author.signature,
         raises_to=LEVEL_CLOSED,
-        copied_to=spelled,
+        copied_to=shown,
         copied_to_identity=identity,
     )
 
@@ -126,7 +126,7 @@ def transfer(author: Author, bundle: BundleEntry, *, destination: int, reason: s
     )
 
 
-def let_go(author: Author, bundle: BundleEntry) -> BundleTransition:
+def prepared(author: Author, bundle: BundleEntry) -> BundleTransition:
     """Record that the destination is warm: the source may release the bundle."""
     return BundleTransition(
         key=bundle.name, based_on=bundle.last, **author.signature, state="releasing", owner=bundle.owner, source=bundle.source

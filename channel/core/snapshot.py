@@ -139,8 +139,8 @@ def _build(raw: Raw) -> View:
     return view
 
 
-def _broker(incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int, spelled: str) -> BrokerEntry:  # noqa: PLR0917 - the columns of a row
-    joined = decode(spelled.encode())
+def _broker(incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int, record: str) -> BrokerEntry:  # noqa: PLR0917 - the columns of a row
+    joined = decode(record.encode())
     if not isinstance(joined, Joined):
         raise TypeError("a broker without its joined record")
     return broker_entry(joined, incarnation=incarnation, status=status, last=last, sequence=sequence, digest_after=digest_after)

@@ -395,8 +395,8 @@ class PartitionProducer:
         if open_count:
             self._producer.purge(in_queue=True, in_flight=False)
             self._producer.poll(0)
-        told = [self._clients.failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
-        sent = Sent.of(told, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
+        reported = [self._clients.failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
+        sent = Sent.of(reported, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
         if sent.failure is None:
             self._has_number_by_ns = 0
         return sent

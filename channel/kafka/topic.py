@@ -31,27 +31,27 @@ _MADE_LOOK_S: Final = 0.02  # A new topic is known to all of Kafka within some m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """One setting: the value for new topics, the condition for existing ones, and that condition in words."""
+    """One setting: the value for new topics, the condition for existing ones, and a description of that condition."""
 
     name: str
     made: str
-    words: str
+    description: str
     fits: Callable[[str], bool]
 
 
 def _exactly(name: str, value: str) -> Needed:
-    return Needed(name=name, made=value, words=value, fits=lambda found: found == value)
+    return Needed(name=name, made=value, description=value, fits=lambda found: found == value)
 
 
 def _at_least(name: str, value: int) -> Needed:
     return Needed(
-        name=name, made=str(value), words=f"at least {value}", fits=lambda found: found.lstrip("-").isdigit() and int(found) >= value
+        name=name, made=str(value), description=f"at least {value}", fits=lambda found: found.lstrip("-").isdigit() and int(found) >= value
     )
 
 
 def _made_with(name: str, value: str) -> Needed:
     """Return a setting that is only applied to new topics."""
-    return Needed(name=name, made=value, words="anything", fits=lambda _: True)
+    return Needed(name=name, made=value, description="anything", fits=lambda _: True)
 
 
 def _insync(replication: int) -> Needed:
@@ -60,7 +60,7 @@ def _insync(replication: int) -> Needed:
     return Needed(
         name="min.insync.replicas",
         made=str(least),
-        words=f"{least} to {replication}, of {replication} copies",
+        description=f"{least} to {replication}, of {replication} copies",
         fits=lambda found: found.isdigit() and least <= int(found) <= replication,
     )
 
@@ -139,7 +139,7 @@ def check_topic(facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic:
     for each in needed:
         found = facts.settings.get(each.name, "unknown")
         if not each.fits(found):
-            raise UnfitTopic(log=log, topic=topic, setting=each.name, found=found, needed=each.words)
+            raise UnfitTopic(log=log, topic=topic, setting=each.name, found=found, needed=each.description)
 
 
 def mark(

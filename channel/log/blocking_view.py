@@ -23,11 +23,11 @@ RETRY_MS: Final = 50
 """The pause after a failed read while waiting for a verdict."""
 
 
-Heard = Callable[[Folded], None]
+Listener = Callable[[Folded], None]
 """Gets each record that is folded."""
 
 
-def unheard(_folded: Folded) -> None:
+def ignore(_folded: Folded) -> None:
     """Ignore the record."""
 
 
@@ -42,14 +42,14 @@ def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Re
     return reader
 
 
-def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = unheard) -> int:
-    """Fold new records up to the log's current end, pass each to `heard`, and return the logical offset of the end.
+def read_on(log: Log, reader: Reader, *, deadline: Deadline, listener: Listener = ignore) -> int:
+    """Fold new records up to the log's current end, pass each to `listener`, and return the logical offset of the end.
 
     The end may be a gap with no record at that offset; the view is complete up to it. Raises as `read_view` does.
     """
     end = log.end()
     for entry in _entries(log, reader.position, end=end, deadline=deadline):
-        heard(reader.feed(entry))
+        listener(reader.feed(entry))
     return max(reader.view.offset, end + reader.view.base)
 
 
@@ -79,19 +79,19 @@ def propose(
     *,
     publisher: str,
     deadline: Deadline,
-    heard: Heard = unheard,
+    listener: Listener = ignore,
 ) -> Folded:
     """Read to the end, let `make_record` make a record against the view, append it, and return its verdict.
 
     * `publisher` is `admin:NAME`.
     * A rejection is a result, not an error. After `Reason.STALE` the caller may propose again with the same reader.
     * If `make_record` raises, nothing is appended and the error is passed on.
-    * `heard` gets every record that is folded on the way.
+    * `listener` gets every record that is folded on the way.
 
     Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_view` and
     `Log.append` raise.
     """
-    as_of = read_on(log, reader, deadline=deadline, heard=heard)
+    as_of = read_on(log, reader, deadline=deadline, listener=listener)
     record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
     data = encode(record)
     offset: int | None = None
@@ -105,10 +105,10 @@ def propose(
     def is_own(entry: Entry) -> bool:
         return entry.data == data if offset is None else entry.offset == offset
 
-    return _verdict(log, reader, is_own, record.key, deadline=deadline, heard=heard)
+    return _verdict(log, reader, is_own, record.key, deadline=deadline, listener=listener)
 
 
-def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, heard: Heard) -> Folded:
+def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, listener: Listener) -> Folded:
     """Fold on until the own record is read back. Waits through outages, since an appended record has a verdict."""
     problem = f"it was not read back within {deadline.timeout_ms} ms"
     while remaining_ms := deadline.remaining_ms():
@@ -123,7 +123,7 @@ def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str
             raise OutcomeUnknown(log=log.name, subject=key, problem=str(error)) from error
         for entry in entries:
             folded = reader.feed(entry)
-            heard(folded)
+            listener(folded)
             if is_own(entry):
                 return folded
     raise OutcomeUnknown(log=log.name, subject=key, problem=problem)

@@ -35,10 +35,10 @@ STOP_MS_MAX: Final = 5_000
 
 Listener = Callable[[Folded], None]
 ResyncListener = Callable[[Resync], None]
-Told = TypeVar("Told", Folded, Resync)
+Event = TypeVar("Event", Folded, Resync)
 
 
-def _passed_over(_resync: Resync) -> None:
+def _ignore(_resync: Resync) -> None:
     """Ignore a resync, for listeners that want records only."""
 
 
@@ -135,7 +135,7 @@ class TableView:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
-    def listen(self, listener: Listener, *, resynced: ResyncListener = _passed_over) -> Callable[[], None]:
+    def listen(self, listener: Listener, *, resynced: ResyncListener = _ignore) -> Callable[[], None]:
         """Call `listener` with every record folded from now on, including rejected ones. Return a function that ends that.
 
         During the call the view stands just after the record. If truncation removed records before they were read, `resynced` is called
@@ -215,8 +215,8 @@ class TableView:
                 if proposal.data == entry.data:
                     proposal.resolve(folded)
             for listener, _ in tuple(self._listeners.values()):
-                self._tell(listener, folded)
-        self._look_at_waiting()
+                self._notify(listener, folded)
+        self._check_waiting()
 
     def _resynced(self, reader: Reader) -> None:
         """Replace the view after a resync. Proposals in the skipped records get `OutcomeUnknown`.
@@ -225,7 +225,7 @@ class TableView:
         """
         if not self._has_begun:
             self._reader, self._has_begun = reader, True
-            self._look_at_waiting()
+            self._check_waiting()
             return
         resync, left = resync_between(self._reader.view, reader.view), self._reader
         self._reader = reader
@@ -234,24 +234,24 @@ class TableView:
         for proposal in self._in_doubt:
             self._lose(proposal, left.position)
         for _, listener in tuple(self._listeners.values()):
-            self._tell(listener, resync)
-        self._look_at_waiting()
+            self._notify(listener, resync)
+        self._check_waiting()
 
     def _lose(self, proposal: _Proposal, position: int) -> None:
         proposal.fail(proposal.unknown(LogTruncated(log=self.name, position=position, start=self._reader.position)))
 
-    def _tell(self, listener: Callable[[Told], None], told: Told) -> None:
+    def _notify(self, listener: Callable[[Event], None], event: Event) -> None:
         try:
-            listener(told)
+            listener(event)
         except Exception as error:  # noqa: BLE001 - see `listen`
-            message = f"a listener of {self.name} failed at offset {told.offset}"
+            message = f"a listener of {self.name} failed at offset {event.offset}"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     def _caught_up(self, end: int) -> None:
         self._end_at_start = end
-        self._look_at_waiting()
+        self._check_waiting()
 
-    def _look_at_waiting(self) -> None:
+    def _check_waiting(self) -> None:
         for waiter, condition in self._waiting.items():
             if not waiter.done() and condition():
                 waiter.set_result(None)

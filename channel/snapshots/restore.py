@@ -18,7 +18,7 @@ from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSna
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
-from equipoise.channel.snapshots.whole import base_of, is_told_from_zero, is_whole
+from equipoise.channel.snapshots.whole import base_of, has_whole_channel, is_whole
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked,
 
     A damaged history snapshot is left out with a warning: only the past needs it. Raises what `restoration` raises.
     """
-    if is_told_from_zero(log):
+    if has_whole_channel(log):
         return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={})
     history_snapshot = history_snapshot_of(log, check=check, progress=progress)
     if history_snapshot.view is not None:

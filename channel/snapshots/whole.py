@@ -21,7 +21,7 @@ def is_whole(log: Log) -> bool:
     return log.start() == FIRST_OFFSET and not base_of(log)
 
 
-def is_told_from_zero(log: Log) -> bool:
+def has_whole_channel(log: Log) -> bool:
     """Return whether the log holds the whole channel, undamaged up to its genesis. Raises what `Log.read` raises."""
     try:
         return log.start() == FIRST_OFFSET and base_of(log) == 0

@@ -75,7 +75,7 @@ class SqliteSnapshotStore:
             self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
         if not state.is_tidy:
             with contextlib.suppress(SnapshotFenced):  # Another claimant took over; the first replacement reports it.
-                self._tidy(state.claim + 1, timeout_ms=timeout_ms)
+                self._remove_superseded(state.claim + 1, timeout_ms=timeout_ms)
         self._claim = state.claim + 1
 
     def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
@@ -118,13 +118,13 @@ class SqliteSnapshotStore:
         self._claim = claim + 1
         # The new snapshot counts, even if removing obsolete rows fails. The next claimant then removes them.
         with contextlib.suppress(SnapshotFenced, LogUnavailable, LogStorageFull):
-            self._tidy(self._claim, timeout_ms=timeout_ms)
+            self._remove_superseded(self._claim, timeout_ms=timeout_ms)
 
     def _write(self, rows: Sequence[_Version]) -> None:
         self._execute("UPDATE {table}_marker SET is_tidy = 0")
         self._execute_many("INSERT INTO {table} (key, generation, data) VALUES (?, ?, ?)", rows)
 
-    def _tidy(self, claim: int, *, timeout_ms: int) -> None:
+    def _remove_superseded(self, claim: int, *, timeout_ms: int) -> None:
         """Remove all rows that do not count, and set `is_tidy`."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
             newest = self._state().generation

@@ -81,7 +81,7 @@ class Stream(Channel):
             reason = "shed: 127.0.0.1:8080 is at 93 % of its capacity"
             self.accept(propose.transfer(author, bundle, destination=self.random.choice(others), reason=reason))
         elif bundle.phase == "transferring":
-            self.accept(propose.let_go(author, bundle))
+            self.accept(propose.prepared(author, bundle))
         else:
             self.accept(propose.hand_over(author, bundle, handover=b'{"cursor": 1763740000000}'))
         after: Phase = self.view.bundles[name].phase

@@ -83,7 +83,7 @@ def moves(channel: Channel) -> None:
     """A transfer with a handover, a split, a merge, and a bundle that is unloaded while its source dies."""
     channel.own("a:1")
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")))
-    channel.accept(propose.let_go(channel.author("b:1"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("b:1"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=bytes(range(256))))
     channel.accept(propose.start_split(channel.author("a:1"), channel.bundle(), algorithm="range_equally_divide"))
     channel.accept(propose.split(channel.author("b:1"), channel.bundle(), cuts=(1, 2, MIDDLE - 1)))

@@ -309,7 +309,7 @@ _NO_STEP: Final = frozenset({"illegal_step", "writes_what_it_may_not"})
 FORGERIES: Final = (
     Forgery(name="stranger_hands_over", make=_by_stranger(propose.hand_over, "handing_over", party="source"), rules=_NOT_ALLOWED),
     Forgery(name="stranger_opens", make=_by_stranger(propose.opened, "assigning"), rules=_NOT_ALLOWED),
-    Forgery(name="stranger_lets_go", make=_by_stranger(propose.let_go, "transferring"), rules=_NOT_ALLOWED),
+    Forgery(name="stranger_lets_go", make=_by_stranger(propose.prepared, "transferring"), rules=_NOT_ALLOWED),
     Forgery(name="stranger_releases", make=_by_stranger(propose.released, "unloading", party="source"), rules=_NOT_ALLOWED),
     Forgery(name="stranger_splits", make=_by_stranger(_split_in_two, "splitting"), rules=_NOT_ALLOWED),
     Forgery(name="admin_opens", make=_by_admin(propose.opened, "assigning"), rules=_NOT_ALLOWED),

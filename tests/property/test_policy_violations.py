@@ -81,7 +81,7 @@ def carry_out(channel: Channel, move: Move) -> None:
     assert move.destination is not None
     destination = channel.incarnation(move.destination)
     channel.accept(propose.transfer(channel.admin(), channel.view.bundles[move.bundle], destination=destination, reason=move.reason))
-    channel.accept(propose.let_go(channel.author(move.destination), channel.view.bundles[move.bundle]))
+    channel.accept(propose.prepared(channel.author(move.destination), channel.view.bundles[move.bundle]))
     channel.accept(propose.hand_over(channel.author(move.source), channel.view.bundles[move.bundle]))
 
 

@@ -51,7 +51,7 @@ def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
         case "assigning":
             return propose.opened(channel.author(owner), bundle)
         case "transferring":
-            return propose.let_go(channel.author(owner), bundle)
+            return propose.prepared(channel.author(owner), bundle)
         case "handing_over":
             return propose.hand_over(channel.author(source), bundle, handover=b"state")
         case "unloading":

@@ -56,7 +56,7 @@ class Teller:
         """Ask for the bundle to go to `target`, which is ready for it."""
         target = self.channel.incarnation("target")
         self.put(propose.transfer(self.channel.author("owner"), self.bundle, destination=target, reason=WHY))
-        self.put(propose.let_go(self.channel.author("target"), self.bundle))
+        self.put(propose.prepared(self.channel.author("target"), self.bundle))
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:

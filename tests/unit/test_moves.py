@@ -78,7 +78,7 @@ def story() -> Story:
 def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
     """A transfer counts from its first record to the one with which the destination owns the bundle."""
     story.transfer()
-    story.about("target", propose.let_go)
+    story.about("target", propose.prepared)
     assert [] == story.ended
     story.about("owner", propose.hand_over)
     assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
@@ -101,7 +101,7 @@ def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm:
     """When the destination dies on the way the source keeps the bundle."""
     story.transfer()
     if warm:
-        story.about("target", propose.let_go)
+        story.about("target", propose.prepared)
     story.die("target")
     assert [MoveResult.CUT_SHORT] == [result for _, result, _ in story.outcome()]
 
@@ -119,7 +119,7 @@ def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
 def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:
     """When the source dies after the destination was warm, the transfer is done in that record."""
     story.transfer()
-    story.about("target", propose.let_go)
+    story.about("target", propose.prepared)
     story.die("owner")
     assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
 
@@ -191,7 +191,7 @@ def test_a_move_that_went_on_unread_is_not_counted() -> None:
     story = Story(channel_in("owned", "target"))
     story.transfer()
     before = from_bytes(to_bytes(story.channel.view))
-    story.channel.accept(propose.let_go(story.channel.author("target"), story.channel.bundle()))
+    story.channel.accept(propose.prepared(story.channel.author("target"), story.channel.bundle()))
     story.resync(before)
     story.about("owner", propose.hand_over)
     assert [] == story.ended
@@ -211,7 +211,7 @@ def test_what_another_broker_gets_has_moved(low: int) -> None:
     assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
     assert [] == moved_by(channel, propose.cancel(channel.author("owner"), channel.bundle(low), reason="cold feet"))
     assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
-    assert [] == moved_by(channel, propose.let_go(channel.author("target"), channel.bundle(low)))
+    assert [] == moved_by(channel, propose.prepared(channel.author("target"), channel.bundle(low)))
     assert [bundle] == moved_by(channel, propose.hand_over(channel.author("owner"), channel.bundle(low)))
     assert [] == moved_by(channel, propose.unload(channel.admin(), channel.bundle(low)))
     assert [bundle] == moved_by(channel, propose.released(channel.author("target"), channel.bundle(low)))
@@ -245,7 +245,7 @@ def test_a_resync_tells_what_has_moved() -> None:
     channel = channel_in("owned", "target")
     before = from_bytes(to_bytes(channel.view))
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("target")))
-    channel.accept(propose.let_go(channel.author("target"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("target"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("owner"), channel.bundle()))
     channel.create(even_boundaries(2), namespace="tenant/new")
     assert (channel.bundle().name,) == moved_in(resync_between(before, channel.view).changes)

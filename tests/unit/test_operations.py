@@ -85,7 +85,7 @@ def test_a_transfer_ends_when_its_destination_owns() -> None:
     assert RequestedMove(bundle=whole, kind=story.move.kind, offset=9, destination=4) == story.move
     assert story.tell(propose.renewed(story.channel.author("third"), story.channel.broker("third"))) is None
     assert story.about("third", propose.opened) is None  # Rejected.
-    assert story.about("target", propose.let_go) is None
+    assert story.about("target", propose.prepared) is None
     made = story.about("owner", propose.hand_over)
     assert (story.channel.bundle(),) == made
     assert (4, "owned") == (story.channel.bundle().owner, story.channel.bundle().phase)
@@ -105,7 +105,7 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
     """A source that dies on the way ends nothing: the destination owns the bundle at once, or when it has opened it."""
     story = transferred()
     if warm:
-        story.about("target", propose.let_go)
+        story.about("target", propose.prepared)
         made = story.die("owner")
     else:
         assert story.die("owner") is None
@@ -236,7 +236,7 @@ def test_moves_are_cancelled_some_at_a_time() -> None:
     channel.accept(propose.start_split(channel.admin(), channel.bundle(first.low), algorithm="range_equally_divide"))
     channel.accept(propose.unload(channel.admin(), channel.bundle(second.low)))
     channel.accept(propose.assign(channel.admin(), third, owner=channel.incarnation("a")))
-    channel.accept(propose.let_go(channel.author("b"), channel.bundle(others[0].low)))
+    channel.accept(propose.prepared(channel.author("b"), channel.bundle(others[0].low)))
     batches = list(cancels_of(channel.view.bundles_of(NAMESPACE)))
     assert [UNLOADS_AT_ONCE, 1] == [len(batch) for batch in batches]
     expected = [Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])]

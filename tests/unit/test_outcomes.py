@@ -69,7 +69,7 @@ def test_a_cancel_that_the_destination_writes_for_an_operator_is_no_refusal() ->
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
     story.add("b", partial(propose.cancel, reason="operator"))
     story.add("a", partial(propose.transfer, destination=story.ids["c"]))
-    story.add("c", propose.let_go)
+    story.add("c", propose.prepared)
     story.add("a", propose.hand_over)
     assert ("c", None) == (story.history.view.live[story.bundle.owner or 0].broker, story.problem())
     story.outcomes.check(story.name, story.history.view, destination="c")

@@ -50,7 +50,7 @@ INTENTIONS = (
         record=lambda c, a: propose.transfer(a, c.bundle(), destination=c.incarnation("source"), reason="r"),
         after="transferring",
     ),
-    Intention(id="let go", before="transferring", by="owner", record=lambda c, a: propose.let_go(a, c.bundle()), after="handing_over"),
+    Intention(id="prepared", before="transferring", by="owner", record=lambda c, a: propose.prepared(a, c.bundle()), after="handing_over"),
     Intention(
         id="hand over",
         before="handing_over",

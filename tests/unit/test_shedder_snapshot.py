@@ -87,7 +87,7 @@ def test_costs_are_counted_in_calls() -> None:
 def test_a_former_owner_s_report_weighs_a_bundle_until_the_new_owner_says(channel: Channel) -> None:
     """The weight goes with the bundle; once its owner has reported it, the older word does not count, even if it is newer."""
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
-    channel.accept(propose.let_go(channel.author("c"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     former = taken(channel, report("a", left=5), report("b", right=7), report("c"))
     assert (IDLE_COST + 5,) == tuple(bundle.cost for bundle in broker_of(former, "c").bundles)

@@ -43,7 +43,7 @@ def moves() -> Channel:
     channel.put(propose.transfer(channel.admin(), before, destination=channel.incarnation("c:1"), reason="too late"))
     channel.put(propose.cancel(channel.author("c:1"), channel.bundle(), reason="not now"))
     channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")))
-    channel.put(propose.let_go(channel.author("b:1"), channel.bundle()))
+    channel.put(propose.prepared(channel.author("b:1"), channel.bundle()))
     channel.put(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=b"state"))
     channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1"), reason="restart"))
     channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c:1")))

@@ -118,7 +118,7 @@ def test_who_builds_on_what_was_rejected_is_named_with_it() -> None:
     target = channel.incarnation("source")
     channel.put(replace(propose.transfer(channel.admin(), before, destination=target), based_on=1))
     rejected = channel.view.offset
-    channel.put(replace(propose.let_go(channel.author("source"), before), based_on=rejected, owner=target, source=before.owner))
+    channel.put(replace(propose.prepared(channel.author("source"), before), based_on=rejected, owner=target, source=before.owner))
     assert [(Kind.BASELESS, rejected + 1, rejected + 1, (rejected,))] == kinds(audit_of(channel))
 
 

@@ -255,7 +255,7 @@ class Operators:
 
 _FORGERIES: Final[dict[str, Callable[[Author, BundleEntry], AnyRecord]]] = {
     "assigning": propose.opened,
-    "transferring": propose.let_go,
+    "transferring": propose.prepared,
     "handing_over": propose.hand_over,
     "unloading": propose.released,
     "splitting": lambda author, bundle: propose.split(author, bundle, cuts=((bundle.low + bundle.high) // 2,)),

@@ -72,7 +72,7 @@ def story() -> Channel:
     channel.own("b1", RIGHT)
     moved = propose.transfer(channel.author("b1"), channel.bundle(), destination=channel.incarnation("b2"), reason="transfer: 59 % used")
     channel.accept(moved)
-    channel.accept(propose.let_go(channel.author("b2"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("b2"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("b1"), channel.bundle()))
     channel.die("b1")
     channel.own("b2", RIGHT)

@@ -36,7 +36,7 @@ RIGHT: Final = f"{NAMESPACE}/{RIGHT_RANGE}"
 Play = Callable[[Author, BundleEntry], AnyRecord]
 
 BY_THE_BOOK: Final[dict[Phase, Play]] = {
-    "transferring": propose.let_go,
+    "transferring": propose.prepared,
     "handing_over": propose.hand_over,
     "unloading": propose.released,
     "assigning": propose.opened,

@@ -127,7 +127,7 @@ def test_it_is_too_late_once_a_bundle_is_let_go(tmp_path: Path) -> None:
     """A destination that is warm has told the source to let go, and nobody can stop that any more."""
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
-    channel.accept(propose.let_go(channel.author("c"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
     url = write(channel.entries, tmp_path)
     result = run("bundles", "cancel", LEFT, log=url)
     assert (1, True) == (result.exit_code, f"{LEFT} has no move to cancel: it is releasing already" in result.stderr)

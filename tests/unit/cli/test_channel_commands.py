@@ -39,7 +39,7 @@ def eventful_channel() -> Channel:
     channel = owned_channel()
     transfer = propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"), reason="to spread the load")
     channel.accept(replace(transfer, timestamp_ms=TIMESTAMP_MS))
-    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     channel.die("c")
     channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))

@@ -428,7 +428,7 @@ def test_neighbours_of_one_owner_are_merged(tmp_path: Path) -> None:
     """Two neighbours become one bundle in one record, without anybody's answer."""
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(MIDDLE), destination=channel.incarnation("a")))
-    channel.accept(propose.let_go(channel.author("a"), channel.bundle(MIDDLE)))
+    channel.accept(propose.prepared(channel.author("a"), channel.bundle(MIDDLE)))
     channel.accept(propose.hand_over(channel.author("b"), channel.bundle(MIDDLE)))
     url = write(channel.entries, tmp_path)
     result = run("namespaces", "merge-bundle", NAMESPACE, "--bundle", LEFT_RANGE, log=url)

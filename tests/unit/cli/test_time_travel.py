@@ -26,7 +26,7 @@ def moved_channel() -> Channel:
     """After nine records, at which a owns `LEFT`: it goes to b, c dies, d joins, and a policy comes."""
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
-    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     channel.die("c")
     channel.accept(joined("d", channel.view, nonce="nonce of d"))

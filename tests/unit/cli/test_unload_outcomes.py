@@ -14,7 +14,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import Heard, read_on, read_view
+from equipoise.channel.log.blocking_view import Listener, read_on, read_view
 from equipoise.channel.system.deadline import Deadline
 from tests.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, Actors, author_of, owned_channel, run, write
@@ -64,8 +64,8 @@ def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypat
     """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
     propose_once = access.submit
 
-    def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, heard: Heard) -> Folded:
-        accepted = propose_once(channel, make_record, heard=heard)
+    def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, listener: Listener) -> Folded:
+        accepted = propose_once(channel, make_record, listener=listener)
         deadline = Deadline.after(timeout_ms=10_000)
         reader = read_view(channel.log, deadline=deadline)
         while (left := reader.view.bundles[LEFT]).phase != "owned" or left.owner != reader.view.brokers["a"].incarnation:

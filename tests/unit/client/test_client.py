@@ -92,7 +92,7 @@ def test_a_caller_waits_while_nobody_serves() -> None:
         log = shown(channel_in("transferring"))
         async with Client(log.url) as client:
             assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "source"
-            log.channel.accept(propose.let_go(log.channel.author("owner"), log.channel.bundle()))
+            log.channel.accept(propose.prepared(log.channel.author("owner"), log.channel.bundle()))
             log.show()
             await named(client, None)
             waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))

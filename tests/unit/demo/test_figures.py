@@ -28,7 +28,7 @@ def test_moves_are_counted_when_they_are_done() -> None:
     channel = channel_with("a", "b")
     channel.own("a")
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
-    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle(), handover=None))
     channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
     channel.accept(propose.split(channel.author("b"), channel.bundle(), cuts=[MIDDLE]))

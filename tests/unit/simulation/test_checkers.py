@@ -642,7 +642,7 @@ def test_an_answer_for_a_transfer_that_the_service_was_not_asked_about() -> None
     moved.add("a", partial(propose.cancel, reason="operator"))
     moved.transfer()
     with pytest.raises(InvariantViolated, match="its service was never asked about that one"):
-        moved.add("b", propose.let_go)
+        moved.add("b", propose.prepared)
 
 
 def test_a_destination_may_cancel_for_others_what_it_was_not_asked_about() -> None:
@@ -659,7 +659,7 @@ def test_a_destination_may_cancel_for_others_what_it_was_not_asked_about() -> No
 def test_a_source_that_did_not_release_the_bundle() -> None:
     """The source of an opening is the broker that handed the bundle over under this token."""
     moved = Moved()
-    moved.add("b", propose.let_go)
+    moved.add("b", propose.prepared)
     moved.add("a", propose.hand_over)
     moved.open("b", source="a")
     moved.open("b", source=None)
