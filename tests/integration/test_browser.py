@@ -19,7 +19,7 @@ from aiohttp import web
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.channel.core.records import NamespaceRecord, Renewed
 from tests.pulsar.programs import is_required
-from tests.unit.http.cluster import cluster, run
+from tests.unit.http.cluster import cluster
 
 pytestmark = pytest.mark.integration
 
@@ -89,7 +89,7 @@ async def shown(url: str, folder: Path) -> str:
     return told.decode()
 
 
-def test_a_page_gives_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_gives_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that sends text by script, under a rebound name too, and a form, drains no broker: the log has no record of it."""
     browser()
     refused = dict[str, int]()
@@ -99,18 +99,14 @@ def test_a_page_gives_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return problem_answer(request, status, reason, code)
 
     monkeypatch.setattr("equipoise.brokers.http.guard.problem_answer", noted)
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance=False) as brokers:
-            (broker,) = brokers.brokers
-            folded = list[object]()
-            broker.worker.listen(lambda told: folded.append(told.record))
-            async with page(broker.worker.config.http_port) as url:
-                assert "all was sent" in await shown(url, tmp_path / "browser")
-            assert {"script": 403, "name": 421, "form": 403} == refused
-            # A drain would be decided on at once, and stand on the log before the next record of this broker.
-            assert 204 == (await broker.put("/admin/v2/namespaces/acme/after")).status
-            first = next(record for record in folded if not isinstance(record, Renewed))
-            assert isinstance(first, NamespaceRecord)
-
-    run(story)
+    async with cluster(tmp_path, balance=False) as brokers:
+        (broker,) = brokers.brokers
+        folded = list[object]()
+        broker.worker.listen(lambda told: folded.append(told.record))
+        async with page(broker.worker.config.http_port) as url:
+            assert "all was sent" in await shown(url, tmp_path / "browser")
+        assert {"script": 403, "name": 421, "form": 403} == refused
+        # A drain would be decided on at once, and stand on the log before the next record of this broker.
+        assert 204 == (await broker.put("/admin/v2/namespaces/acme/after")).status
+        first = next(record for record in folded if not isinstance(record, Renewed))
+        assert isinstance(first, NamespaceRecord)

@@ -125,85 +125,61 @@ async def there(client: Client, namespace: str, *, is_there: bool) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> None:
+async def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> None:
     """What the client says of a key is what the brokers say, with the address where it is served."""
-
-    async def story() -> None:
-        async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-            for key in "abcdefgh":
-                peer = await client.owner(NAMESPACE, key, timeout_ms=TIMEOUT_MS)
-                assert (brokers.owner(key), {"http": f"http://{peer.broker}"}) == (peer.broker, peer.addresses)
-
-    run(story)
+    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
+        for key in "abcdefgh":
+            peer = await client.owner(NAMESPACE, key, timeout_ms=TIMEOUT_MS)
+            assert (brokers.owner(key), {"http": f"http://{peer.broker}"}) == (peer.broker, peer.addresses)
 
 
-def test_a_move_reaches_the_client_without_a_question(log_url: str) -> None:
+async def test_a_move_reaches_the_client_without_a_question(log_url: str) -> None:
     """After a transfer the client names the new owner, although nobody told it that it was wrong."""
-
-    async def story() -> None:
-        async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-            before = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-            await brokers.move("a", brokers.other(before.broker))
-            await named(client, "a", brokers.other(before.broker))
-
-    run(story)
+    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
+        before = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
+        await brokers.move("a", brokers.other(before.broker))
+        await named(client, "a", brokers.other(before.broker))
 
 
-def test_a_broker_that_goes_takes_no_client_along(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_goes_takes_no_client_along(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the broker that the stream came from ends, it goes on from another, also past addresses where nobody listens."""
     monkeypatch.setattr("random.randrange", lambda _: 0)
-
-    async def story() -> None:
-        async with party(log_url) as brokers, Client("http://127.0.0.1:9", *brokers.addresses) as client:
-            first = brokers.workers[0].broker_id
-            await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-            other = brokers.other(first)
-            await brokers.stop(first)
-            for key in "abcdefgh":
-                await named(client, key, other)
-
-    run(story)
+    async with party(log_url) as brokers, Client("http://127.0.0.1:9", *brokers.addresses) as client:
+        first = brokers.workers[0].broker_id
+        await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
+        other = brokers.other(first)
+        await brokers.stop(first)
+        for key in "abcdefgh":
+            await named(client, key, other)
 
 
-def test_a_namespace_may_come_and_go(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_may_come_and_go(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace that is not there is an error, believed for a short while; what is created is found, what is deleted is lost."""
     monkeypatch.setattr(http_source, "UNKNOWN_SECONDS", 0.01)
-
-    async def story() -> None:
-        async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-            with pytest.raises(UnknownNamespace):
-                await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
-            await brokers.workers[1].create_namespace("shop/returns", bundles=1)
-            await there(client, "shop/returns", is_there=True)
-            await brokers.admin("DELETE", "namespaces/shop/returns")
-            await there(client, "shop/returns", is_there=False)
-
-    run(story)
+    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
+        with pytest.raises(UnknownNamespace):
+            await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
+        await brokers.workers[1].create_namespace("shop/returns", bundles=1)
+        await there(client, "shop/returns", is_there=True)
+        await brokers.admin("DELETE", "namespaces/shop/returns")
+        await there(client, "shop/returns", is_there=False)
 
 
-def test_nobody_to_ask_is_a_deadline() -> None:
+async def test_nobody_to_ask_is_a_deadline() -> None:
     """Where no address answers, a caller hears so after its own time, and the client ends all the same."""
-
-    async def story() -> None:
-        async with Client("http://127.0.0.1:9", "http://127.0.0.1:10") as client:
-            with pytest.raises(DeadlineExceeded):
-                await client.owner(NAMESPACE, "a", timeout_ms=100)
-
-    run(story)
+    async with Client("http://127.0.0.1:9", "http://127.0.0.1:10") as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.owner(NAMESPACE, "a", timeout_ms=100)
 
 
-def test_a_client_follows_so_many_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_follows_so_many_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace more than the bound is refused, and the others are answered."""
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 1)
-
-    async def story() -> None:
-        async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-            peer = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-            with pytest.raises(Overloaded):
-                await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
-            assert peer == await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-
-    run(story)
+    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
+        peer = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
+        with pytest.raises(Overloaded):
+            await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
+        assert peer == await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
 
 
 GARBAGE = {
@@ -216,30 +192,27 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where something else answers costs the client one try, whatever it says."""
     monkeypatch.setattr("random.randrange", lambda _: 0)  # It asks the first address first.
 
-    async def story() -> None:
-        async def answer(_request: web.Request) -> web.Response:
-            return web.Response(body=garbage, content_type="text/event-stream")
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=garbage, content_type="text/event-stream")
 
-        stranger = web.Application()
-        stranger.add_routes([web.get("/{path:.*}", answer)])
-        runner = web.AppRunner(stranger)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
-                assert brokers.owner("a") == (await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)).broker
-        finally:
-            await runner.cleanup()
-
-    run(story)
+    stranger = web.Application()
+    stranger.add_routes([web.get("/{path:.*}", answer)])
+    runner = web.AppRunner(stranger)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
+            assert brokers.owner("a") == (await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)).broker
+    finally:
+        await runner.cleanup()
 
 
-def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a broker goes on telling what is no longer so, being told of the mistake brings the client to another broker."""
     monkeypatch.setattr("random.randrange", lambda _: 0)
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 20)
@@ -249,28 +222,25 @@ def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.Mo
         b'"broker": "gone", "addresses": {}, "token": 1}]}\n\n'
     )
 
-    async def story() -> None:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(table)
-            await asyncio.Event().wait()
-            return response
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(table)
+        await asyncio.Event().wait()
+        return response
 
-        stuck = web.Application()
-        stuck.add_routes([web.get("/{path:.*}", answer)])
-        runner = web.AppRunner(stuck, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
-                while True:
-                    seen = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-                    if seen.broker == brokers.owner("a"):
-                        break
-                    client.misrouted(NAMESPACE, "a", seen)
-        finally:
-            await runner.cleanup()
-
-    run(story)
+    stuck = web.Application()
+    stuck.add_routes([web.get("/{path:.*}", answer)])
+    runner = web.AppRunner(stuck, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
+            while True:
+                seen = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
+                if seen.broker == brokers.owner("a"):
+                    break
+                client.misrouted(NAMESPACE, "a", seen)
+    finally:
+        await runner.cleanup()

@@ -132,49 +132,37 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_transfers_under_load_please_the_judge(tmp_path: Path, log_url: str) -> None:
+async def test_transfers_under_load_please_the_judge(tmp_path: Path, log_url: str) -> None:
     """While bundles move under callers, every acknowledged count is stored once, and no key has two owners."""
-
-    async def story() -> None:
-        async with party(tmp_path, log_url) as brokers:
-            callers = [asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)]
-            callers.append(asyncio.ensure_future(brokers.keep_calling("hot", stubborn=True)))
-            for key, _ in zip(itertools.cycle(KEYS), range(TRANSFERS), strict=False):
-                answered = len(brokers.history)
-                await brokers.transfer(key)
-                while len(brokers.history) < answered + 20:
-                    assert not any(caller.done() for caller in callers)
-                    await asyncio.sleep(0.002)
-            brokers.stopping = True
-            await asyncio.gather(*callers)
-        verdict = brokers.judged()
-        assert 0 == verdict.returncode, verdict.stdout + verdict.stderr
-        assert ["double owners: 0", "verdict: clean, no violation"] == verdict.stdout.splitlines()[-2:]
-
-    run(story)
+    async with party(tmp_path, log_url) as brokers:
+        callers = [asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)]
+        callers.append(asyncio.ensure_future(brokers.keep_calling("hot", stubborn=True)))
+        for key, _ in zip(itertools.cycle(KEYS), range(TRANSFERS), strict=False):
+            answered = len(brokers.history)
+            await brokers.transfer(key)
+            while len(brokers.history) < answered + 20:
+                assert not any(caller.done() for caller in callers)
+                await asyncio.sleep(0.002)
+        brokers.stopping = True
+        await asyncio.gather(*callers)
+    verdict = brokers.judged()
+    assert 0 == verdict.returncode, verdict.stdout + verdict.stderr
+    assert ["double owners: 0", "verdict: clean, no violation"] == verdict.stdout.splitlines()[-2:]
 
 
-def test_a_caller_that_follows_redirects_needs_no_map(tmp_path: Path, log_url: str) -> None:
+async def test_a_caller_that_follows_redirects_needs_no_map(tmp_path: Path, log_url: str) -> None:
     """An ordinary HTTP client that follows 307 counts at any broker, and its counts add up."""
-
-    async def story() -> None:
-        async with party(tmp_path, log_url) as brokers:
-            values = []
-            for broker in (*brokers.brokers, *brokers.brokers):
-                async with brokers.session.post(f"http://{broker}/counter/{NAMESPACE}/hot") as response:
-                    values.append((await response.json())["value"])
-            assert [1, 2, 3, 4] == values
-
-    run(story)
+    async with party(tmp_path, log_url) as brokers:
+        values = []
+        for broker in (*brokers.brokers, *brokers.brokers):
+            async with brokers.session.post(f"http://{broker}/counter/{NAMESPACE}/hot") as response:
+                values.append((await response.json())["value"])
+        assert [1, 2, 3, 4] == values
 
 
-def test_names_that_cannot_be_are_refused(tmp_path: Path, log_url: str) -> None:
+async def test_names_that_cannot_be_are_refused(tmp_path: Path, log_url: str) -> None:
     """An unknown namespace is 404, and a text that is none a typed refusal, never a 500."""
-
-    async def story() -> None:
-        async with party(tmp_path, log_url) as brokers:
-            for path, status in (("shop/returns/k", 404), ("shop/%20/k", 404), ("%FF/%FE/k", 404)):
-                async with brokers.session.post(f"http://{brokers.brokers[0]}/counter/{path}") as response:
-                    assert status == response.status, await response.text()
-
-    run(story)
+    async with party(tmp_path, log_url) as brokers:
+        for path, status in (("shop/returns/k", 404), ("shop/%20/k", 404), ("%FF/%FE/k", 404)):
+            async with brokers.session.post(f"http://{brokers.brokers[0]}/counter/{path}") as response:
+                assert status == response.status, await response.text()

@@ -58,59 +58,47 @@ def memory() -> str:
     return f"memory:{uuid.uuid4()}"
 
 
-def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None:
+async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None:
     """On one running loop two workers serve a namespace: each routes to itself what it owns, and to the other the rest."""
-
-    async def story() -> None:
-        two_has = tmp_path / "two"
-        async with (
-            Worker(log_url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
-            Worker(log_url, Keeper(), broker_id="two", data_dir=two_has, advertised_addresses={"http": "http://two"}) as two,
-        ):
-            await one.create_namespace(NAMESPACE, bundles=8)
-            await two.create_namespace(NAMESPACE, bundles=2)
-            for key in map(str, range(40)):
-                at_one, at_two = await one.route(NAMESPACE, key), await two.route(NAMESPACE, key)
-                if isinstance(at_one, Ownership):
-                    assert Peer(broker=one.broker_id, addresses={"http": "http://one"}) == at_two
-                    assert (at_one, None) == (one.ownership(NAMESPACE, key), two.ownership(NAMESPACE, key))
-                    at_one.begin(key).finish()
-                else:
-                    assert Peer(broker="two", addresses={"http": "http://two"}) == at_one
-                    assert isinstance(at_two, Ownership)
-
-    run(story)
+    two_has = tmp_path / "two"
+    async with (
+        Worker(log_url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
+        Worker(log_url, Keeper(), broker_id="two", data_dir=two_has, advertised_addresses={"http": "http://two"}) as two,
+    ):
+        await one.create_namespace(NAMESPACE, bundles=8)
+        await two.create_namespace(NAMESPACE, bundles=2)
+        for key in map(str, range(40)):
+            at_one, at_two = await one.route(NAMESPACE, key), await two.route(NAMESPACE, key)
+            if isinstance(at_one, Ownership):
+                assert Peer(broker=one.broker_id, addresses={"http": "http://one"}) == at_two
+                assert (at_one, None) == (one.ownership(NAMESPACE, key), two.ownership(NAMESPACE, key))
+                at_one.begin(key).finish()
+            else:
+                assert Peer(broker="two", addresses={"http": "http://two"}) == at_one
+                assert isinstance(at_two, Ownership)
 
 
-def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> None:
+async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> None:
     """When a program ends, the others own its keys, with its state, before its context is left."""
-
-    async def story() -> None:
-        keeper = Keeper()
-        async with Worker(log_url, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
-            async with Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes:
-                await goes.create_namespace(NAMESPACE, bundles=4)
-                await stays.create_namespace(NAMESPACE)
-                for key in map(str, range(20)):
-                    await stays.route(NAMESPACE, key)
-                keeper.handed_over.clear()
-            served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
-            assert all(isinstance(each, Ownership) for each in served)
-            assert b"goes" in keeper.handed_over
-
-    run(story)
+    keeper = Keeper()
+    async with Worker(log_url, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
+        async with Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes:
+            await goes.create_namespace(NAMESPACE, bundles=4)
+            await stays.create_namespace(NAMESPACE)
+            for key in map(str, range(20)):
+                await stays.route(NAMESPACE, key)
+            keeper.handed_over.clear()
+        served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
+        assert all(isinstance(each, Ownership) for each in served)
+        assert b"goes" in keeper.handed_over
 
 
-def test_a_worker_may_serve_http() -> None:
+async def test_a_worker_may_serve_http() -> None:
     """With a port given, the broker answers where it says that it does."""
-
-    async def story() -> None:
-        async with Worker(memory(), Keeper(), http_port=0) as worker, aiohttp.ClientSession() as session:
-            await worker.create_namespace(NAMESPACE)
-            async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
-                assert (200, [NAMESPACE]) == (response.status, await response.json())
-
-    run(story)
+    async with Worker(memory(), Keeper(), http_port=0) as worker, aiohttp.ClientSession() as session:
+        await worker.create_namespace(NAMESPACE)
+        async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
+            assert (200, [NAMESPACE]) == (response.status, await response.json())
 
 
 def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
@@ -123,37 +111,29 @@ def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
     Worker("kafka://localhost:9092/channel", Keeper())
 
 
-def test_a_namespace_is_made_to_serve_on() -> None:
+async def test_a_namespace_is_made_to_serve_on() -> None:
     """What its owners do while they have lost the channel is said at its creation; what cannot be is refused."""
-
-    async def story() -> None:
-        async with Worker(memory(), Keeper(), broker_id="a") as worker:
-            await worker.create_namespace(NAMESPACE, on_channel_loss="serve")
-            with pytest.raises(Rejected, match="on_channel_loss is 'sometimes'"):
-                await worker.create_namespace("shop/others", on_channel_loss="sometimes")  # type: ignore[arg-type]
-            ownership = await worker.route(NAMESPACE, "key")
-            assert isinstance(ownership, Ownership)
-
-    run(story)
+    async with Worker(memory(), Keeper(), broker_id="a") as worker:
+        await worker.create_namespace(NAMESPACE, on_channel_loss="serve")
+        with pytest.raises(Rejected, match="on_channel_loss is 'sometimes'"):
+            await worker.create_namespace("shop/others", on_channel_loss="sometimes")  # type: ignore[arg-type]
+        ownership = await worker.route(NAMESPACE, "key")
+        assert isinstance(ownership, Ownership)
 
 
-def test_what_goes_wrong_is_typed() -> None:
+async def test_what_goes_wrong_is_typed() -> None:
     """Settings, names and keys that cannot be are errors that say so, and none of them ends the worker."""
     with pytest.raises(InvalidConfig, match="lease"):
         Worker(memory(), Keeper(), lease="long")
-
-    async def story() -> None:
-        async with Worker(memory(), Keeper()) as worker:
-            with pytest.raises(UnknownNamespace):
-                await worker.route("shop/returns", "key")
-            with pytest.raises(InvalidName):
-                await worker.create_namespace("no namespace")
-            with pytest.raises(CallerError, match="1 to 4096 bundles, not 5000"):
-                await worker.create_namespace(NAMESPACE, bundles=5_000)
-            await worker.create_namespace(NAMESPACE)
-            assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
-
-    run(story)
+    async with Worker(memory(), Keeper()) as worker:
+        with pytest.raises(UnknownNamespace):
+            await worker.route("shop/returns", "key")
+        with pytest.raises(InvalidName):
+            await worker.create_namespace("no namespace")
+        with pytest.raises(CallerError, match="1 to 4096 bundles, not 5000"):
+            await worker.create_namespace(NAMESPACE, bundles=5_000)
+        await worker.create_namespace(NAMESPACE)
+        assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
 
 
 class Fetched(Keeper):
@@ -173,38 +153,30 @@ class Fetched(Keeper):
         return b"state at " + self.host.broker_id.encode()
 
 
-def test_state_that_nobody_could_fetch_is_refused_at_the_start() -> None:
+async def test_state_that_nobody_could_fetch_is_refused_at_the_start() -> None:
     """A service with `fetch` needs an address of its broker; without one the worker does not start, and says what to do."""
-
-    async def story() -> None:
-        with pytest.raises(CallerError, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
-            async with Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"}):
-                pass
-
-    run(story)
+    with pytest.raises(CallerError, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
+        async with Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"}):
+            pass
 
 
-def test_callers_and_peers_have_an_address_each() -> None:
+async def test_callers_and_peers_have_an_address_each() -> None:
     """Where the program serves callers, and its worker listens for its peers, state is fetched from the worker."""
-
-    async def story() -> None:
-        log, stays = memory(), Fetched()
-        async with (
-            aiohttp.ClientSession() as session,
-            AsyncExitStack() as parts,
-            Worker(log, Fetched(), http_port=0, advertised_addresses={"http": "http://goes"}) as goes,
-        ):
-            await goes.create_namespace(NAMESPACE, bundles=1)
-            assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
-            one = await parts.enter_async_context(Worker(log, stays, http_port=0))
-            peer = await one.route(NAMESPACE, "key")
-            assert peer == Peer(broker=goes.broker_id, addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"})
-            async with session.post(f"{peer.addresses['peer']}/admin/v2/brokers/drain") as response:
-                assert 204 == response.status
-            await stays.has_fetched.wait()
-            assert [f"state at {goes.broker_id}".encode()] == stays.fetched
-
-    run(story)
+    log, stays = memory(), Fetched()
+    async with (
+        aiohttp.ClientSession() as session,
+        AsyncExitStack() as parts,
+        Worker(log, Fetched(), http_port=0, advertised_addresses={"http": "http://goes"}) as goes,
+    ):
+        await goes.create_namespace(NAMESPACE, bundles=1)
+        assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
+        one = await parts.enter_async_context(Worker(log, stays, http_port=0))
+        peer = await one.route(NAMESPACE, "key")
+        assert peer == Peer(broker=goes.broker_id, addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"})
+        async with session.post(f"{peer.addresses['peer']}/admin/v2/brokers/drain") as response:
+            assert 204 == response.status
+        await stays.has_fetched.wait()
+        assert [f"state at {goes.broker_id}".encode()] == stays.fetched
 
 
 class Large(Keeper):
@@ -225,25 +197,21 @@ class Large(Keeper):
 
 
 @pytest.mark.parametrize("http_port", [0, None])
-def test_large_state_of_a_program_that_ends_goes_on(http_port: int | None) -> None:
+async def test_large_state_of_a_program_that_ends_goes_on(http_port: int | None) -> None:
     """It is fetched from the worker that ends, before that is gone; without a port the next owner is told why it does not come."""
-
-    async def story() -> None:
-        log, stays = memory(), Large()
-        goes = Worker(log, Large(), http_port=http_port)
-        async with AsyncExitStack() as parts:
-            async with goes:
-                await goes.create_namespace(NAMESPACE, bundles=1)
-                await goes.route(NAMESPACE, "key")
-                await parts.enter_async_context(Worker(log, stays))
-            await stays.opened.wait()
-        if http_port is None:
-            assert [None] == stays.handed_over
-            assert "it has 1000000 bytes" in (stays.problems[0] or "")
-        else:
-            assert ([b"x" * 1_000_000], [None]) == (stays.handed_over, stays.problems)
-
-    run(story)
+    log, stays = memory(), Large()
+    goes = Worker(log, Large(), http_port=http_port)
+    async with AsyncExitStack() as parts:
+        async with goes:
+            await goes.create_namespace(NAMESPACE, bundles=1)
+            await goes.route(NAMESPACE, "key")
+            await parts.enter_async_context(Worker(log, stays))
+        await stays.opened.wait()
+    if http_port is None:
+        assert [None] == stays.handed_over
+        assert "it has 1000000 bytes" in (stays.problems[0] or "")
+    else:
+        assert ([b"x" * 1_000_000], [None]) == (stays.handed_over, stays.problems)
 
 
 async def lose(worker: Worker, log: Path) -> None:

@@ -71,15 +71,11 @@ def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
     assert all(each["answered_ns"] == each["lease_deadline_ns"] for each in fenced)
 
 
-def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> None:
+async def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> None:
     """What honest brokers served is not honest any more where the channel gave it to others: the join can fail."""
     cluster = LocalCluster(counters(tmp_path, brokers=2, balance="false"))
-
-    async def story() -> None:
-        async with running(cluster, NAMESPACE, bundles=4) as (table, http):
-            await moved(cluster, table, http, (Operation.TRANSFER,))
-
-    asyncio.run(story())
+    async with running(cluster, NAMESPACE, bundles=4) as (table, http):
+        await moved(cluster, table, http, (Operation.TRANSFER,))
     documents = evidence(tmp_path / "channel.db.observations")
     assert [] == joined(cluster.log_url, documents)[0]
     other = max(each["incarnation"] for each in documents)

@@ -40,39 +40,35 @@ LOOK_S = 0.1
 BURN_MORE_MS = 5_000
 
 
-def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
+async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
     """Children that waste a processor cost their broker half of its bundles and more, each move with that reason, and no caller a call."""
-
-    async def story() -> None:
-        settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
-        cluster = LocalCluster(replace(settings, services=(BURNING,)))
-        history = tmp_path / "history.jsonl"
-        async with AsyncExitStack() as parts:
-            table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
-            await asyncio.to_thread(tune, cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
-            streams = tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table))
-            callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
-            burning = cluster.broker_ids[1]
-            held = bundles_of(table, burning)
-            assert BUNDLES // BROKERS == held
-            began_ms = time.time_ns() // 1_000_000
-            log = open_decision_log(cluster.log_url)
-            deadline, burn_more = Deadline.after(timeout_ms=PATIENCE_MS), Deadline.after(timeout_ms=0)
-            while bundles_of(table, burning) > held // 2:
-                if not burn_more.remaining_ms():
-                    deadline.check(f"{burning} being relieved, after {log.newest(1)},")
-                    await burn(http, cluster.addresses[1])
-                    burn_more = Deadline.after(timeout_ms=BURN_MORE_MS)
-                await asyncio.sleep(LOOK_S)
-            await callers.stop()
-        decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
-        assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
-        evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-        verdict = check_calls([history], store=tmp_path / "counter.db", evidence=evidence)
-        assert verdict is not None
-        assert verdict.is_clean, verdict
-
-    asyncio.run(story())
+    settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
+    cluster = LocalCluster(replace(settings, services=(BURNING,)))
+    history = tmp_path / "history.jsonl"
+    async with AsyncExitStack() as parts:
+        table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
+        await asyncio.to_thread(tune, cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
+        streams = tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table))
+        callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
+        burning = cluster.broker_ids[1]
+        held = bundles_of(table, burning)
+        assert BUNDLES // BROKERS == held
+        began_ms = time.time_ns() // 1_000_000
+        log = open_decision_log(cluster.log_url)
+        deadline, burn_more = Deadline.after(timeout_ms=PATIENCE_MS), Deadline.after(timeout_ms=0)
+        while bundles_of(table, burning) > held // 2:
+            if not burn_more.remaining_ms():
+                deadline.check(f"{burning} being relieved, after {log.newest(1)},")
+                await burn(http, cluster.addresses[1])
+                burn_more = Deadline.after(timeout_ms=BURN_MORE_MS)
+            await asyncio.sleep(LOOK_S)
+        await callers.stop()
+    decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
+    assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
+    evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+    verdict = check_calls([history], store=tmp_path / "counter.db", evidence=evidence)
+    assert verdict is not None
+    assert verdict.is_clean, verdict
 
 
 def even_keys(table: TableView) -> Iterator[str]:

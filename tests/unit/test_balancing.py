@@ -106,58 +106,46 @@ def moves_under_way() -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("move of ")]
 
 
-def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
+async def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
     """A balancer that is cancelled takes along whoever waits for a move that may never end."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2) as stage:
-            _, other = stage.cluster.brokers
-            bundle = stage.held_by(0)[0]
-            await stage.hold_up(bundle)
-            assert [f"move of {bundle}"] == moves_under_way()
-            left: list[list[str]] = []
-            stage.tasks[0].add_done_callback(lambda _: left.append(moves_under_way()))
-            stage.tasks[0].cancel()
-            await until(lambda: bool(left))
-            assert ([[]], "transferring") == (left, stage.cluster.view.bundles[bundle].phase)
-            other.service.taking.set()
-
-    run(story)
+    async with balanced(tmp_path, brokers=2) as stage:
+        _, other = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        await stage.hold_up(bundle)
+        assert [f"move of {bundle}"] == moves_under_way()
+        left: list[list[str]] = []
+        stage.tasks[0].add_done_callback(lambda _: left.append(moves_under_way()))
+        stage.tasks[0].cancel()
+        await until(lambda: bool(left))
+        assert ([[]], "transferring") == (left, stage.cluster.view.bundles[bundle].phase)
+        other.service.taking.set()
 
 
-def test_a_move_without_a_destination_goes_wherever_another_broker_takes_it(tmp_path: Path) -> None:
+async def test_a_move_without_a_destination_goes_wherever_another_broker_takes_it(tmp_path: Path) -> None:
     """Where a policy names no destination, another broker than the owner gets the bundle, and the policy remembers both ends."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2) as stage:
-            leader, other = stage.cluster.brokers
-            bundle = stage.held_by(0)[0]
-            stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=None, reason="test")]
-            stage.begin()
-            await until(lambda: stage.cluster.owner_of(bundle) is other and bool(stage.policy.seen[-1].memory.gave_ms))
-            memory = stage.policy.seen[-1].memory
-            assert [[leader.id], [other.id], 7] == [list(memory.gave_ms), list(memory.got_ms), memory.hits]
-            assert {"shed"} == {decision.kind for decision in stage.decisions}
-
-    run(story)
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, other = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=None, reason="test")]
+        stage.begin()
+        await until(lambda: stage.cluster.owner_of(bundle) is other and bool(stage.policy.seen[-1].memory.gave_ms))
+        memory = stage.policy.seen[-1].memory
+        assert [[leader.id], [other.id], 7] == [list(memory.gave_ms), list(memory.got_ms), memory.hits]
+        assert {"shed"} == {decision.kind for decision in stage.decisions}
 
 
-def test_moves_at_once_are_bounded_and_a_move_that_was_cancelled_makes_room(tmp_path: Path) -> None:
+async def test_moves_at_once_are_bounded_and_a_move_that_was_cancelled_makes_room(tmp_path: Path) -> None:
     """With one move per broker the second waits for the first, begins as soon as that is cancelled, and the balancer knows it failed."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
-            leader, other = stage.cluster.brokers
-            first, second = stage.held_by(0)
-            await stage.hold_up(first, second)
-            assert ("owned", [f"move of {first}"]) == (stage.cluster.view.bundles[second].phase, moves_under_way())
-            await leader.worker.request(Cancel(bundle=first, reason="enough"), timeout_ms=20_000)
-            await until(lambda: stage.cluster.view.bundles[second].phase == "transferring")
-            assert leader is stage.cluster.owner_of(first)
-            other.service.taking.set()
-            await until(lambda: stage.cluster.owner_of(second) is other)
-
-    run(story)
+    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
+        leader, other = stage.cluster.brokers
+        first, second = stage.held_by(0)
+        await stage.hold_up(first, second)
+        assert ("owned", [f"move of {first}"]) == (stage.cluster.view.bundles[second].phase, moves_under_way())
+        await leader.worker.request(Cancel(bundle=first, reason="enough"), timeout_ms=20_000)
+        await until(lambda: stage.cluster.view.bundles[second].phase == "transferring")
+        assert leader is stage.cluster.owner_of(first)
+        other.service.taking.set()
+        await until(lambda: stage.cluster.owner_of(second) is other)
 
 
 def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,23 +168,19 @@ def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, capl
         run(story)
 
 
-def test_what_a_new_policy_keeps_from_its_owner_moves_before_anything_else(tmp_path: Path) -> None:
+async def test_what_a_new_policy_keeps_from_its_owner_moves_before_anything_else(tmp_path: Path) -> None:
     """A pin that is set moves its bundle away from a broker that it does not name, with the policy as the reason on record."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2) as stage:
-            leader, other = stage.cluster.brokers
-            bundle = stage.held_by(0)[0]
-            namespace, _, range_ = bundle.rpartition("/")
-            stage.begin()
-            pin = SetClusterPolicy(policy="pin/one", document={"namespace": namespace, "range": range_, "brokers.0": other.id})
-            await leader.worker.request(pin, timeout_ms=20_000)
-            await until(lambda: stage.cluster.owner_of(bundle) is other)
-            (decision,) = [decision for decision in stage.decisions if decision.strategy == OF_POLICIES]
-            assert [bundle] == [move.bundle for move in decision.moves]
-            assert "pin/one" in decision.moves[0].reason
-
-    run(story)
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, other = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        namespace, _, range_ = bundle.rpartition("/")
+        stage.begin()
+        pin = SetClusterPolicy(policy="pin/one", document={"namespace": namespace, "range": range_, "brokers.0": other.id})
+        await leader.worker.request(pin, timeout_ms=20_000)
+        await until(lambda: stage.cluster.owner_of(bundle) is other)
+        (decision,) = [decision for decision in stage.decisions if decision.strategy == OF_POLICIES]
+        assert [bundle] == [move.bundle for move in decision.moves]
+        assert "pin/one" in decision.moves[0].reason
 
 
 def resting_in(snapshot: Snapshot) -> set[str]:
@@ -204,137 +188,109 @@ def resting_in(snapshot: Snapshot) -> set[str]:
     return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.barred == "it has moved lately"}
 
 
-def test_who_takes_the_lead_knows_what_others_have_moved(tmp_path: Path) -> None:
+async def test_who_takes_the_lead_knows_what_others_have_moved(tmp_path: Path) -> None:
     """A bundle that an operator moved rests with the leader, and with the next one, too; what a namespace began with does not."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=3) as stage:
-            leader, other, third = stage.cluster.brokers
-            bundle, kept = stage.held_by(2)[0], set(stage.held_by(1))
-            stage.begin()
-            await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
-            await until(lambda: bool(stage.policy.seen) and resting_in(stage.policy.seen[-1]) == {bundle})
-            stage.tasks[0].cancel()
-            await leader.worker.stop()
-            rounds = len(stage.policy.seen)
-            await until(lambda: any(broker.worker.agent.leads for broker in (other, third)) and len(stage.policy.seen) > rounds)
-            assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
-
-    run(story)
+    async with balanced(tmp_path, brokers=3) as stage:
+        leader, other, third = stage.cluster.brokers
+        bundle, kept = stage.held_by(2)[0], set(stage.held_by(1))
+        stage.begin()
+        await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
+        await until(lambda: bool(stage.policy.seen) and resting_in(stage.policy.seen[-1]) == {bundle})
+        stage.tasks[0].cancel()
+        await leader.worker.stop()
+        rounds = len(stage.policy.seen)
+        await until(lambda: any(broker.worker.agent.leads for broker in (other, third)) and len(stage.policy.seen) > rounds)
+        assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
 
 
-def test_who_does_not_lead_forgets_what_has_rested(tmp_path: Path) -> None:
+async def test_who_does_not_lead_forgets_what_has_rested(tmp_path: Path) -> None:
     """What moved long before a broker takes the lead does not rest, though it has planned no round meanwhile."""
-
-    async def story() -> None:
-        bus = Away("rests")
-        bus.problem = None
-        async with balanced(tmp_path, brokers=2, bus=bus) as stage:
-            leader, other = stage.cluster.brokers
-            bundle = stage.held_by(0)[0]
-            stage.begin()
-            stage.tasks[0].cancel()  # So that only the other one looks.
-            await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
-            await until(lambda: stage.cluster.owner_of(bundle) is other and stage.cluster.view.bundles[bundle].phase == "owned")
-            stage.set(replace(ROUNDS, rest_ms=0))
-            looks = bus.asked
-            await until(lambda: bus.asked > looks + 2)
-            stage.set(ROUNDS)
-            await leader.worker.stop()
-            await until(lambda: bool(stage.policy.seen))
-            assert bundle not in resting_in(stage.policy.seen[0])
-
-    run(story)
+    bus = Away("rests")
+    bus.problem = None
+    async with balanced(tmp_path, brokers=2, bus=bus) as stage:
+        leader, other = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        stage.begin()
+        stage.tasks[0].cancel()  # So that only the other one looks.
+        await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
+        await until(lambda: stage.cluster.owner_of(bundle) is other and stage.cluster.view.bundles[bundle].phase == "owned")
+        stage.set(replace(ROUNDS, rest_ms=0))
+        looks = bus.asked
+        await until(lambda: bus.asked > looks + 2)
+        stage.set(ROUNDS)
+        await leader.worker.stop()
+        await until(lambda: bool(stage.policy.seen))
+        assert bundle not in resting_in(stage.policy.seen[0])
 
 
-def test_a_move_that_waited_breaks_no_policy_that_was_set_meanwhile(tmp_path: Path) -> None:
+async def test_a_move_that_waited_breaks_no_policy_that_was_set_meanwhile(tmp_path: Path) -> None:
     """A pin that is set while a move waits for room keeps its bundle where it is, though it was planned to go elsewhere."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
-            leader, other = stage.cluster.brokers
-            first, second = stage.held_by(0)
-            await stage.hold_up(first, second)
-            stage.policy.moves, before = [], stage.cluster.view.bundles[second]
-            namespace, _, range_ = second.rpartition("/")
-            pin = SetClusterPolicy(policy="pin/kept", document={"namespace": namespace, "range": range_, "brokers.0": leader.id})
-            await leader.worker.request(pin, timeout_ms=20_000)
-            rounds = len(stage.decisions)
-            other.service.taking.set()
-            await until(lambda: len(stage.decisions) > rounds + 3)
-            assert (other, before) == (stage.cluster.owner_of(first), stage.cluster.view.bundles[second])
-
-    run(story)
+    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
+        leader, other = stage.cluster.brokers
+        first, second = stage.held_by(0)
+        await stage.hold_up(first, second)
+        stage.policy.moves, before = [], stage.cluster.view.bundles[second]
+        namespace, _, range_ = second.rpartition("/")
+        pin = SetClusterPolicy(policy="pin/kept", document={"namespace": namespace, "range": range_, "brokers.0": leader.id})
+        await leader.worker.request(pin, timeout_ms=20_000)
+        rounds = len(stage.decisions)
+        other.service.taking.set()
+        await until(lambda: len(stage.decisions) > rounds + 3)
+        assert (other, before) == (stage.cluster.owner_of(first), stage.cluster.view.bundles[second])
 
 
-def test_placement_follows_settings_and_load_while_moves_hold_up_rounds(tmp_path: Path) -> None:
+async def test_placement_follows_settings_and_load_while_moves_hold_up_rounds(tmp_path: Path) -> None:
     """A leader that waits for the end of a move places by what the settings say now, not by what they said when it began."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2) as stage:
-            leader, _ = stage.cluster.brokers
-            bundle = stage.held_by(0)[0]
-            await stage.hold_up(bundle)
-            rounds = len(stage.decisions)
-            stage.set(replace(ROUNDS, placement="RoundRobin"))
-            await until(lambda: isinstance(leader.worker.agent.placement, RoundRobin))
-            assert ([f"move of {bundle}"], rounds) == (moves_under_way(), len(stage.decisions))
-
-    run(story)
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, _ = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        await stage.hold_up(bundle)
+        rounds = len(stage.decisions)
+        stage.set(replace(ROUNDS, placement="RoundRobin"))
+        await until(lambda: isinstance(leader.worker.agent.placement, RoundRobin))
+        assert ([f"move of {bundle}"], rounds) == (moves_under_way(), len(stage.decisions))
 
 
-def test_placement_goes_by_no_report_that_is_too_old(tmp_path: Path) -> None:
+async def test_placement_goes_by_no_report_that_is_too_old(tmp_path: Path) -> None:
     """A broker that was idle when it reported last, long ago, is not known to be idle."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=1) as stage:
-            (broker,) = stage.cluster.brokers
-            stage.bus.publish(Sample(broker="ceased", at_ms=1))
-            stage.bus.publish(Sample(broker="reporting", at_ms=broker.worker.clock.now().wall_ms))
-            stage.begin()
-            await until(lambda: len(stage.decisions) > 1)
-            placement = broker.worker.agent.placement
-            assert isinstance(placement, LeastCost)
-            assert ["reporting"] == list(placement.summaries)
-
-    run(story)
+    async with balanced(tmp_path, brokers=1) as stage:
+        (broker,) = stage.cluster.brokers
+        stage.bus.publish(Sample(broker="ceased", at_ms=1))
+        stage.bus.publish(Sample(broker="reporting", at_ms=broker.worker.clock.now().wall_ms))
+        stage.begin()
+        await until(lambda: len(stage.decisions) > 1)
+        placement = broker.worker.agent.placement
+        assert isinstance(placement, LeastCost)
+        assert ["reporting"] == list(placement.summaries)
 
 
-def test_hits_begin_anew_once_balancing_is_on_again(tmp_path: Path) -> None:
+async def test_hits_begin_anew_once_balancing_is_on_again(tmp_path: Path) -> None:
     """Rounds in a row are what a strategy counts: those before balancing was switched off are none of them."""
-
-    async def story() -> None:
-        bus = Away("hits")
-        bus.problem = None
-        async with balanced(tmp_path, brokers=1, bus=bus) as stage:
-            stage.begin()
-            await until(lambda: len(stage.policy.seen) > 1)
-            stage.set(replace(ROUNDS, enabled=False))
-            looks = bus.asked
-            await until(lambda: bus.asked > looks + 2)
-            rounds = len(stage.policy.seen)
-            stage.set(ROUNDS)
-            await until(lambda: len(stage.policy.seen) > rounds)
-            assert [0, 7, 0] == [stage.policy.seen[number].memory.hits for number in (0, 1, rounds)]
-
-    run(story)
+    bus = Away("hits")
+    bus.problem = None
+    async with balanced(tmp_path, brokers=1, bus=bus) as stage:
+        stage.begin()
+        await until(lambda: len(stage.policy.seen) > 1)
+        stage.set(replace(ROUNDS, enabled=False))
+        looks = bus.asked
+        await until(lambda: bus.asked > looks + 2)
+        rounds = len(stage.policy.seen)
+        stage.set(ROUNDS)
+        await until(lambda: len(stage.policy.seen) > rounds)
+        assert [0, 7, 0] == [stage.policy.seen[number].memory.hits for number in (0, 1, rounds)]
 
 
-def test_bundles_are_placed_by_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
+async def test_bundles_are_placed_by_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
     """Each broker's agent gets another placement when the settings name one, and one that remembers whose turn it is stays the same."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2) as stage:
-            stage.begin()
-            workers = [broker.worker for broker in stage.cluster.brokers]
-            await until(lambda: all(isinstance(worker.agent.placement, LeastCost) for worker in workers))
-            stage.set(replace(ROUNDS, placement="RoundRobin"))
-            await until(lambda: all(isinstance(worker.agent.placement, RoundRobin) for worker in workers))
-            chosen, rounds = [worker.agent.placement for worker in workers], len(stage.decisions)
-            await until(lambda: len(stage.decisions) > rounds + 3)
-            assert all(worker.agent.placement is placement for worker, placement in zip(workers, chosen, strict=True))
-
-    run(story)
+    async with balanced(tmp_path, brokers=2) as stage:
+        stage.begin()
+        workers = [broker.worker for broker in stage.cluster.brokers]
+        await until(lambda: all(isinstance(worker.agent.placement, LeastCost) for worker in workers))
+        stage.set(replace(ROUNDS, placement="RoundRobin"))
+        await until(lambda: all(isinstance(worker.agent.placement, RoundRobin) for worker in workers))
+        chosen, rounds = [worker.agent.placement for worker in workers], len(stage.decisions)
+        await until(lambda: len(stage.decisions) > rounds + 3)
+        assert all(worker.agent.placement is placement for worker, placement in zip(workers, chosen, strict=True))
 
 
 def test_a_report_that_cannot_be_true_is_counted_once_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,52 +66,39 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "_LOOK_S", 0.01)
 
 
-def test_the_leader_compacts_when_enough_records_were_added(tmp_path: Path) -> None:
+async def test_the_leader_compacts_when_enough_records_were_added(tmp_path: Path) -> None:
     """Of two brokers that see the same records the leader alone has the log compacted, with the settings that it has."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, compact_records=20, retain="3 offsets") as brokers:
-            onces = [Once(), Once()]
-            tasks = [
-                asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
-                for one, once in zip(brokers.brokers, onces, strict=True)
-            ]
-            leader = next(index for index, one in enumerate(brokers.brokers) if one.worker.agent.leads)
-            await until(lambda: bool(onces[leader].runs))
-            for task in tasks:
-                task.cancel()
-            config = brokers.brokers[leader].worker.config
-            assert Compaction(log_url=config.log_url, cluster=config.cluster, retain="3 offsets") == onces[leader].runs[0]
-            assert [] == onces[1 - leader].runs
-            assert 7 == scraped(brokers.brokers[leader].worker, "compaction_horizon_offset")
-
-    run(story)
-
-
-def test_little_is_compacted_when_it_is_old(tmp_path: Path) -> None:
-    """After `compact_age_ms` a single renewal is reason enough."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, compact_age_ms=50) as brokers:
-            (one,) = brokers.brokers
-            once = Once()
-            task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
-            await until(lambda: len(once.runs) >= 2)
+    async with cluster(tmp_path, brokers=2, compact_records=20, retain="3 offsets") as brokers:
+        onces = [Once(), Once()]
+        tasks = [
+            asyncio.ensure_future(Compacting(one.worker, compact_once=once).run()) for one, once in zip(brokers.brokers, onces, strict=True)
+        ]
+        leader = next(index for index, one in enumerate(brokers.brokers) if one.worker.agent.leads)
+        await until(lambda: bool(onces[leader].runs))
+        for task in tasks:
             task.cancel()
+        config = brokers.brokers[leader].worker.config
+        assert Compaction(log_url=config.log_url, cluster=config.cluster, retain="3 offsets") == onces[leader].runs[0]
+        assert [] == onces[1 - leader].runs
+        assert 7 == scraped(brokers.brokers[leader].worker, "compaction_horizon_offset")
 
-    run(story)
+
+async def test_little_is_compacted_when_it_is_old(tmp_path: Path) -> None:
+    """After `compact_age_ms` a single renewal is reason enough."""
+    async with cluster(tmp_path, compact_age_ms=50) as brokers:
+        (one,) = brokers.brokers
+        once = Once()
+        task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
+        await until(lambda: len(once.runs) >= 2)
+        task.cancel()
 
 
-def test_a_compactor_that_is_switched_off_does_nothing(tmp_path: Path) -> None:
+async def test_a_compactor_that_is_switched_off_does_nothing(tmp_path: Path) -> None:
     """With `compact_records` of 0 its task ends at once."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, compact_records=0, compact_age_ms=1) as brokers:
-            once = Once()
-            await Compacting(brokers.brokers[0].worker, compact_once=once).run()
-            assert [] == once.runs
-
-    run(story)
+    async with cluster(tmp_path, compact_records=0, compact_age_ms=1) as brokers:
+        once = Once()
+        await Compacting(brokers.brokers[0].worker, compact_once=once).run()
+        assert [] == once.runs
 
 
 def test_a_refusal_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,34 +154,26 @@ def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCap
     assert ["INFO"] == [record.levelname for record in caplog.records if record.name == "equipoise.brokers.server.compacting"]
 
 
-def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
+async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
     """What no other process can open gets its snapshot all the same; one that nobody has begun has none."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            config = brokers.brokers[0].worker.config
-            assert compact_in_thread is compact_once_of(config.log_url)
-            done = await compact_in_thread(Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d"))
-            log = open_log(config.log_url)
-            marker = restoration(log).marker
-            log.close()
-            assert marker is not None
-            assert Done(marker.horizon) == done
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        config = brokers.brokers[0].worker.config
+        assert compact_in_thread is compact_once_of(config.log_url)
+        done = await compact_in_thread(Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d"))
+        log = open_log(config.log_url)
+        marker = restoration(log).marker
+        log.close()
+        assert marker is not None
+        assert Done(marker.horizon) == done
 
 
-def test_an_error_in_the_thread_is_told_by_its_name(tmp_path: Path) -> None:
+async def test_an_error_in_the_thread_is_told_by_its_name(tmp_path: Path) -> None:
     """What the compactor raises comes as the failure of a compaction, and names it."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            config = brokers.brokers[0].worker.config
-            with pytest.raises(CompactionFailed) as caught:
-                await compact_in_thread(Compaction(log_url=config.log_url, cluster="another", retain="7d"))
-            assert "ForeignLog" == caught.value.error
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        config = brokers.brokers[0].worker.config
+        with pytest.raises(CompactionFailed) as caught:
+            await compact_in_thread(Compaction(log_url=config.log_url, cluster="another", retain="7d"))
+        assert "ForeignLog" == caught.value.error
 
 
 def test_a_log_that_nobody_has_begun_is_compacted_to_nothing(tmp_path: Path) -> None:
@@ -219,7 +198,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
         asyncio.run(compact_in_child(Compaction(log_url=f"sqlite:{tmp_path / 'log'}", cluster="c", retain="7d")))
 
 
-def test_a_child_ends_with_who_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_ends_with_who_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that stops waits for no compaction: its child is killed, and waited for."""
     children: list[asyncio.subprocess.Process] = []
     make = asyncio.create_subprocess_exec
@@ -229,13 +208,9 @@ def test_a_child_ends_with_who_is_cancelled(tmp_path: Path, monkeypatch: pytest.
         return children[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
-
-    async def story() -> None:
-        compaction = Compaction(log_url=f"sqlite:{tmp_path / 'log'}", cluster="c", retain="7d")
-        task = asyncio.ensure_future(compact_in_child(compaction))
-        await until(lambda: bool(children))
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(story())
+    compaction = Compaction(log_url=f"sqlite:{tmp_path / 'log'}", cluster="c", retain="7d")
+    task = asyncio.ensure_future(compact_in_child(compaction))
+    await until(lambda: bool(children))
+    task.cancel()
+    await asyncio.wait([task])
     assert children[0].returncode is not None

@@ -98,16 +98,12 @@ def test_a_request_id_belongs_to_one_key(store: CounterStore) -> None:
     assert Stored(value=1, token=5, broker="a") == made[2]
 
 
-def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> None:
+async def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> None:
     """Increments of two handles on one file, all at once, lose nothing."""
     other = CounterStore(tmp_path / "counter.db")
-
-    async def ask() -> None:
-        mine = [store.increment(increment(f"a{number}")) for number in range(300)]
-        theirs = [other.increment(increment(f"b{number}")) for number in range(300)]
-        await asyncio.gather(*mine, *theirs)
-
-    asyncio.run(ask())
+    mine = [store.increment(increment(f"a{number}")) for number in range(300)]
+    theirs = [other.increment(increment(f"b{number}")) for number in range(300)]
+    await asyncio.gather(*mine, *theirs)
     other.close()
     assert [(600, 600, 600)] == rows(tmp_path, "SELECT count(*), max(value), count(DISTINCT value) FROM writes")
 
@@ -165,19 +161,15 @@ def test_a_text_that_no_database_takes_is_an_error(store: CounterStore) -> None:
     assert [Stored(value=1, token=5, broker="a")] == outcomes(store, increment("good"))
 
 
-def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
+async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
     """What was asked for before the close is done, and what comes after it is told so."""
     store = CounterStore(tmp_path / "counter.db")
-
-    async def ask() -> None:
-        waiting = asyncio.ensure_future(store.increment(increment("r1")))
-        await asyncio.sleep(0)  # It stands in the queue.
-        store.close()
-        assert Stored(value=1, token=5, broker="a") == await waiting
-        with pytest.raises(StoreFailed, match="closed"):
-            await store.increment(increment("r2"))
-
-    asyncio.run(ask())
+    waiting = asyncio.ensure_future(store.increment(increment("r1")))
+    await asyncio.sleep(0)  # It stands in the queue.
+    store.close()
+    assert Stored(value=1, token=5, broker="a") == await waiting
+    with pytest.raises(StoreFailed, match="closed"):
+        await store.increment(increment("r2"))
 
 
 def test_a_caller_that_has_gone_takes_its_write_along(store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,72 +46,56 @@ class Bench:
         await self.thread.stop(Deadline.after(timeout_ms=PATIENCE_MS))
 
 
-def test_a_slow_disk_holds_up_nobody_and_keeps_the_order(tmp_path: Path) -> None:
+async def test_a_slow_disk_holds_up_nobody_and_keeps_the_order(tmp_path: Path) -> None:
     """The loop goes on while the disk hangs, and writes are answered one by one in their order, after they were made."""
-
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        bench.write("nonce")
-        bench.write("forget")
-        bench.thread.write(lambda directory: directory.write_nonce("n1"), lambda error: bench.told.append(("n1", error)))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert ([], []) == (bench.order, bench.told)
-        bench.disk.set()
-        await bench.until_told(3)
-        assert ["nonce", "forget"] == bench.order
-        assert [("nonce", None), ("forget", None), ("n1", None)] == bench.told
-        assert b"n1" in (tmp_path / "nonces").read_bytes()
-        await bench.stop()
-
-    asyncio.run(story())
+    bench = Bench(tmp_path)
+    bench.write("nonce")
+    bench.write("forget")
+    bench.thread.write(lambda directory: directory.write_nonce("n1"), lambda error: bench.told.append(("n1", error)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ([], []) == (bench.order, bench.told)
+    bench.disk.set()
+    await bench.until_told(3)
+    assert ["nonce", "forget"] == bench.order
+    assert [("nonce", None), ("forget", None), ("n1", None)] == bench.told
+    assert b"n1" in (tmp_path / "nonces").read_bytes()
+    await bench.stop()
 
 
-def test_what_goes_wrong_is_told_and_ends_nothing(tmp_path: Path) -> None:
+async def test_what_goes_wrong_is_told_and_ends_nothing(tmp_path: Path) -> None:
     """An error of the disk is passed on, any other is a bug, and the next write is made all the same."""
-
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        bench.disk.set()
-        (tmp_path / "lock").unlink()
-        bench.thread.write(lambda directory: directory.forget_nonces("n1"), lambda error: bench.told.append(("lost", error)))
-        bench.thread.write(lambda directory: directory.write_nonce(7), lambda error: bench.told.append(("wrong", error)))  # type: ignore[arg-type]  # a bug
-        bench.write("good")
-        await bench.until_told(3)
-        assert [DataDirectoryUnusable, Bug, type(None)] == [type(error) for _, error in bench.told]
-        await bench.stop()
-
-    asyncio.run(story())
+    bench = Bench(tmp_path)
+    bench.disk.set()
+    (tmp_path / "lock").unlink()
+    bench.thread.write(lambda directory: directory.forget_nonces("n1"), lambda error: bench.told.append(("lost", error)))
+    bench.thread.write(lambda directory: directory.write_nonce(7), lambda error: bench.told.append(("wrong", error)))  # type: ignore[arg-type]  # a bug
+    bench.write("good")
+    await bench.until_told(3)
+    assert [DataDirectoryUnusable, Bug, type(None)] == [type(error) for _, error in bench.told]
+    await bench.stop()
 
 
-def test_a_queue_that_is_full_refuses(tmp_path: Path) -> None:
+async def test_a_queue_that_is_full_refuses(tmp_path: Path) -> None:
     """A disk that hangs for long does not fill the memory: what is beyond the bound is refused, later than it was asked for."""
-
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        for number in range(QUEUED_MAX + 2):  # One is in the thread's hands, or about to be.
-            bench.write(str(number))
-        assert [] == bench.told
-        await bench.until_told(1)
-        assert isinstance(bench.told[0][1], Overloaded)
-        await bench.stop()
-        await bench.until_told(QUEUED_MAX + 2)
-
-    asyncio.run(story())
+    bench = Bench(tmp_path)
+    for number in range(QUEUED_MAX + 2):  # One is in the thread's hands, or about to be.
+        bench.write(str(number))
+    assert [] == bench.told
+    await bench.until_told(1)
+    assert isinstance(bench.told[0][1], Overloaded)
+    await bench.stop()
+    await bench.until_told(QUEUED_MAX + 2)
 
 
-def test_the_lock_is_held_until_the_last_write_is_made(tmp_path: Path) -> None:
+async def test_the_lock_is_held_until_the_last_write_is_made(tmp_path: Path) -> None:
     """Who stops waits no longer than its deadline, and the directory stays locked as long as the disk is at it."""
-
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        bench.write("last")
-        with pytest.raises(DeadlineExceeded):
-            await bench.thread.stop(Deadline.after(timeout_ms=1))
-        with pytest.raises(OperatorError):
-            DataDirectory(tmp_path)
-        await bench.stop()
-        assert ["last"] == bench.order
-        DataDirectory(tmp_path).close()
-
-    asyncio.run(story())
+    bench = Bench(tmp_path)
+    bench.write("last")
+    with pytest.raises(DeadlineExceeded):
+        await bench.thread.stop(Deadline.after(timeout_ms=1))
+    with pytest.raises(OperatorError):
+        DataDirectory(tmp_path)
+    await bench.stop()
+    assert ["last"] == bench.order
+    DataDirectory(tmp_path).close()

@@ -73,30 +73,26 @@ def rules(reports: ReportRules) -> Callable[[], BalancingSettings]:
     return lambda: settings
 
 
-def test_a_report_tells_what_services_say(tmp_path: Path) -> None:
+async def test_a_report_tells_what_services_say(tmp_path: Path) -> None:
     """Named are the bundles that carry something, counted are all that are open; whoever has left is no longer on the bus."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance_interval_ms=20) as brokers:
-            broker, bus = brokers.brokers[0], MemoryLoadBus("reports")
-            bundle = brokers.bundles()[0]
-            broker.service.loads[bundle] = BundleLoad(calls_per_second=40, sessions=7)
-            async with reporting(broker, bus, rules(OFTEN)) as reporter:
-                await until(lambda: bool(bus.latest()))
-                (summary,) = bus.latest()
-                assert (broker.id, 4) == (summary.broker, summary.load.bundle_count)
-                (busy,) = summary.load.bundles or ()
-                assert (bundle, 40, 40 * BYTES_PER_CALL, 7) == (
-                    busy.bundle,
-                    busy.traffic.messages_in_per_second,
-                    busy.traffic.bytes_in_per_second,
-                    busy.consumers,
-                )
-                assert summary.load.resources.cpu.limit > 0
-                assert sorted(brokers.bundles()) == [each.bundle for each in reporter.bundles()]
-            assert [] == bus.latest()
-
-    run(story)
+    async with cluster(tmp_path, balance_interval_ms=20) as brokers:
+        broker, bus = brokers.brokers[0], MemoryLoadBus("reports")
+        bundle = brokers.bundles()[0]
+        broker.service.loads[bundle] = BundleLoad(calls_per_second=40, sessions=7)
+        async with reporting(broker, bus, rules(OFTEN)) as reporter:
+            await until(lambda: bool(bus.latest()))
+            (summary,) = bus.latest()
+            assert (broker.id, 4) == (summary.broker, summary.load.bundle_count)
+            (busy,) = summary.load.bundles or ()
+            assert (bundle, 40, 40 * BYTES_PER_CALL, 7) == (
+                busy.bundle,
+                busy.traffic.messages_in_per_second,
+                busy.traffic.bytes_in_per_second,
+                busy.consumers,
+            )
+            assert summary.load.resources.cpu.limit > 0
+            assert sorted(brokers.bundles()) == [each.bundle for each in reporter.bundles()]
+        assert [] == bus.latest()
 
 
 def test_a_report_is_put_together_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,47 +120,39 @@ def test_a_report_is_put_together_in_a_thread(tmp_path: Path, monkeypatch: pytes
     assert ["sampled", "light"] == [name for name, thread in threads.items() if thread != threading.get_ident()]
 
 
-def test_a_load_that_stays_is_reported_seldom(tmp_path: Path) -> None:
+async def test_a_load_that_stays_is_reported_seldom(tmp_path: Path) -> None:
     """While nothing has changed there is one report; a bundle that has moved away makes one at once, and so do other rules."""
+    async with cluster(tmp_path, brokers=2, balance_interval_ms=20) as brokers:
+        one, other = brokers.brokers
+        bus, rules_now, looks = Bus("seldom"), [SELDOM], [0]
 
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, balance_interval_ms=20) as brokers:
-            one, other = brokers.brokers
-            bus, rules_now, looks = Bus("seldom"), [SELDOM], [0]
+        def settings() -> BalancingSettings:
+            looks[0] += 1
+            return replace(BalancingSettings(), reports=rules_now[0])
 
-            def settings() -> BalancingSettings:
-                looks[0] += 1
-                return replace(BalancingSettings(), reports=rules_now[0])
-
-            bundle = next(name for name in brokers.bundles() if brokers.owner_of(name) is one)
-            async with reporting(one, bus, settings):
-                await until(lambda: len(bus.samples) == 1)
-                before = looks[0]
-                await until(lambda: looks[0] > before + 30)
-                count = bus.samples[0].bundle_count
-                assert 1 == len(bus.samples)
-                await one.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=PATIENCE_MS)
-                await until(lambda: len(bus.samples) > 1 and bus.samples[-1].bundle_count == count - 1)
-                before = len(bus.samples)
-                rules_now[0] = OFTEN
-                await until(lambda: len(bus.samples) > before + 2)
-
-    run(story)
+        bundle = next(name for name in brokers.bundles() if brokers.owner_of(name) is one)
+        async with reporting(one, bus, settings):
+            await until(lambda: len(bus.samples) == 1)
+            before = looks[0]
+            await until(lambda: looks[0] > before + 30)
+            count = bus.samples[0].bundle_count
+            assert 1 == len(bus.samples)
+            await one.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=PATIENCE_MS)
+            await until(lambda: len(bus.samples) > 1 and bus.samples[-1].bundle_count == count - 1)
+            before = len(bus.samples)
+            rules_now[0] = OFTEN
+            await until(lambda: len(bus.samples) > before + 2)
 
 
-def test_an_interval_of_hours_can_be_taken_back(tmp_path: Path) -> None:
+async def test_an_interval_of_hours_can_be_taken_back(tmp_path: Path) -> None:
     """A broker that was told to look at itself once in an hour looks soon when it is told otherwise."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance_interval_ms=20) as brokers:
-            bus, rules_now = Bus("hours"), [replace(OFTEN, sample_interval_ms=3_600_000)]
-            async with reporting(brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])) as reporter:
-                await until(lambda: bool(reporter.bundles))
-                assert [] == bus.samples
-                rules_now[0] = OFTEN
-                await until(lambda: bool(bus.samples))
-
-    run(story)
+    async with cluster(tmp_path, balance_interval_ms=20) as brokers:
+        bus, rules_now = Bus("hours"), [replace(OFTEN, sample_interval_ms=3_600_000)]
+        async with reporting(brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])) as reporter:
+            await until(lambda: bool(reporter.bundles))
+            assert [] == bus.samples
+            rules_now[0] = OFTEN
+            await until(lambda: bool(bus.samples))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -210,21 +198,17 @@ def test_a_bug_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCapt
         run(story)
 
 
-def test_nothing_is_published_after_the_withdrawal(tmp_path: Path) -> None:
+async def test_nothing_is_published_after_the_withdrawal(tmp_path: Path) -> None:
     """A thread that publishes while its broker ends is waited for, so that what it says does not outlive the broker."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-            bus = Bus("late")
-            bus.gate.clear()
-            task = asyncio.ensure_future(LoadReporter(brokers.brokers[0].worker, bus, rules(OFTEN)).run())
-            await until(lambda: bool(bus.samples))
-            task.cancel()
-            _, unfinished = await asyncio.wait([task], timeout=0.05)
-            found: list[Sequence[Summary]] = []
-            task.add_done_callback(lambda _: found.append(bus.latest()))
-            bus.gate.set()
-            await until(lambda: bool(found))
-            assert ({task}, [[]], 1) == (unfinished, found, len(bus.samples))
-
-    run(story)
+    async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
+        bus = Bus("late")
+        bus.gate.clear()
+        task = asyncio.ensure_future(LoadReporter(brokers.brokers[0].worker, bus, rules(OFTEN)).run())
+        await until(lambda: bool(bus.samples))
+        task.cancel()
+        _, unfinished = await asyncio.wait([task], timeout=0.05)
+        found: list[Sequence[Summary]] = []
+        task.add_done_callback(lambda _: found.append(bus.latest()))
+        bus.gate.set()
+        await until(lambda: bool(found))
+        assert ({task}, [[]], 1) == (unfinished, found, len(bus.samples))

@@ -96,23 +96,19 @@ def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, mon
     asyncio.run(start())
 
 
-def test_two_services_for_clients_of_pulsar_are_refused(tmp_path: Path) -> None:
+async def test_two_services_for_clients_of_pulsar_are_refused(tmp_path: Path) -> None:
     """Clients would reach only one of them, whatever namespace they come for; the same one under two patterns is one."""
-
-    async def start() -> None:
-        config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0, pulsar_port=0, balance=False)
-        with pytest.raises(InvalidConfig, match="2 services of this broker speak Pulsar's protocol"):
-            async with Broker(config, {"acme/*": PulsarService(), "*": PulsarService()}):
-                pass
-        both = PulsarService()
-        async with Broker(config, {"acme/*": both, "*": both}) as worker:
-            await worker.ready(timeout_ms=20_000)
-
-    asyncio.run(start())
+    config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0, pulsar_port=0, balance=False)
+    with pytest.raises(InvalidConfig, match="2 services of this broker speak Pulsar's protocol"):
+        async with Broker(config, {"acme/*": PulsarService(), "*": PulsarService()}):
+            pass
+    both = PulsarService()
+    async with Broker(config, {"acme/*": both, "*": both}) as worker:
+        await worker.ready(timeout_ms=20_000)
 
 
 @pytest.mark.parametrize(("room", "expected"), [(1_356, 0), (1_355, 1)])
-def test_a_limit_of_open_files_that_is_too_low_is_told(
+async def test_a_limit_of_open_files_that_is_too_low_is_told(
     room: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A broker that cannot have as many connections as it is configured for says so in one line, and starts."""
@@ -123,16 +119,12 @@ def test_a_limit_of_open_files_that_is_too_low_is_told(
         return room
 
     monkeypatch.setattr(module, "room_for_files", answer)
-
-    async def start() -> None:
-        path = {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path}
-        limits = {"http_connections_max": 100, "pulsar_connections_max": 1_000}
-        config = WorkerConfig.model_validate({**path, **limits, "http_port": 0, "pulsar_port": 0, "balance": False})
-        async with Broker(config, {"*": PulsarService()}) as worker:
-            await worker.ready(timeout_ms=20_000)
-            assert 1_000 - worker.config.pulsar_connections_max == expected
-
-    asyncio.run(start())
+    path = {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path}
+    limits = {"http_connections_max": 100, "pulsar_connections_max": 1_000}
+    config = WorkerConfig.model_validate({**path, **limits, "http_port": 0, "pulsar_port": 0, "balance": False})
+    async with Broker(config, {"*": PulsarService()}) as worker:
+        await worker.ready(timeout_ms=20_000)
+        assert 1_000 - worker.config.pulsar_connections_max == expected
     assert [1_356] == wanted
     assert expected == caplog.text.count("this process may open only 1355 files")
 

@@ -27,22 +27,18 @@ def write(log_url: str, document: Document) -> None:
         submit(access, lambda view, author: propose.set_policy(author, view, name=KEY, document=document))
 
 
-def test_a_change_on_the_channel_is_in_force_at_every_broker_until_it_is_taken_away(tmp_path: Path) -> None:
+async def test_a_change_on_the_channel_is_in_force_at_every_broker_until_it_is_taken_away(tmp_path: Path) -> None:
     """What one broker writes all go by, over what each was started with; without it they go by that again."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, balance_interval_ms=700) as brokers:
-            first, second = brokers.brokers
-            settings = [SettingsInForce(broker.worker) for broker in (first, second)]
-            assert [700, 700] == [each().balancing.shed_interval_ms for each in settings]
-            changes: dict[str, Scalar | None] = {"balancing.shed_interval_ms": 90, "balancing.shedder": "TransferShedder"}
-            await first.worker.request(SetSettings(changes=changes, changed_by="erin"), timeout_ms=20_000)
-            await until(lambda: [90, 90] == [each().balancing.shed_interval_ms for each in settings])
-            assert ["TransferShedder"] * 2 == [each().balancing.shedder for each in settings]
-            await second.worker.request(SetSettings(changes=dict.fromkeys(changes)), timeout_ms=20_000)
-            await until(lambda: [700, 700] == [each().balancing.shed_interval_ms for each in settings])
-
-    run(story)
+    async with cluster(tmp_path, brokers=2, balance_interval_ms=700) as brokers:
+        first, second = brokers.brokers
+        settings = [SettingsInForce(broker.worker) for broker in (first, second)]
+        assert [700, 700] == [each().balancing.shed_interval_ms for each in settings]
+        changes: dict[str, Scalar | None] = {"balancing.shed_interval_ms": 90, "balancing.shedder": "TransferShedder"}
+        await first.worker.request(SetSettings(changes=changes, changed_by="erin"), timeout_ms=20_000)
+        await until(lambda: [90, 90] == [each().balancing.shed_interval_ms for each in settings])
+        assert ["TransferShedder"] * 2 == [each().balancing.shedder for each in settings]
+        await second.worker.request(SetSettings(changes=dict.fromkeys(changes)), timeout_ms=20_000)
+        await until(lambda: [700, 700] == [each().balancing.shed_interval_ms for each in settings])
 
 
 def test_what_cannot_be_read_is_told_once_and_our_own_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

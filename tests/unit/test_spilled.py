@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import pytest
@@ -49,25 +48,21 @@ def fetching_from(source: Bench) -> FetchSpilled:
     return fetch
 
 
-def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCaptureFixture) -> None:
     """What is too large for a record is kept at the source and fetched; so is what looks like the note that then stands there."""
     caplog.set_level(logging.INFO)
-
-    async def story() -> None:
-        note = Note(digest="x").encode()
-        for leaves in (None, b"", b"state", LARGE, note):
-            source = Bench()
-            recorded = await closed(source, leaves)
-            assert recorded is None or len(recorded) <= 16_384
-            destination = Bench(fetch_spilled=fetching_from(source))
-            assert (leaves, None) == await opened(destination, recorded)
-            assert (leaves, None) == await opened(source, recorded)  # The destination died, and it comes back.
-
-    asyncio.run(story())
+    note = Note(digest="x").encode()
+    for leaves in (None, b"", b"state", LARGE, note):
+        source = Bench()
+        recorded = await closed(source, leaves)
+        assert recorded is None or len(recorded) <= 16_384
+        destination = Bench(fetch_spilled=fetching_from(source))
+        assert (leaves, None) == await opened(destination, recorded)
+        assert (leaves, None) == await opened(source, recorded)  # The destination died, and it comes back.
     assert f"handover of {BUNDLE} kept for its next owner: 16385 bytes" in caplog.messages
 
 
-def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureFixture) -> None:
     """The next owner learns why nothing comes; after the death of the former owner there is nothing to learn."""
 
     async def refuse(_source: Peer, bundle: str, _digest: str) -> bytes | None:
@@ -79,58 +74,48 @@ def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureF
     async def nothing(_source: Peer, _bundle: str, _digest: str) -> bytes | None:
         return None
 
-    async def story() -> None:
-        spilled = await closed(Bench(), LARGE)
-        for recorded, destination, source, problem in (
-            (await closed(Bench(serves_peers=False), LARGE), Bench(), "source", "it has 16385 bytes, a record takes 16384, and its broker"),
-            (await closed(Bench(), "text"), Bench(), "source", "close returned str, not bytes"),
-            (spilled, Bench(fetch_spilled=refuse), "source", "it answers 404"),
-            (spilled, Bench(fetch_spilled=another), "source", "keeps it no more"),
-            (spilled, Bench(fetch_spilled=nothing), "source", "keeps it no more"),
-            (spilled, Bench(), None, "its former owner is gone"),
-            (spilled[:-1] if spilled else None, Bench(), "source", "cannot be read"),
-        ):
-            given, told = await opened(destination, recorded, source)
-            assert (None, True) == (given, problem in (told or "")), (problem, told)
-        assert (None, None) == await opened(Bench(), None, None)
-
-    asyncio.run(story())
+    spilled = await closed(Bench(), LARGE)
+    for recorded, destination, source, problem in (
+        (await closed(Bench(serves_peers=False), LARGE), Bench(), "source", "it has 16385 bytes, a record takes 16384, and its broker"),
+        (await closed(Bench(), "text"), Bench(), "source", "close returned str, not bytes"),
+        (spilled, Bench(fetch_spilled=refuse), "source", "it answers 404"),
+        (spilled, Bench(fetch_spilled=another), "source", "keeps it no more"),
+        (spilled, Bench(fetch_spilled=nothing), "source", "keeps it no more"),
+        (spilled, Bench(), None, "its former owner is gone"),
+        (spilled[:-1] if spilled else None, Bench(), "source", "cannot be read"),
+    ):
+        given, told = await opened(destination, recorded, source)
+        assert (None, True) == (given, problem in (told or "")), (problem, told)
+    assert (None, None) == await opened(Bench(), None, None)
     assert f"handover of {BUNDLE} lost: it has 16385 bytes" in caplog.text
     assert f"handover of {BUNDLE} not received: " in caplog.text
 
 
-def test_a_close_that_fails_is_told_to_the_next_owner() -> None:
+async def test_a_close_that_fails_is_told_to_the_next_owner() -> None:
     """The state that a failing `close` did not return is no death either."""
 
-    async def story() -> None:
-        async def failing() -> None:
-            raise RuntimeError("no disk")
+    async def failing() -> None:
+        raise RuntimeError("no disk")
 
-        source = Bench()
-        source.service.closing = failing
-        assert (None, "its close failed: RuntimeError: no disk") == await opened(Bench(), await closed(source, b"state"))
-
-    asyncio.run(story())
+    source = Bench()
+    source.service.closing = failing
+    assert (None, "its close failed: RuntimeError: no disk") == await opened(Bench(), await closed(source, b"state"))
 
 
-def test_what_is_kept_for_next_owners_is_bounded() -> None:
+async def test_what_is_kept_for_next_owners_is_bounded() -> None:
     """Beyond a bound a handover is lost aloud; what was fetched makes room, and nobody waits for what has expired."""
-
-    async def story() -> None:
-        kept = Spilled(bytes_max=10, kept_ms=60_000)
-        first, second = kept.keep(b"123456"), None
-        assert first is not None
-        assert kept.keep(b"12345") is None
-        assert kept.keep(b"123456") == first
-        assert b"123456" == kept.get(first)
-        second = kept.keep(b"12345")
-        assert second is not None
-        assert (None, b"12345") == (kept.get(first), kept.get(second))
-        await kept.all_fetched(timeout_ms=60_000)
-        expiring = Spilled(kept_ms=1)
-        digest = expiring.keep(b"state")
-        assert digest is not None
-        await expiring.all_fetched(timeout_ms=60_000)
-        assert expiring.get(digest) is None
-
-    asyncio.run(story())
+    kept = Spilled(bytes_max=10, kept_ms=60_000)
+    first, second = kept.keep(b"123456"), None
+    assert first is not None
+    assert kept.keep(b"12345") is None
+    assert kept.keep(b"123456") == first
+    assert b"123456" == kept.get(first)
+    second = kept.keep(b"12345")
+    assert second is not None
+    assert (None, b"12345") == (kept.get(first), kept.get(second))
+    await kept.all_fetched(timeout_ms=60_000)
+    expiring = Spilled(kept_ms=1)
+    digest = expiring.keep(b"state")
+    assert digest is not None
+    await expiring.all_fetched(timeout_ms=60_000)
+    assert expiring.get(digest) is None

@@ -100,51 +100,39 @@ async def ended(task: asyncio.Future[None]) -> None:
     await asyncio.wait([task])
 
 
-def test_a_hot_bundle_is_split_by_itself(tmp_path: Path) -> None:
+async def test_a_hot_bundle_is_split_by_itself(tmp_path: Path) -> None:
     """A bundle that stays above its limit is cut in two by its owner, and again, until each part can carry what it has."""
-
-    async def story() -> None:
-        async with splitting(tmp_path, SPLITS_ONLY) as divided:
-            divided.messages = dict.fromkeys((1, QUARTER // 4, QUARTER // 2, 3 * QUARTER // 4), 60.0)
-            await until(lambda: divided.counted().get(("Success", "MsgRate"), 0) == 3)
-            sixteenth = QUARTER // 4
-            expected = [(number * sixteenth, (number + 1) * sixteenth) for number in range(4)]
-            assert expected == divided.ranges[:4]
-            assert {("Success", "MsgRate"): 3} == divided.counted()
-            first = next(decision for decision in divided.told if decision.moves)
-            (move,) = first.moves
-            whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
-            reason = "it carries 240 messages/s, where 100 messages/s are the limit, for 2 rounds"
-            assert ("split", whole, broker, reason) == (first.kind, move.bundle, first.broker, move.reason)
-
-    run(story)
+    async with splitting(tmp_path, SPLITS_ONLY) as divided:
+        divided.messages = dict.fromkeys((1, QUARTER // 4, QUARTER // 2, 3 * QUARTER // 4), 60.0)
+        await until(lambda: divided.counted().get(("Success", "MsgRate"), 0) == 3)
+        sixteenth = QUARTER // 4
+        expected = [(number * sixteenth, (number + 1) * sixteenth) for number in range(4)]
+        assert expected == divided.ranges[:4]
+        assert {("Success", "MsgRate"): 3} == divided.counted()
+        first = next(decision for decision in divided.told if decision.moves)
+        (move,) = first.moves
+        whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
+        reason = "it carries 240 messages/s, where 100 messages/s are the limit, for 2 rounds"
+        assert ("split", whole, broker, reason) == (first.kind, move.bundle, first.broker, move.reason)
 
 
-def test_what_bundles_carry_is_put_together_in_a_thread(tmp_path: Path) -> None:
+async def test_what_bundles_carry_is_put_together_in_a_thread(tmp_path: Path) -> None:
     """There may be thousands, so the loop does not wait for them."""
-
-    async def story() -> None:
-        async with splitting(tmp_path, SPLITS_ONLY) as divided:
-            await until(lambda: bool(divided.asked_by))
-            assert threading.get_ident() not in divided.asked_by
-
-    run(story)
+    async with splitting(tmp_path, SPLITS_ONLY) as divided:
+        await until(lambda: bool(divided.asked_by))
+        assert threading.get_ident() not in divided.asked_by
 
 
-def test_parts_of_a_split_move_away_if_that_is_wanted(tmp_path: Path) -> None:
+async def test_parts_of_a_split_move_away_if_that_is_wanted(tmp_path: Path) -> None:
     """With `unload_split_children` both halves go to another broker; that is off by default, for both are served without a pause."""
-
-    async def story() -> None:
-        settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True))
-        async with splitting(tmp_path, settings, brokers=2) as divided:
-            owner = divided.cluster.owner_of(bundle_name(NAMESPACE, 0, QUARTER))
-            divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-            halves = [bundle_name(NAMESPACE, 0, QUARTER // 2), bundle_name(NAMESPACE, QUARTER // 2, QUARTER)]
-            await until(lambda: all(name in divided.cluster.view.bundles for name in halves))
-            other = divided.cluster.other_than(owner)
-            await until(lambda: all(divided.cluster.view.bundles[name].owner == other.worker.agent.incarnation for name in halves))
-
-    run(story)
+    settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True))
+    async with splitting(tmp_path, settings, brokers=2) as divided:
+        owner = divided.cluster.owner_of(bundle_name(NAMESPACE, 0, QUARTER))
+        divided.messages = {1: 60.0, QUARTER // 2: 60.0}
+        halves = [bundle_name(NAMESPACE, 0, QUARTER // 2), bundle_name(NAMESPACE, QUARTER // 2, QUARTER)]
+        await until(lambda: all(name in divided.cluster.view.bundles for name in halves))
+        other = divided.cluster.other_than(owner)
+        await until(lambda: all(divided.cluster.view.bundles[name].owner == other.worker.agent.incarnation for name in halves))
 
 
 def test_parts_of_a_split_stay_where_nobody_else_may_have_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,43 +154,35 @@ def test_parts_of_a_split_stay_where_nobody_else_may_have_them(tmp_path: Path, c
         run(story)
 
 
-def test_cold_neighbours_become_one_by_themselves(tmp_path: Path) -> None:
+async def test_cold_neighbours_become_one_by_themselves(tmp_path: Path) -> None:
     """Neighbours of one owner that carry little are joined when they have rested, as long as their namespace keeps its least."""
-
-    async def story() -> None:
-        settings = replace(SETTINGS, merge=replace(SETTINGS.merge, bundles_min=2))
-        async with splitting(tmp_path, settings, bundles=8) as divided:
-            await until(lambda: len(divided.ranges) == 2 and divided.counted()[("Success", "Underloaded")] == 6)
-            assert {("Success", "Underloaded"): 6} == divided.counted()
-            assert {"merge"} == {decision.kind for decision in divided.told}
-
-    run(story)
+    settings = replace(SETTINGS, merge=replace(SETTINGS.merge, bundles_min=2))
+    async with splitting(tmp_path, settings, bundles=8) as divided:
+        await until(lambda: len(divided.ranges) == 2 and divided.counted()[("Success", "Underloaded")] == 6)
+        assert {("Success", "Underloaded"): 6} == divided.counted()
+        assert {"merge"} == {decision.kind for decision in divided.told}
 
 
-def test_no_range_is_both_made_and_cut(tmp_path: Path) -> None:
+async def test_no_range_is_both_made_and_cut(tmp_path: Path) -> None:
     """With splits and merges at once a steady load comes to rest: nothing that was cut is made again, and nothing that was made is cut."""
+    async with splitting(tmp_path, SETTINGS) as divided:
+        cut: set[str] = set()
+        made: set[str] = set()
 
-    async def story() -> None:
-        async with splitting(tmp_path, SETTINGS) as divided:
-            cut: set[str] = set()
-            made: set[str] = set()
+        def note(folded: Folded) -> None:
+            changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
+            gone = [change.name for change in changes if change.after is None]
+            new = [change.name for change in changes if change.before is None]
+            if len(gone) == 1:
+                cut.update(gone)
+            elif gone:
+                made.update(new)
 
-            def note(folded: Folded) -> None:
-                changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
-                gone = [change.name for change in changes if change.after is None]
-                new = [change.name for change in changes if change.before is None]
-                if len(gone) == 1:
-                    cut.update(gone)
-                elif gone:
-                    made.update(new)
-
-            divided.cluster.brokers[0].worker.listen(note)
-            divided.messages = {1: 60.0, QUARTER // 4: 60.0, QUARTER // 2: 60.0, 3 * QUARTER: 10.0}
-            await until(lambda: came_to_rest(divided))
-            assert (True, True, set()) == (bool(cut), bool(made), cut & made)
-            assert max(divided.carried(bundle) for bundle in divided.cluster.bundles()) <= LIMITS.messages_per_second_max
-
-    run(story)
+        divided.cluster.brokers[0].worker.listen(note)
+        divided.messages = {1: 60.0, QUARTER // 4: 60.0, QUARTER // 2: 60.0, 3 * QUARTER: 10.0}
+        await until(lambda: came_to_rest(divided))
+        assert (True, True, set()) == (bool(cut), bool(made), cut & made)
+        assert max(divided.carried(bundle) for bundle in divided.cluster.bundles()) <= LIMITS.messages_per_second_max
 
 
 def came_to_rest(divided: Divided) -> bool:
@@ -231,19 +211,15 @@ OFF = [
 
 
 @pytest.mark.parametrize("off", OFF, ids=lambda off: off.name)
-def test_nothing_is_done_where_it_is_off_and_all_where_it_is_on_again(off: Off, tmp_path: Path) -> None:
+async def test_nothing_is_done_where_it_is_off_and_all_where_it_is_on_again(off: Off, tmp_path: Path) -> None:
     """Settings are those of the moment: what is off does nothing in any round, and begins without a restart."""
-
-    async def story() -> None:
-        async with splitting(tmp_path, off.settings) as divided:
-            divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-            asked = Asked(divided)
-            await until(lambda: asked.times > 5)
-            assert ([], 4) == (divided.told, len(divided.ranges))
-            divided.settings = SETTINGS
-            await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.told if decision.moves})
-
-    run(story)
+    async with splitting(tmp_path, off.settings) as divided:
+        divided.messages = {1: 60.0, QUARTER // 2: 60.0}
+        asked = Asked(divided)
+        await until(lambda: asked.times > 5)
+        assert ([], 4) == (divided.told, len(divided.ranges))
+        divided.settings = SETTINGS
+        await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.told if decision.moves})
 
 
 class Asked:
@@ -282,19 +258,15 @@ def test_a_bundle_that_cannot_be_cut_is_told_and_left_alone(tmp_path: Path, capl
         run(story)
 
 
-def test_a_broker_that_drains_divides_nothing(tmp_path: Path) -> None:
+async def test_a_broker_that_drains_divides_nothing(tmp_path: Path) -> None:
     """What it has goes away as it is: a split would be one more thing to move."""
-
-    async def story() -> None:
-        async with splitting(tmp_path, SPLITS_ONLY) as divided:
-            divided.cluster.brokers[0].worker.drain()
-            await until(lambda: divided.cluster.view.live_brokers()[0].status == "draining")
-            divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-            asked = Asked(divided)
-            await until(lambda: asked.times > 5)
-            assert ([], 4) == (divided.told, len(divided.ranges))
-
-    run(story)
+    async with splitting(tmp_path, SPLITS_ONLY) as divided:
+        divided.cluster.brokers[0].worker.drain()
+        await until(lambda: divided.cluster.view.live_brokers()[0].status == "draining")
+        divided.messages = {1: 60.0, QUARTER // 2: 60.0}
+        asked = Asked(divided)
+        await until(lambda: asked.times > 5)
+        assert ([], 4) == (divided.told, len(divided.ranges))
 
 
 @pytest.mark.parametrize("problem", [KeyError("no such bundle"), ValueError("not yet")], ids=lambda problem: type(problem).__name__)

@@ -60,7 +60,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "equipoise.brokers.server.starting"]
 
 
-def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
     """It is alive and not ready, with the reason; and ready, at the same port, once the log is there."""
     made = config(tmp_path)
 
@@ -68,70 +68,55 @@ def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening
         async with session.get(f"{made.http_url}{path}") as answer:
             return answer.status, await answer.json()
 
-    async def story() -> None:
-        broker = Broker(made, {})
-        entering = asyncio.ensure_future(broker.__aenter__())
-        async with aiohttp.ClientSession() as session:
-            await until(lambda: opening.asked > 3)
-            status, health = await said(session, "/health")
-            loss = health["channel_loss"]
-            assert isinstance(loss, dict)
-            assert (200, "ok", str(AWAY), []) == (status, health["status"], loss["problem"], loss["serving_on"])
-            status, ready = await said(session, "/ready")
-            assert (503, "not ready", [f"it waits for the log: {AWAY}"]) == (status, ready["status"], ready["problems"])
-            status, refused = await said(session, "/admin/v2/brokers")
-            assert (503, "NotReady") == (status, refused["error"])
-            opening.error = None
-            worker = await entering
-            await worker.ready(timeout_ms=PATIENCE_MS)
-            assert (200, "ready") == ((await said(session, "/ready"))[0], (await said(session, "/ready"))[1]["status"])
-        await broker.__aexit__(None, None, None)
-
-    run(story)
+    broker = Broker(made, {})
+    entering = asyncio.ensure_future(broker.__aenter__())
+    async with aiohttp.ClientSession() as session:
+        await until(lambda: opening.asked > 3)
+        status, health = await said(session, "/health")
+        loss = health["channel_loss"]
+        assert isinstance(loss, dict)
+        assert (200, "ok", str(AWAY), []) == (status, health["status"], loss["problem"], loss["serving_on"])
+        status, ready = await said(session, "/ready")
+        assert (503, "not ready", [f"it waits for the log: {AWAY}"]) == (status, ready["status"], ready["problems"])
+        status, refused = await said(session, "/admin/v2/brokers")
+        assert (503, "NotReady") == (status, refused["error"])
+        opening.error = None
+        worker = await entering
+        await worker.ready(timeout_ms=PATIENCE_MS)
+        assert (200, "ready") == ((await said(session, "/ready"))[0], (await said(session, "/ready"))[1]["status"])
+    await broker.__aexit__(None, None, None)
     (line,) = lines(caplog)
     assert (f"waiting for the log: {AWAY}", made.id) == (line.message, line.__dict__["broker"])
 
 
 @pytest.mark.parametrize(("wait_ms", "asked_min"), [(0, 1), (50, 2)])
-def test_the_wait_has_a_bound(tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int) -> None:
+async def test_the_wait_has_a_bound(tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int) -> None:
     """After `log_wait_ms` the start fails with what the log said, and lets go of all it had."""
-
-    async def story() -> None:
-        with pytest.raises(LogUnavailable, match="nobody answers"):
-            async with Broker(config(tmp_path, log_wait_ms=wait_ms), {}):
-                pass
-
-    run(story)
+    with pytest.raises(LogUnavailable, match="nobody answers"):
+        async with Broker(config(tmp_path, log_wait_ms=wait_ms), {}):
+            pass
     assert opening.asked >= asked_min
     DataDirectory(tmp_path).close()
 
 
-def test_what_is_wrong_with_the_log_is_not_waited_for(tmp_path: Path, opening: Opening) -> None:
+async def test_what_is_wrong_with_the_log_is_not_waited_for(tmp_path: Path, opening: Opening) -> None:
     """Somebody has to act, and had better know at once."""
     opening.error = LogAccessDenied(log="memory:away", problem="no such user")
-
-    async def story() -> None:
-        with pytest.raises(LogAccessDenied):
-            async with Broker(config(tmp_path), {}):
-                pass
-
-    run(story)
+    with pytest.raises(LogAccessDenied):
+        async with Broker(config(tmp_path), {}):
+            pass
     assert 1 == opening.asked
 
 
-def test_who_is_told_to_stop_does_not_try_again(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_is_told_to_stop_does_not_try_again(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     """A try may take as long as Kafka takes to answer: none is begun that nobody wants."""
     monkeypatch.setattr(starting, "_TRY_AGAIN_MS", PATIENCE_MS)
-
-    async def story() -> None:
-        stopping = asyncio.Event()
-        entering = asyncio.ensure_future(Broker(config(tmp_path), {}, stopping=stopping).__aenter__())
-        await until(lambda: opening.asked == 1)
-        stopping.set()
-        with pytest.raises(LogUnavailable):
-            await entering
-
-    run(story)
+    stopping = asyncio.Event()
+    entering = asyncio.ensure_future(Broker(config(tmp_path), {}, stopping=stopping).__aenter__())
+    await until(lambda: opening.asked == 1)
+    stopping.set()
+    with pytest.raises(LogUnavailable):
+        await entering
     assert 1 == opening.asked
 
 

@@ -59,77 +59,65 @@ class Followed:
         self.log.read_error = None
 
 
-def test_the_view_after_a_resync_is_that_of_who_has_read_everything() -> None:
+async def test_the_view_after_a_resync_is_that_of_who_has_read_everything() -> None:
     """Who waits for an offset in the gap is told, records after the resync are folded, and the digests agree."""
-
-    async def story() -> None:
-        followed = Followed()
-        async with followed.view as view:
-            await view.ready(soon())
-            waiting = asyncio.ensure_future(view.reached(followed.channel.view.offset + 1, soon()))
-            await followed.cut_off()
-            await waiting
-            assert {"value": 7} == view.view.policies["limit"].document
-            followed.set_policy(8)
-            await view.reached(followed.channel.view.offset, soon())
-            assert followed.channel.view.digest() == view.view.digest()
-            assert view.failure is None
-
-    asyncio.run(story())
+    followed = Followed()
+    async with followed.view as view:
+        await view.ready(soon())
+        waiting = asyncio.ensure_future(view.reached(followed.channel.view.offset + 1, soon()))
+        await followed.cut_off()
+        await waiting
+        assert {"value": 7} == view.view.policies["limit"].document
+        followed.set_policy(8)
+        await view.reached(followed.channel.view.offset, soon())
+        assert followed.channel.view.digest() == view.view.digest()
+        assert view.failure is None
 
 
-def test_listeners_are_told_of_the_resync_instead_of_its_records() -> None:
+async def test_listeners_are_told_of_the_resync_instead_of_its_records() -> None:
     """A listener gets what it has come to in one piece, with the view already standing there, and then records again."""
+    followed = Followed()
+    told: list[Resync | int] = []
+    async with followed.view as view:
+        await view.ready(soon())
 
-    async def story() -> None:
-        followed = Followed()
-        told: list[Resync | int] = []
-        async with followed.view as view:
-            await view.ready(soon())
+        def resynced(resync: Resync) -> None:
+            assert view.view.offset == resync.offset
+            told.append(resync)
 
-            def resynced(resync: Resync) -> None:
-                assert view.view.offset == resync.offset
-                told.append(resync)
-
-            view.listen(lambda folded: told.append(folded.offset), resynced=resynced)
-            view.listen(lambda _folded: None)
-            before = view.view.offset
-            await followed.cut_off()
-            followed.set_policy(8)
-            await view.reached(followed.channel.view.offset, soon())
-        resync, offset = told
-        assert isinstance(resync, Resync)
-        assert (before, before + 1, before + 2) == (resync.before, resync.offset, offset)
-        assert ["limit"] == [change.name for change in resync.changes if isinstance(change, PolicyChanged)]
-
-    asyncio.run(story())
+        view.listen(lambda folded: told.append(folded.offset), resynced=resynced)
+        view.listen(lambda _folded: None)
+        before = view.view.offset
+        await followed.cut_off()
+        followed.set_policy(8)
+        await view.reached(followed.channel.view.offset, soon())
+    resync, offset = told
+    assert isinstance(resync, Resync)
+    assert (before, before + 1, before + 2) == (resync.before, resync.offset, offset)
+    assert ["limit"] == [change.name for change in resync.changes if isinstance(change, PolicyChanged)]
 
 
 @pytest.mark.parametrize("is_in_doubt", [False, True], ids=["appended", "in doubt"])
-def test_a_proposal_whose_record_lies_in_the_gap_ends_unknown(is_in_doubt: bool) -> None:
+async def test_a_proposal_whose_record_lies_in_the_gap_ends_unknown(is_in_doubt: bool) -> None:
     """Nobody can read its verdict any more: the proposer is told so, and does not wait for its deadline."""
-
-    async def story() -> None:
-        followed = Followed()
-        log = followed.log
-        async with followed.view as view:
-            await view.ready(soon())
-            away = LogUnavailable(log=log.name, problem="it is away", in_doubt=is_in_doubt)
-            log.read_error = away
-            if is_in_doubt:
-                log.append_error = away
-            record = propose.set_policy(view.author(OPS), view.view, name="mine", document={})
-            proposing = asyncio.ensure_future(view.append(record, soon()))
-            async with asyncio.timeout(30):
-                while not log.batches:  # noqa: ASYNC110 - the thread tells nobody
-                    await asyncio.sleep(0.001)
-            followed.channel.put(record)
-            await followed.cut_off()
-            with pytest.raises(OutcomeUnknown, match="mine"):
-                await proposing
-            assert "mine" in view.view.policies
-
-    asyncio.run(story())
+    followed = Followed()
+    log = followed.log
+    async with followed.view as view:
+        await view.ready(soon())
+        away = LogUnavailable(log=log.name, problem="it is away", in_doubt=is_in_doubt)
+        log.read_error = away
+        if is_in_doubt:
+            log.append_error = away
+        record = propose.set_policy(view.author(OPS), view.view, name="mine", document={})
+        proposing = asyncio.ensure_future(view.append(record, soon()))
+        async with asyncio.timeout(30):
+            while not log.batches:  # noqa: ASYNC110 - the thread tells nobody
+                await asyncio.sleep(0.001)
+        followed.channel.put(record)
+        await followed.cut_off()
+        with pytest.raises(OutcomeUnknown, match="mine"):
+            await proposing
+        assert "mine" in view.view.policies
 
 
 def test_a_proposal_after_the_resync_gets_its_verdict() -> None:
@@ -147,18 +135,14 @@ def test_a_proposal_after_the_resync_gets_its_verdict() -> None:
     assert asyncio.run(story()).verdict.accepted
 
 
-def test_a_view_begins_with_the_snapshot() -> None:
+async def test_a_view_begins_with_the_snapshot() -> None:
     """Of a log that has a snapshot nothing below its horizon is read, even if it is all there; and no listener hears of a resync."""
-
-    async def story() -> None:
-        followed = Followed()
-        compact(followed.writer, below=1)
-        told: list[Resync | int] = []
-        followed.view.listen(lambda folded: told.append(folded.offset), resynced=told.append)
-        followed.set_policy(7)
-        async with followed.view as view:
-            await view.ready(soon())
-            assert followed.channel.view.digest() == view.view.digest()
-        assert [followed.channel.view.offset] == told
-
-    asyncio.run(story())
+    followed = Followed()
+    compact(followed.writer, below=1)
+    told: list[Resync | int] = []
+    followed.view.listen(lambda folded: told.append(folded.offset), resynced=told.append)
+    followed.set_policy(7)
+    async with followed.view as view:
+        await view.ready(soon())
+        assert followed.channel.view.digest() == view.view.digest()
+    assert [followed.channel.view.offset] == told

@@ -20,56 +20,44 @@ def offset_of(view: View) -> int | None:
     return view.offset if view.offset >= 0 else None
 
 
-def test_who_waits_is_woken_by_a_change() -> None:
+async def test_who_waits_is_woken_by_a_change() -> None:
     """A condition that comes true is noticed when a change is told of, and its result returned."""
-
-    async def story() -> None:
-        view = View()
-        waiting = Waiting(lambda: view, broker="b")
-        waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
-        await asyncio.sleep(0)
-        view.offset = 7
-        waiting.changed()
-        assert 7 == await waiter
-        assert 7 == await waiting.until(offset_of, timeout_ms=0, what="something")
-
-    asyncio.run(story())
+    view = View()
+    waiting = Waiting(lambda: view, broker="b")
+    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+    await asyncio.sleep(0)
+    view.offset = 7
+    waiting.changed()
+    assert 7 == await waiter
+    assert 7 == await waiting.until(offset_of, timeout_ms=0, what="something")
 
 
-def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
+async def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
     """Who waits too long is told what for, and who waits at a broker that ends, by what it ended."""
-
-    async def story() -> None:
-        waiting = Waiting(View, broker="b")
-        with pytest.raises(DeadlineExceeded, match="something did not happen"):
-            await waiting.until(offset_of, timeout_ms=1, what="something")
-        waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
-        await asyncio.sleep(0)
-        waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
-        for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
-            with pytest.raises(WorkerEnded, match="has left"):
-                await late
-
-    asyncio.run(story())
+    waiting = Waiting(View, broker="b")
+    with pytest.raises(DeadlineExceeded, match="something did not happen"):
+        await waiting.until(offset_of, timeout_ms=1, what="something")
+    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+    await asyncio.sleep(0)
+    waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
+    for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
+        with pytest.raises(WorkerEnded, match="has left"):
+            await late
 
 
-def test_one_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of those who wait has an end; who leaves it makes room, and what is true already needs no place in it."""
     monkeypatch.setattr(module, "WAITERS_MAX", 2)
-
-    async def story() -> None:
-        view = View()
-        waiting = Waiting(lambda: view, broker="b")
-        waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="those who wait at broker b is full: it holds 2"):
-            await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
-        assert 1 == await waiting.until(lambda _: 1, timeout_ms=LONG_MS, what="it")
-        waiters[0].cancel()
-        await asyncio.wait([waiters[0]])
-        with pytest.raises(DeadlineExceeded):
-            await waiting.until(offset_of, timeout_ms=1, what="it")
-        waiters[1].cancel()
-        await asyncio.wait([waiters[1]])
-
-    asyncio.run(story())
+    view = View()
+    waiting = Waiting(lambda: view, broker="b")
+    waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="those who wait at broker b is full: it holds 2"):
+        await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
+    assert 1 == await waiting.until(lambda _: 1, timeout_ms=LONG_MS, what="it")
+    waiters[0].cancel()
+    await asyncio.wait([waiters[0]])
+    with pytest.raises(DeadlineExceeded):
+        await waiting.until(offset_of, timeout_ms=1, what="it")
+    waiters[1].cancel()
+    await asyncio.wait([waiters[1]])

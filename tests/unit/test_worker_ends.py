@@ -175,7 +175,7 @@ def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: p
     assert ("a", True) == (death.__dict__["key"], death.__dict__["offset"] > 0)
 
 
-def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that opens a log cannot be stopped: the handle is closed when it comes, and the directory is free at once."""
     may_open = threading.Event()
     log = TroubledLog(name="memory:troubled")
@@ -184,19 +184,16 @@ def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_path: 
         assert may_open.wait(PATIENCE_MS / 1_000)
         return log
 
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        monkeypatch.setattr(workers, "open_log", slowly)
-        starting = asyncio.ensure_future(bench.worker.start())
-        await asyncio.sleep(0.01)
-        starting.cancel()
-        await asyncio.wait([starting])
-        DataDirectory(tmp_path).close()
-        assert not log.closed.is_set()
-        may_open.set()
-        assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
-
-    asyncio.run(story())
+    bench = Bench(tmp_path)
+    monkeypatch.setattr(workers, "open_log", slowly)
+    starting = asyncio.ensure_future(bench.worker.start())
+    await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.wait([starting])
+    DataDirectory(tmp_path).close()
+    assert not log.closed.is_set()
+    may_open.set()
+    assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
 
 
 def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None:

@@ -14,29 +14,25 @@ from tests.folding import NAMESPACE, channel_with
 numbers = itertools.count()
 
 
-def test_a_client_begins_with_the_snapshot_and_is_told_of_changes() -> None:
+async def test_a_client_begins_with_the_snapshot_and_is_told_of_changes() -> None:
     """Of a log that was cut off a client knows who owns what, and learns of what changes after that."""
-
-    async def story() -> None:
-        channel = channel_with("a", bundles=1)
-        channel.own("a")
-        writer = MemoryLog(name=f"memory:log-source-{next(numbers)}")
-        writer.append([data for _, data in channel.entries], timeout_ms=0)
-        compact(writer)
-        changed = asyncio.Event()
-        source = LogSource(writer.name, changed=changed.set)
-        await source.start(timeout_ms=30_000)
-        found = source.find(NAMESPACE, 0)
-        assert found is not None
-        assert channel.bundle().token == found.token
-        assert found.peer is not None
-        channel.accept(propose.unload(channel.admin(), channel.bundle()))
-        writer.append([channel.entries[-1][1]], timeout_ms=0)
-        async with asyncio.timeout(30):
-            await changed.wait()
-        unloaded = source.find(NAMESPACE, 0)
-        assert unloaded is not None
-        assert channel.bundle().phase == "unloading"
-        await source.stop()
-
-    asyncio.run(story())
+    channel = channel_with("a", bundles=1)
+    channel.own("a")
+    writer = MemoryLog(name=f"memory:log-source-{next(numbers)}")
+    writer.append([data for _, data in channel.entries], timeout_ms=0)
+    compact(writer)
+    changed = asyncio.Event()
+    source = LogSource(writer.name, changed=changed.set)
+    await source.start(timeout_ms=30_000)
+    found = source.find(NAMESPACE, 0)
+    assert found is not None
+    assert channel.bundle().token == found.token
+    assert found.peer is not None
+    channel.accept(propose.unload(channel.admin(), channel.bundle()))
+    writer.append([channel.entries[-1][1]], timeout_ms=0)
+    async with asyncio.timeout(30):
+        await changed.wait()
+    unloaded = source.find(NAMESPACE, 0)
+    assert unloaded is not None
+    assert channel.bundle().phase == "unloading"
+    await source.stop()

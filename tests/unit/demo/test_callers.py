@@ -95,29 +95,21 @@ def test_redirects_in_a_circle_are_not_followed_for_ever(monkeypatch: pytest.Mon
     assert 2 <= len(pauses) <= 4
 
 
-def test_a_caller_stays_with_the_owner_that_it_found() -> None:
+async def test_a_caller_stays_with_the_owner_that_it_found() -> None:
     """The next call goes straight to whoever acknowledged the last."""
     script = Script(answers=[redirect(B), DONE, DONE])
     caller = Caller(client=cast("Client", script), name="c", key="t/n/k", random=Random(0), owner=A)
-
-    async def twice() -> None:
-        await caller.increment()
-        await caller.increment()
-
-    asyncio.run(twice())
+    await caller.increment()
+    await caller.increment()
     assert [A, B, B] == script.targets
 
 
-def test_a_stubborn_caller_asks_former_owners_too() -> None:
+async def test_a_stubborn_caller_asks_former_owners_too() -> None:
     """It goes to every owner that it ever heard of, follows nothing, and repeats nothing."""
     script = Script(answers=[redirect(B), DONE, *[redirect(C)] * 60], brokers=(A,))
     caller = StubbornCaller(client=cast("Client", script), name="s", key="t/n/k", random=Random(0))
-
-    async def often() -> None:
-        for _ in range(62):
-            await caller.increment()
-
-    asyncio.run(often())
+    for _ in range(62):
+        await caller.increment()
     assert 62 == script.requests
     assert [A, B] == script.targets[:2]
     assert {B, C} == set(script.targets[3:])

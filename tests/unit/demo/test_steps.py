@@ -31,7 +31,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.plan import Move
 from tests.unit.demo.test_figures import bundle, summary
-from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster, run, until
+from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -134,77 +134,61 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator, "plan", plan)
 
 
-def test_uneven_brokers_become_even(tmp_path: Path) -> None:
+async def test_uneven_brokers_become_even(tmp_path: Path) -> None:
     """The step shows the plan, the deviation before and after, and a reason, and restores the settings."""
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            setup.uses(0.1, 0.9)
-            move = Move(bundle="x", source="a", destination="b", reason="it is full")
-            log = open_decision_log(setup.log_url)  # What is in memory lives as long as somebody holds it.
-            log.write(Decision(at_ms=_soon_ms(), broker="a", kind="shed", strategy="TransferShedder", moves=(move,) * 5))
-            playing = asyncio.ensure_future(even_out(setup.demo))
-            await until(lambda: bool(setup.quoted))
-            assert (f"a plan for {setup.log_url}", "two moves") == tuple(setup.quoted)
-            await when(lambda: setup.settings.get("balancing.shedding") is True, lambda: setup.uses(0.5, 0.5))
-            await playing
-            said = "\n".join(setup.said)
-            assert f"moves 2 bundles to {setup.ids[1]}" in said
-            assert all(f"{broker} {used}%" in said for broker, used in zip(setup.ids, (10, 90), strict=True))
-            assert "deviation 40.0%" in said
-            assert "even 0.0 s after balancing was turned on" in said
-            assert "deviation 0.0%" in said
-            assert 1 == said.count("TransferShedder: x from a to b, because it is full; and 4 more")
-            assert "transfer.target_deviation: 0.25 (default) -> 0.06" in said
-            await until(lambda: not setup.settings)
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        setup.uses(0.1, 0.9)
+        move = Move(bundle="x", source="a", destination="b", reason="it is full")
+        log = open_decision_log(setup.log_url)  # What is in memory lives as long as somebody holds it.
+        log.write(Decision(at_ms=_soon_ms(), broker="a", kind="shed", strategy="TransferShedder", moves=(move,) * 5))
+        playing = asyncio.ensure_future(even_out(setup.demo))
+        await until(lambda: bool(setup.quoted))
+        assert (f"a plan for {setup.log_url}", "two moves") == tuple(setup.quoted)
+        await when(lambda: setup.settings.get("balancing.shedding") is True, lambda: setup.uses(0.5, 0.5))
+        await playing
+        said = "\n".join(setup.said)
+        assert f"moves 2 bundles to {setup.ids[1]}" in said
+        assert all(f"{broker} {used}%" in said for broker, used in zip(setup.ids, (10, 90), strict=True))
+        assert "deviation 40.0%" in said
+        assert "even 0.0 s after balancing was turned on" in said
+        assert "deviation 0.0%" in said
+        assert 1 == said.count("TransferShedder: x from a to b, because it is full; and 4 more")
+        assert "transfer.target_deviation: 0.25 (default) -> 0.06" in said
+        await until(lambda: not setup.settings)
 
 
-def test_a_busy_machine_ends_no_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_busy_machine_ends_no_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the brokers do not become even in time, the step says so and ends."""
     monkeypatch.setattr(steps, "_EVEN_MS", 50)
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            setup.uses(0.1, 0.9)
-            await even_out(setup.demo)
-            assert any(line.startswith("not even yet") and "deviation 40.0%" in line for line in setup.said)
-            await until(lambda: not setup.settings)
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        setup.uses(0.1, 0.9)
+        await even_out(setup.demo)
+        assert any(line.startswith("not even yet") and "deviation 40.0%" in line for line in setup.said)
+        await until(lambda: not setup.settings)
 
 
-def test_a_hot_bundle_is_split_and_cold_neighbours_are_merged(tmp_path: Path) -> None:
+async def test_a_hot_bundle_is_split_and_cold_neighbours_are_merged(tmp_path: Path) -> None:
     """The step sets the limit below the load of the busiest bundle, and restores it after a split and a merge."""
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            hot = setup.cluster.bundles(COUNTERS)[0]
-            setup.reports = [summary(setup.cluster.owner_of(hot).id, 0.1, bundle(hot, 100.0))]
-            playing = asyncio.ensure_future(split_hot_bundles(setup.demo))
-            await until(lambda: setup.settings.get("limits.messages_per_second_max") == "60")
-            assert (True, True) == (setup.settings["balancing.merging"], not playing.done())
-            setup.done[MoveKind.SPLIT] += 1
-            setup.done[MoveKind.MERGE] += 1
-            await playing
-            assert f"{hot} carries 100 calls or messages/s; the limit of a bundle is now lower" == setup.said[0]
-            assert not [line for line in setup.said if "yet" in line]
-            await until(lambda: not setup.settings)
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        hot = setup.cluster.bundles(COUNTERS)[0]
+        setup.reports = [summary(setup.cluster.owner_of(hot).id, 0.1, bundle(hot, 100.0))]
+        playing = asyncio.ensure_future(split_hot_bundles(setup.demo))
+        await until(lambda: setup.settings.get("limits.messages_per_second_max") == "60")
+        assert (True, True) == (setup.settings["balancing.merging"], not playing.done())
+        setup.done[MoveKind.SPLIT] += 1
+        setup.done[MoveKind.MERGE] += 1
+        await playing
+        assert f"{hot} carries 100 calls or messages/s; the limit of a bundle is now lower" == setup.said[0]
+        assert not [line for line in setup.said if "yet" in line]
+        await until(lambda: not setup.settings)
 
 
-def test_without_reports_nothing_is_set(tmp_path: Path) -> None:
+async def test_without_reports_nothing_is_set(tmp_path: Path) -> None:
     """The step says why no bundle can be split."""
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            await split_hot_bundles(setup.demo)
-            assert ["no broker reports the load of its bundles, so the balancer cannot split any"] == setup.said
-            await until(lambda: not setup.settings)
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        await split_hot_bundles(setup.demo)
+        assert ["no broker reports the load of its bundles, so the balancer cannot split any"] == setup.said
+        await until(lambda: not setup.settings)
 
 
 @dataclass(kw_only=True)
@@ -226,51 +210,39 @@ class Workers:
 
 
 @pytest.mark.parametrize("report_at_ms", [0, 1_000], ids=["silent", "back"])
-def test_killed_load_workers_come_back(report_at_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_load_workers_come_back(report_at_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step counts the moves meanwhile, and waits for a newer report."""
     monkeypatch.setattr("compose.demo._UNKNOWN_S", 0.01)
     monkeypatch.setattr("compose.demo._WORKERS_BACK_MS", 50)
+    async with set_up(tmp_path) as setup:
+        setup.uses(0.4, 0.4)
 
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            setup.uses(0.4, 0.4)
+        def report() -> None:
+            setup.reports = [summary(broker, 0.4, taken_ms=report_at_ms) for broker in setup.ids]
 
-            def report() -> None:
-                setup.reports = [summary(broker, 0.4, taken_ms=report_at_ms) for broker in setup.ids]
-
-            workers, demo = Workers(back=report), setup.demo
-            demo.cluster.load_workers = cast("LocalLoadWorkers", workers)
-            await kill_load_workers(demo)
-            assert ["kill", "start"] == workers.deeds
-            assert "kill -9 of all 2 load workers" in setup.said[0]
-            assert "balancing waited for fresh reports and moved 0 bundles meanwhile; the load workers are restarted" == setup.said[2]
-            state = "are back after 0.0 s" if report_at_ms else "are NOT BACK"
-            assert setup.said[3].startswith(f"they {state}, and continue their averages: brokers use")
-
-    run(story)
+        workers, demo = Workers(back=report), setup.demo
+        demo.cluster.load_workers = cast("LocalLoadWorkers", workers)
+        await kill_load_workers(demo)
+        assert ["kill", "start"] == workers.deeds
+        assert "kill -9 of all 2 load workers" in setup.said[0]
+        assert "balancing waited for fresh reports and moved 0 bundles meanwhile; the load workers are restarted" == setup.said[2]
+        state = "are back after 0.0 s" if report_at_ms else "are NOT BACK"
+        assert setup.said[3].startswith(f"they {state}, and continue their averages: brokers use")
 
 
-def test_without_load_workers_none_is_killed(tmp_path: Path) -> None:
+async def test_without_load_workers_none_is_killed(tmp_path: Path) -> None:
     """They need an extra that may not be installed."""
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            workers, demo = Workers(back=lambda: None, pids=()), setup.demo
-            demo.cluster.load_workers = cast("LocalLoadWorkers", workers)
-            await kill_load_workers(demo)
-            assert ["no load workers run: the extra `load` is not installed"] == setup.said
-            assert [] == workers.deeds
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        workers, demo = Workers(back=lambda: None, pids=()), setup.demo
+        demo.cluster.load_workers = cast("LocalLoadWorkers", workers)
+        await kill_load_workers(demo)
+        assert ["no load workers run: the extra `load` is not installed"] == setup.said
+        assert [] == workers.deeds
 
 
-def test_changed_settings_are_shown_before_and_after(tmp_path: Path) -> None:
+async def test_changed_settings_are_shown_before_and_after(tmp_path: Path) -> None:
     """A removed setting shows its default."""
-
-    async def story() -> None:
-        async with set_up(tmp_path) as setup:
-            shown = [await asyncio.to_thread(tune, setup.log_url, {"split.hits_threshold": value}) for value in (1, 2, None)]
-            lines = ["3 (default) -> 1", "1 -> 2", "2 -> 3 (default)"]
-            assert [[f"split.hits_threshold: {line}"] for line in lines] == [list(each) for each in shown]
-
-    run(story)
+    async with set_up(tmp_path) as setup:
+        shown = [await asyncio.to_thread(tune, setup.log_url, {"split.hits_threshold": value}) for value in (1, 2, None)]
+        lines = ["3 (default) -> 1", "1 -> 2", "2 -> 3 (default)"]
+        assert [[f"split.hits_threshold: {line}"] for line in lines] == [list(each) for each in shown]

@@ -14,7 +14,7 @@ from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
 from tests.troubled_log import TroubledLog
-from tests.unit.http.cluster import PATIENCE_MS, Broker, run, started
+from tests.unit.http.cluster import PATIENCE_MS, Broker, started
 
 pytestmark = pytest.mark.integration
 
@@ -36,43 +36,34 @@ async def named(broker: Broker, text: str) -> int:
         await asyncio.sleep(0.005)
 
 
-def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose log takes no records says which file is full and what to do, before its lease ends; and no more once it takes them."""
     log = TroubledLog(name="memory:full")
     monkeypatch.setattr(workers, "open_log", lambda _url: log)
-
-    async def story() -> None:
-        async with AsyncExitStack() as parts:
-            broker = await parts.enter_async_context(started(tmp_path, log.name, {}))
-            await broker.worker.ready(timeout_ms=PATIENCE_MS)
-            assert (200, []) == await problems(broker)
-            log.append_error = LogStorageFull(log="sqlite:/data/channel.db")
-            text = (
-                "the log takes no records: the disk of the log sqlite:/data/channel.db is full and nothing was appended; free space on it"
-            )
-            assert 503 == await named(broker, text)
-            log.append_error = None
-            await broker.worker.until(
-                lambda _: broker.worker.failed_appends.problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
-            )
-            assert (200, []) == await problems(broker)
-
-    run(story)
+    async with AsyncExitStack() as parts:
+        broker = await parts.enter_async_context(started(tmp_path, log.name, {}))
+        await broker.worker.ready(timeout_ms=PATIENCE_MS)
+        assert (200, []) == await problems(broker)
+        log.append_error = LogStorageFull(log="sqlite:/data/channel.db")
+        text = "the log takes no records: the disk of the log sqlite:/data/channel.db is full and nothing was appended; free space on it"
+        assert 503 == await named(broker, text)
+        log.append_error = None
+        await broker.worker.until(
+            lambda _: broker.worker.failed_appends.problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
+        )
+        assert (200, []) == await problems(broker)
 
 
-def test_a_full_disk_of_the_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_of_the_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that cannot join because its directory takes no nonce says so, with the directory and the reason."""
 
     def refuse(directory: DataDirectory, _nonce: str) -> None:
         raise DataDirectoryUnusable(path=str(directory.path), problem="[Errno 28] No space left on device")
 
-    async def story() -> None:
-        with monkeypatch.context() as full:
-            full.setattr(DataDirectory, "write_nonce", refuse)
-            async with started(tmp_path, "memory:joins-late", {}) as broker:
-                assert 503 == await named(broker, "cannot be used: [Errno 28] No space left on device; mend that")
-                full.undo()
-                await broker.worker.ready(timeout_ms=PATIENCE_MS)
-                assert (200, []) == await problems(broker)
-
-    run(story)
+    with monkeypatch.context() as full:
+        full.setattr(DataDirectory, "write_nonce", refuse)
+        async with started(tmp_path, "memory:joins-late", {}) as broker:
+            assert 503 == await named(broker, "cannot be used: [Errno 28] No space left on device; mend that")
+            full.undo()
+            await broker.worker.ready(timeout_ms=PATIENCE_MS)
+            assert (200, []) == await problems(broker)

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.brokers.http.admin_namespaces import UNLOAD_OUTCOME
 from equipoise.brokers.operations import verbs
-from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of, run
+from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of
 
 pytestmark = pytest.mark.integration
 
@@ -25,58 +25,46 @@ def outcome_of(answer: Answer) -> Mapping[str, object]:
     return told
 
 
-def test_an_unload_says_who_owns_the_bundle_now(tmp_path: Path) -> None:
+async def test_an_unload_says_who_owns_the_bundle_now(tmp_path: Path) -> None:
     """Whoever would not open it on the way is named, with the reason, and who owns it in the end."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            owner = brokers.owner_of(bundle)
-            other = brokers.other_than(owner)
-            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-            token = brokers.view.bundles[bundle].token
-            assert {"bundle": bundle, "source": owner.id, "owner": other.id, "token": token, "problem": None} == outcome
-            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload?destinationBroker={owner.id}"))
-            assert (other.id, owner.id, None) == (outcome["source"], outcome["owner"], outcome["problem"])
-            outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
-            assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        owner = brokers.owner_of(bundle)
+        other = brokers.other_than(owner)
+        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+        token = brokers.view.bundles[bundle].token
+        assert {"bundle": bundle, "source": owner.id, "owner": other.id, "token": token, "problem": None} == outcome
+        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload?destinationBroker={owner.id}"))
+        assert (other.id, owner.id, None) == (outcome["source"], outcome["owner"], outcome["problem"])
+        outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
+        assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
 
 
 @pytest.mark.parametrize("query", ["", "?destinationBroker={}"], ids=["anywhere", "to a broker"])
-def test_a_bundle_that_comes_back_is_not_unloaded(query: str, tmp_path: Path) -> None:
+async def test_a_bundle_that_comes_back_is_not_unloaded(query: str, tmp_path: Path) -> None:
     """A destination that fails to open what it owns already gives it up: the unload is refused, with that reason and the owner."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            owner = brokers.owner_of(bundle)
-            other = brokers.other_than(owner)
-            other.service.fails.add(bundle)
-            answer = await owner.put(f"{path_of(bundle)}/unload{query.format(other.id)}")
-            assert (409, True) == (answer.status, f"{bundle} came back to {owner.id}, token " in answer.reason)
-            assert f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why" in answer.reason
-            assert owner is brokers.owner_of(bundle)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        owner = brokers.owner_of(bundle)
+        other = brokers.other_than(owner)
+        other.service.fails.add(bundle)
+        answer = await owner.put(f"{path_of(bundle)}/unload{query.format(other.id)}")
+        assert (409, True) == (answer.status, f"{bundle} came back to {owner.id}, token " in answer.reason)
+        assert f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why" in answer.reason
+        assert owner is brokers.owner_of(bundle)
 
 
-def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lone broker takes its bundle anew, since no other broker may own it; if it fails to, the bundle has no owner."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (owner,) = brokers.brokers
-            bundle = brokers.bundles()[0]
-            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-            nobody = "no other broker may own it: no other broker accepts bundles"
-            assert (owner.id, owner.id, nobody) == (outcome["source"], outcome["owner"], outcome["problem"])
-            owner.service.fails.add(bundle)
-            monkeypatch.setattr(verbs, "PLACED_MS", 600)
-            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
-            assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (outcome["owner"], outcome["problem"])
-            owner.service.fails.clear()
-            await brokers.settled()
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (owner,) = brokers.brokers
+        bundle = brokers.bundles()[0]
+        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+        nobody = "no other broker may own it: no other broker accepts bundles"
+        assert (owner.id, owner.id, nobody) == (outcome["source"], outcome["owner"], outcome["problem"])
+        owner.service.fails.add(bundle)
+        monkeypatch.setattr(verbs, "PLACED_MS", 600)
+        outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+        assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (outcome["owner"], outcome["problem"])
+        owner.service.fails.clear()
+        await brokers.settled()

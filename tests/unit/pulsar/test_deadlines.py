@@ -21,23 +21,19 @@ class Waiting:
         self.topic = SimpleNamespace(wake_at_ms=now_ms(), is_fenced=False)
 
 
-def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
     """Its failure is told, and the others are looked at all the same."""
+    looked: asyncio.Queue[str] = asyncio.Queue()
 
-    async def story() -> None:
-        looked: asyncio.Queue[str] = asyncio.Queue()
+    def look(served: Served) -> None:
+        if served.name == "bad":
+            raise RuntimeError("spoiled")
+        looked.put_nowait(served.name)
 
-        def look(served: Served) -> None:
-            if served.name == "bad":
-                raise RuntimeError("spoiled")
-            looked.put_nowait(served.name)
-
-        deadlines = Deadlines(look, now_ms=now_ms)
-        for name in ("bad", "good"):
-            deadlines.watch(cast("Served", Waiting(name)))
-        assert "good" == await asyncio.wait_for(looked.get(), 10)
-
-    asyncio.run(story())
+    deadlines = Deadlines(look, now_ms=now_ms)
+    for name in ("bad", "good"):
+        deadlines.watch(cast("Served", Waiting(name)))
+    assert "good" == await asyncio.wait_for(looked.get(), 10)
     assert ["a topic failed as its time had come"] == [record.getMessage() for record in caplog.records]
 
 
@@ -70,26 +66,22 @@ def test_topics_that_are_due_together_are_looked_at_in_several_turns() -> None:
     assert [["a", "b"], ["c", "d"], ["e"]] == [turn for turn in turns if turn]
 
 
-def test_one_topic_with_much_to_do_takes_turns_with_the_others() -> None:
+async def test_one_topic_with_much_to_do_takes_turns_with_the_others() -> None:
     """One that asks to be looked at again at once is looked at behind those that are due already."""
     looked = list[str]()
+    done = asyncio.Event()
 
-    async def story() -> None:
-        done = asyncio.Event()
+    def look(served: Served) -> None:
+        looked.append(served.name)
+        if served.name == "much" and looked.count("much") < 3:
+            deadlines.watch(served)
+        elif served.name == "much":
+            done.set()
 
-        def look(served: Served) -> None:
-            looked.append(served.name)
-            if served.name == "much" and looked.count("much") < 3:
-                deadlines.watch(served)
-            elif served.name == "much":
-                done.set()
-
-        deadlines = Deadlines(look, now_ms=now_ms)
-        for name in ("much", "little"):
-            topic = Waiting(name)
-            topic.topic.wake_at_ms = 0
-            deadlines.watch(cast("Served", topic))
-        await asyncio.wait_for(done.wait(), 10)
-
-    asyncio.run(story())
+    deadlines = Deadlines(look, now_ms=now_ms)
+    for name in ("much", "little"):
+        topic = Waiting(name)
+        topic.topic.wake_at_ms = 0
+        deadlines.watch(cast("Served", topic))
+    await asyncio.wait_for(done.wait(), 10)
     assert ["much", "little", "much", "much"] == looked

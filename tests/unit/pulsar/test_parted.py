@@ -7,7 +7,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle
-from tests.unit.http.cluster import run, until
+from tests.unit.http.cluster import until
 
 STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}
 ROW_BYTES = 512 + size_of(STATES)
@@ -31,86 +31,66 @@ class Kept:
         return "".join(bundle for bundle in "abcdef" if self.parted.get(bundle) is not None)
 
 
-def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
+async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
-
-    async def story() -> None:
-        kept = Kept(kept_ms=30)
-        first, second = left("a"), left("b", place=1)
-        kept.parted.keep(first)
-        kept.parted.keep(second)
-        kept.parted.forget(left("never there", place=7).bundle)
-        kept.parted.fetched(first)
-        assert [first, first, None] == [kept.parted.get(bundle) for bundle in ("a", "a", "c")]
-        await until(lambda: not kept.names())
-        assert ["b"] == kept.lost
-
-    run(story)
+    kept = Kept(kept_ms=30)
+    first, second = left("a"), left("b", place=1)
+    kept.parted.keep(first)
+    kept.parted.keep(second)
+    kept.parted.forget(left("never there", place=7).bundle)
+    kept.parted.fetched(first)
+    assert [first, first, None] == [kept.parted.get(bundle) for bundle in ("a", "a", "c")]
+    await until(lambda: not kept.names())
+    assert ["b"] == kept.lost
 
 
-def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
+async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     """Behind them, and those that nobody waits for, go the oldest, which is told: what was receipted is lost with them."""
-
-    async def story() -> None:
-        kept = Kept(rows_max=3)
-        rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
-        for name in "abc":
-            kept.parted.keep(rows[name])
-        kept.parted.fetched(rows["b"])
-        kept.parted.keep(rows["d"])
-        assert ("ad", []) == (kept.names(), kept.lost)
-        kept.parted.keep(rows["e"])
-        assert ("ade", []) == (kept.names(), kept.lost)
-        kept.parted.keep(rows["f"])
-        assert ("def", ["a"]) == (kept.names(), kept.lost)
-        kept.parted.keep(left("d", place=3))
-        assert ("def", ["a"]) == (kept.names(), kept.lost)
-
-    run(story)
+    kept = Kept(rows_max=3)
+    rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
+    for name in "abc":
+        kept.parted.keep(rows[name])
+    kept.parted.fetched(rows["b"])
+    kept.parted.keep(rows["d"])
+    assert ("ad", []) == (kept.names(), kept.lost)
+    kept.parted.keep(rows["e"])
+    assert ("ade", []) == (kept.names(), kept.lost)
+    kept.parted.keep(rows["f"])
+    assert ("def", ["a"]) == (kept.names(), kept.lost)
+    kept.parted.keep(left("d", place=3))
+    assert ("def", ["a"]) == (kept.names(), kept.lost)
 
 
-def test_it_is_known_what_is_still_to_be_fetched() -> None:
+async def test_it_is_known_what_is_still_to_be_fetched() -> None:
     """A fetch of what an earlier ownership left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
-
-    async def story() -> None:
-        parted = Kept().parted
-        former, current = left("a"), left("a", token=2)
-        for each in (former, current, left("b", place=1, is_awaited=False)):
-            parted.keep(each)
-        parted.fetched(former)
-        assert 1 == parted.awaited
-        assert not await parted.next_fetch(timeout_ms=1)
-        parted.fetched(current)
-        assert 0 == parted.awaited
-
-    run(story)
+    parted = Kept().parted
+    former, current = left("a"), left("a", token=2)
+    for each in (former, current, left("b", place=1, is_awaited=False)):
+        parted.keep(each)
+    parted.fetched(former)
+    assert 1 == parted.awaited
+    assert not await parted.next_fetch(timeout_ms=1)
+    parted.fetched(current)
+    assert 0 == parted.awaited
 
 
-def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
+async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     """With one that somebody else wrote meanwhile it would be delivered twice."""
-
-    async def story() -> None:
-        parted = Kept().parted
-        parted.keep(left("a", handover=b"mine"))
-        assert [STATES, None] == [parted.belonging_to("a", handover) for handover in (b"mine", b"another's")]
-        assert parted.belonging_to("b", b"mine") is None
-
-    run(story)
+    parted = Kept().parted
+    parted.keep(left("a", handover=b"mine"))
+    assert [STATES, None] == [parted.belonging_to("a", handover) for handover in (b"mine", b"another's")]
+    assert parted.belonging_to("b", b"mine") is None
 
 
-def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
+async def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
     """A union goes on under the greater of two tokens, and under any other there was another owner; what is taken up is forgotten."""
-
-    async def story() -> None:
-        parted = Kept().parted
-        lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
-        for each in (lower, upper, other):
-            parted.keep(each)
-        union = Bundle(name="union", namespace="n", low=0, high=20)
-        assert [[], [lower, upper], []] == [[*parted.of_ownership(union, token)] for token in (8, 7, 9)]
-        assert () == parted.of_ownership(Bundle(name="union", namespace="m", low=0, high=20), 7)
-        parted.forget(union)
-        assert () == parted.of_ownership(union, 7)
-        assert (other,) == tuple(parted.of_ownership(other.bundle, 8))
-
-    run(story)
+    parted = Kept().parted
+    lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
+    for each in (lower, upper, other):
+        parted.keep(each)
+    union = Bundle(name="union", namespace="n", low=0, high=20)
+    assert [[], [lower, upper], []] == [[*parted.of_ownership(union, token)] for token in (8, 7, 9)]
+    assert () == parted.of_ownership(Bundle(name="union", namespace="m", low=0, high=20), 7)
+    parted.forget(union)
+    assert () == parted.of_ownership(union, 7)
+    assert (other,) == tuple(parted.of_ownership(other.bundle, 8))
