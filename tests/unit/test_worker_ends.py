@@ -27,10 +27,9 @@ BUNDLES = 4
 LOST = LogReplaced(log="memory:troubled", path="troubled")
 
 
-def test_a_failure_closes_all_that_is_open(benches: Benches, tmp_path: Path) -> None:
+async def test_a_failure_closes_all_that_is_open(benches: Benches, tmp_path: Path) -> None:
     """A service hears of the end of a broker whose log is lost, by itself, with time to settle; and that view is not kept."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         names = sorted(bench.service.open_now)
         bench.log.read_error = LOST
@@ -42,16 +41,15 @@ def test_a_failure_closes_all_that_is_open(benches: Benches, tmp_path: Path) -> 
                 await asyncio.sleep(0.001)
         assert [(name, None, True) for name in names] == sorted(bench.service.closed)
 
-    benches.run(story)
     assert not (tmp_path / "snapshot").exists()
     DataDirectory(tmp_path).close()
 
 
-def test_a_service_that_hangs_in_its_last_closing_is_not_waited_for_long(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_that_hangs_in_its_last_closing_is_not_waited_for_long(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a broker has a bound of its own, whatever its service does."""
     monkeypatch.setattr(workers, "_LAST_CLOSE_MS", 10)
 
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         bench.service.may_close.clear()
         bench.log.read_error = LOST
@@ -60,49 +58,41 @@ def test_a_service_that_hangs_in_its_last_closing_is_not_waited_for_long(benches
         await bench.worker.stop()
         assert BUNDLES == len(bench.service.closed)
 
-    benches.run(story)
 
-
-def test_an_abort_tells_nobody(benches: Benches, tmp_path: Path) -> None:
+async def test_an_abort_tells_nobody(benches: Benches, tmp_path: Path) -> None:
     """An abort is what a death is: no closing, no `left`, no snapshot; but the directory is free for a successor."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.abort()
         assert ([], BUNDLES) == (bench.service.closed, len(bench.service.open_now))
         assert "up" == bench.worker.view.brokers["a"].status
 
-    benches.run(story)
     assert not (tmp_path / "snapshot").exists()
     DataDirectory(tmp_path).close()
 
 
-def test_a_stop_leaves_and_keeps_a_snapshot(benches: Benches, tmp_path: Path) -> None:
+async def test_a_stop_leaves_and_keeps_a_snapshot(benches: Benches, tmp_path: Path) -> None:
     """A graceful stop closes each bundle once, is read to have left, and the next start has a snapshot to begin with."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.stop()
         assert (BUNDLES, "left") == (len(bench.service.closed), bench.worker.view.brokers["a"].status)
 
-    benches.run(story)
     assert (tmp_path / "snapshot").exists()
 
 
-def test_a_stop_without_a_log_is_over_in_its_time(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_without_a_log_is_over_in_its_time(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that cannot say that it leaves closes all, and goes without."""
     monkeypatch.setattr(workers, "_LAST_WORDS_MS", 200)
 
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         bench.log.append_error = bench.away
         await bench.worker.stop()
         assert (BUNDLES, "up") == (len(bench.service.closed), bench.worker.view.brokers["a"].status)
 
-    benches.run(story)
 
-
-def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk hangs the loop goes on, and no `joined` is sent; once the nonce is written the broker joins with it."""
     disk = threading.Event()
     write_nonce = DataDirectory.write_nonce
@@ -115,7 +105,7 @@ def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Benches, mo
 
     monkeypatch.setattr(DataDirectory, "write_nonce", slow)
 
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.until(lambda: bench.worker.view.genesis is not None)
         for _ in range(20):
             await asyncio.sleep(0.001)
@@ -124,10 +114,8 @@ def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Benches, mo
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         assert bench.worker.view.brokers["a"].joined.nonce in written
 
-    benches.run(story)
 
-
-def test_a_disk_that_refuses_keeps_a_broker_from_joining(
+async def test_a_disk_that_refuses_keeps_a_broker_from_joining(
     benches: Benches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A nonce that cannot be written raises an alarm and is tried anew; nothing is sent without it."""
@@ -142,7 +130,7 @@ def test_a_disk_that_refuses_keeps_a_broker_from_joining(
 
     monkeypatch.setattr(DataDirectory, "write_nonce", refuse)
 
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         async with asyncio.timeout(PATIENCE_MS / 1_000):
             while not _alarms(caplog, "data_directory"):  # noqa: ASYNC110 - what is logged has no event
                 await asyncio.sleep(0.001)
@@ -150,13 +138,11 @@ def test_a_disk_that_refuses_keeps_a_broker_from_joining(
         full.clear()
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
 
-    benches.run(story)
 
-
-def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
     """Which record, of which key, and where: as fields, for machines, not in prose only."""
-
-    async def story(bench: Bench) -> None:
+    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.failures")
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         bench.log.append_error = LogStorageFull(log="memory:troubled")
         with pytest.raises(LogStorageFull):
@@ -166,8 +152,6 @@ def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: p
         bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
         await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
 
-    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.failures"):
-        benches.run(story)
     (failed,) = (record.__dict__ for record in caplog.records if record.message.startswith("append failed"))
     assert ("a", "namespace", "t/other") == (failed["broker"], failed["kind"], failed["key"])
     assert "appends succeed again" in caplog.messages
@@ -208,31 +192,27 @@ def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None
     assert "evidence" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_broker_tells_of_its_openings_and_closings(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_tells_of_its_openings_and_closings(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
     """Each bundle has a line when it is opened, and one when it is closed."""
-
-    async def story(bench: Bench) -> None:
+    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines")
+    async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.stop()
 
-    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines"):
-        benches.run(story)
     lines = [record.message for record in caplog.records if record.name == "equipoise.brokers.runtime.bundle_lines"]
     assert [BUNDLES, BUNDLES] == [lines.count("opened"), lines.count("closed")]
 
 
-def test_one_listener_too_many_is_refused(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_listener_too_many_is_refused(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who are told of every record are bounded in number; who ends it makes room."""
     monkeypatch.setattr(callers, "LISTENERS_MAX", 1)
 
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         end = bench.worker.listen(lambda _folded: None)
         with pytest.raises(Overloaded, match="the row of listeners"):
             bench.worker.listen(lambda _folded: None)
         end()
         bench.worker.listen(lambda _folded: None)()
-
-    benches.run(story)
 
 
 def _alarms(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:

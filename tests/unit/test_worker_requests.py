@@ -16,7 +16,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
-from tests.unit.worker_bench import PATIENCE_MS, Bench, Benches, benches
+from tests.unit.worker_bench import PATIENCE_MS, Benches, benches
 
 __all__ = ["benches"]
 
@@ -31,10 +31,9 @@ SILENT = LogUnavailable(log="memory:troubled", problem="it gave no answer")
 
 
 @pytest.mark.parametrize("error", [FULL, AWAY], ids=lambda error: type(error).__name__)
-def test_a_record_that_was_not_appended_is_told_at_once(error: EquipoiseError, benches: Benches) -> None:
+async def test_a_record_that_was_not_appended_is_told_at_once(error: EquipoiseError, benches: Benches) -> None:
     """Whoever asked gets the very error of the log, long before its deadline, and may ask again."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.append_error = error
         with pytest.raises(type(error)) as raised:
@@ -44,26 +43,20 @@ def test_a_record_that_was_not_appended_is_told_at_once(error: EquipoiseError, b
         await bench.worker.request(INTENT, timeout_ms=LONG_MS)
         assert ["tenant/ns"] == list(bench.worker.view.namespaces)
 
-    benches.run(story)
 
-
-def test_what_is_in_doubt_stays_so(benches: Benches) -> None:
+async def test_what_is_in_doubt_stays_so(benches: Benches) -> None:
     """Where nobody can tell whether the record is on the log, only reading tells: here it never came, and the deadline ends it."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.keeps_what_is_in_doubt = False
         bench.log.append_error = SILENT
         with pytest.raises(OutcomeUnknown):
             await bench.worker.request(INTENT, timeout_ms=200)
 
-    benches.run(story)
 
-
-def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches: Benches) -> None:
+async def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches: Benches) -> None:
     """A request under way when the log is lost is unknown at once, long before its deadline; a later one gets what ended the broker."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.keeps_what_is_in_doubt = False
         bench.log.append_error = SILENT
@@ -78,17 +71,12 @@ def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches: Benc
             await bench.worker.request(INTENT, timeout_ms=LONG_MS)
         assert ended.value.__cause__ is LOST
 
-    benches.run(story)
 
-
-def test_the_version_goes_on_record(benches: Benches) -> None:
+async def test_the_version_goes_on_record(benches: Benches) -> None:
     """A broker says on joining which version it is."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         assert version("equipoise") == bench.worker.view.brokers["a"].joined.version
-
-    benches.run(story)
 
 
 def test_an_address_that_no_record_holds_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -35,10 +35,12 @@ def unload(bench: Bench) -> Callable[[Author], AnyRecord]:
     return lambda author: propose.unload(author, bundle, reason="operator")
 
 
-def test_a_worker_that_is_cut_off_goes_on_from_the_snapshot(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_that_is_cut_off_goes_on_from_the_snapshot(
+    benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It acts on what it never read, counts the resync, keeps a new snapshot, and is the same member as before."""
-
-    async def story(bench: Bench) -> None:
+    caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
+    async with benches.started() as bench:
         await bench.serve()
         incarnation = bench.worker.agent.incarnation
         await bench.cut_off(unload(bench))
@@ -47,16 +49,13 @@ def test_a_worker_that_is_cut_off_goes_on_from_the_snapshot(benches: Benches, tm
         await bench.until(lambda: len(bench.worker.open_bundles) == 1)
         assert incarnation == bench.worker.agent.incarnation
 
-    with caplog.at_level(logging.WARNING, "equipoise.brokers.runtime.worker"):
-        benches.run(story)
     (resynced,) = [record for record in caplog.records if "truncated" in record.message]
     assert 1 == resynced.__dict__["changes"]
 
 
-def test_listeners_hear_of_a_resync(benches: Benches) -> None:
+async def test_listeners_hear_of_a_resync(benches: Benches) -> None:
     """Who asks for resyncs is told of this one, with the bundle that changed, and then of records again."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         resyncs: list[Resync] = []
         bench.worker.listen(lambda _folded: None, resynced=resyncs.append)
@@ -65,13 +64,10 @@ def test_listeners_hear_of_a_resync(benches: Benches) -> None:
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
         assert [bundle.name] == [getattr(change, "name", None) for change in resyncs[0].changes]
 
-    benches.run(story)
 
-
-def test_who_follows_an_assignment_is_woken_by_a_resync(benches: Benches) -> None:
+async def test_who_follows_an_assignment_is_woken_by_a_resync(benches: Benches) -> None:
     """The feed names the bundle that changed, and its namespace has changed at the offset at which it truly did."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         feed = AssignmentFeed(bench.worker.listen, broker="a")
         before = feed.offset_of(bench.worker.view, NAMESPACE)
@@ -83,13 +79,10 @@ def test_who_follows_an_assignment_is_woken_by_a_resync(benches: Benches) -> Non
             assert feed.offset_of(bench.worker.view, NAMESPACE) > before
         feed.close()
 
-    benches.run(story)
 
-
-def test_who_follows_a_namespace_hears_that_a_resync_has_deleted_it(benches: Benches) -> None:
+async def test_who_follows_a_namespace_hears_that_a_resync_has_deleted_it(benches: Benches) -> None:
     """A namespace whose policies were changed unread wakes its followers, too."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         feed = AssignmentFeed(bench.worker.listen, broker="a")
         with feed.follower(NAMESPACE) as follower:
@@ -100,13 +93,10 @@ def test_who_follows_a_namespace_hears_that_a_resync_has_deleted_it(benches: Ben
             assert [] == follower.take()
         feed.close()
 
-    benches.run(story)
 
-
-def test_a_move_whose_end_was_cut_off_ends_unknown(benches: Benches) -> None:
+async def test_a_move_whose_end_was_cut_off_ends_unknown(benches: Benches) -> None:
     """Who waits for a split that somebody cancelled in records that nobody read is told that it is not known."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
         operation = split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,))
@@ -117,13 +107,10 @@ def test_a_move_whose_end_was_cut_off_ends_unknown(benches: Benches) -> None:
         with pytest.raises(OutcomeUnknown, match="truncated"):
             await splitting
 
-    benches.run(story)
 
-
-def test_a_request_whose_record_was_cut_off_ends_unknown(benches: Benches) -> None:
+async def test_a_request_whose_record_was_cut_off_ends_unknown(benches: Benches) -> None:
     """A record that stands in what was truncated was accepted or not: its author is told that nobody can tell."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
         bench.log.read_error = bench.away
@@ -137,13 +124,10 @@ def test_a_request_whose_record_was_cut_off_ends_unknown(benches: Benches) -> No
         with pytest.raises(OutcomeUnknown, match="truncated"):
             await asking
 
-    benches.run(story)
 
-
-def test_a_worker_without_anything_starts_from_the_snapshot(benches: Benches, tmp_path: Path) -> None:
+async def test_a_worker_without_anything_starts_from_the_snapshot(benches: Benches, tmp_path: Path) -> None:
     """A broker with an empty directory becomes ready on a log whose beginning is gone, and reads its namespaces."""
-
-    async def story(bench: Bench) -> None:
+    async with benches.started() as bench:
         await bench.serve()
         await bench.worker.stop()
         compact(bench.writer)
@@ -152,13 +136,11 @@ def test_a_worker_without_anything_starts_from_the_snapshot(benches: Benches, tm
             await again.worker.ready(timeout_ms=PATIENCE_MS)
             assert NAMESPACE in again.worker.view.namespaces
 
-    benches.run(story)
 
-
-def test_a_start_waits_for_a_log_that_is_away(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_waits_for_a_log_that_is_away(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A broker whose log cannot be read at its start restores itself when the log is back, which is no resync."""
-
-    async def story(bench: Bench) -> None:
+    caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
+    async with benches.started() as bench:
         await bench.serve()
         await bench.worker.stop()
         again = Bench(tmp_path / "two", name=bench.name)
@@ -169,8 +151,6 @@ def test_a_start_waits_for_a_log_that_is_away(benches: Benches, tmp_path: Path, 
             await again.worker.ready(timeout_ms=PATIENCE_MS)
             assert NAMESPACE in again.worker.view.namespaces
 
-    with caplog.at_level(logging.WARNING, "equipoise.brokers.runtime.worker"):
-        benches.run(story)
     assert "waiting for the log" in caplog.text
     assert "truncated before" not in caplog.text
 

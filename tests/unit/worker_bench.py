@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -93,29 +93,19 @@ class Bench:
         self.log.read_error = self.log.append_error = None
 
 
-Story = Callable[[Bench], Awaitable[None]]
-
-
 class Benches:
-    """Makes benches in a folder, and runs stories on them. Every worker is stopped after its story."""
+    """Makes benches in a folder."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self._patch = patch
 
-    def run(self, story: Story) -> None:
-        """Run a story on a worker that has been started."""
-
-        async def bounded() -> None:
-            async with asyncio.timeout(60), self.started(Bench(self.folder)) as bench:
-                await story(bench)
-
-        asyncio.run(bounded())
-
     @asynccontextmanager
-    async def started(self, bench: Bench) -> AsyncIterator[Bench]:
-        """Start the worker of a bench."""
-        self._patch.setattr(workers, "open_log", lambda _url: bench.log)
+    async def started(self, bench: Bench | None = None) -> AsyncIterator[Bench]:
+        """Start the worker of a bench, by default a new one, and stop it at the end."""
+        bench = bench or Bench(self.folder)
+        log = bench.log
+        self._patch.setattr(workers, "open_log", lambda _url: log)
         await bench.worker.start()
         try:
             yield bench
