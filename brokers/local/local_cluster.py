@@ -134,7 +134,7 @@ class ClusterSettings:
 class LocalCluster:
     """Broker processes on this machine, from `start` to `stop_all`. As a context, it calls both.
 
-    `report` receives all happenings, from several threads, one call at a time. Methods identify a broker by its number.
+    `report` receives all events, from several threads, one call at a time. Methods identify a broker by its number.
     """
 
     def __init__(self, settings: ClusterSettings, *, report: Report | None = None) -> None:
@@ -243,7 +243,7 @@ class LocalCluster:
         self.load_workers.start()
         self._await_ready(self._members)
 
-    def break_off(self) -> None:
+    def cancel_start(self) -> None:
         """Start no more processes, and make a waiting `start` raise `StartCancelled` within `LOOK_MS`.
 
         It takes no lock and raises nothing, so a signal handler can call it.

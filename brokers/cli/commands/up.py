@@ -136,7 +136,7 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
     def hear(number: int, _: FrameType | None) -> None:
         heard.append(number)
         if len(heard) == 1:
-            cluster.break_off()
+            cluster.cancel_start()
         else:
             cluster.kill_all()
 
