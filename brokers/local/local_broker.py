@@ -9,11 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import orjson
 
@@ -48,7 +47,7 @@ class RestartPause:
         return pause_ms
 
 
-_LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
+_OUTPUT_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
 _ERRORS: Final = ("error", "critical")
 
 
@@ -59,15 +58,23 @@ class Output:
         self.file = file
         self._begin = 0
 
-    @contextmanager
-    def opened(self) -> Iterator[IO[bytes]]:
-        """Open the file for the next process. Raises OSError."""
+    def of_process(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a command of `equipoise` whose output is appended to the file. Raises OSError."""
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_files.make(self.file)
         with self.file.open("ab") as file:
             self._begin = file.tell()
-            yield file
+            return subprocess.Popen(
+                # -P keeps the working folder from hiding an installed package. Services are still found there.
+                [sys.executable, "-P", "-m", "equipoise.brokers.cli", *command],
+                stdin=subprocess.PIPE,  # We hold its other end, so the process never outlives its parent.
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for the parent, which then stops its processes in one way.
+            )
 
-    def last_words(self) -> str | None:
+    def last_output(self) -> str | None:
         """Return the last error that the last process printed, or else its last line; None if it printed nothing."""
         lines = self._last_lines()
         return _last_error(lines) or (lines[-1] if lines else None)
@@ -77,7 +84,7 @@ class Output:
         if code == 0:
             return None
         # If a signal killed the process, only an error among its lines is a reason.
-        return self.last_words() if code > 0 else _last_error(self._last_lines())
+        return self.last_output() if code > 0 else _last_error(self._last_lines())
 
     def ending(self, code: int) -> str:
         """Describe how the last process ended, with the reason and the log file if it failed."""
@@ -86,7 +93,7 @@ class Output:
         return f"{ending_of(code)}{why}; its log: {self.file}" if code else ending_of(code)
 
     def _last_lines(self) -> Sequence[str]:
-        data = self.file.read_bytes()[self._begin :][-_LAST_WORDS_BYTES:] if self.file.exists() else b""
+        data = self.file.read_bytes()[self._begin :][-_OUTPUT_BYTES:] if self.file.exists() else b""
         return data.decode(errors="replace").strip().splitlines()
 
 
@@ -163,10 +170,8 @@ class LocalBroker:
         at_offset: int,
     ) -> subprocess.Popen[bytes]:
         """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on failure."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._starts += 1
-        # -P keeps the working folder from hiding an installed package. Services are still found there.
-        command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "broker", "--stop-on-eof", "--log", log_url]
+        command = ["broker", "--stop-on-eof", "--log", log_url]
         command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
         if self.pulsar_port is not None:
             command += ["--pulsar-port", str(self.pulsar_port)]
@@ -175,15 +180,7 @@ class LocalBroker:
         if evidence:
             # A new file for each process: a killed one may have left half a line.
             command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
-        with self.output.opened() as log_file:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # We hold its other end, so a broker never outlives its parent.
-                stdout=log_file,
-                stderr=log_file,
-                env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C is for the parent, which then stops the brokers in one way.
-            )
+        self.process = self.output.of_process(command, environment)
         self.ended = self.ready = self.end_expected = False
         self.started_at_offset = at_offset
         self.pause.started()

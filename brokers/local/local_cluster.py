@@ -405,7 +405,7 @@ class LocalCluster:
                     raise StartCancelled
                 for member in members:
                     if member.ended and not member.ready:
-                        problem = f"it ended before it was ready: {member.output.last_words() or 'it printed nothing'}"
+                        problem = f"it ended before it was ready: {member.output.last_output() or 'it printed nothing'}"
                         raise _failed(member, problem)
                 remaining_ms = deadline.remaining_ms()
                 if not remaining_ms:

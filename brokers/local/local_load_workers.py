@@ -6,10 +6,8 @@ thread.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -103,17 +101,7 @@ class LocalLoadWorkers:
         with self._changed:
             if not self._restarts:
                 return
-            worker.output.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with worker.output.opened() as log_file:
-                worker.process = subprocess.Popen(
-                    # -P keeps the working folder from hiding an installed package.
-                    [sys.executable, "-P", "-m", "equipoise.brokers.cli", "load-worker", "--stop-on-eof", "--log", self._log_url],
-                    stdin=subprocess.PIPE,  # We hold its other end, so a load worker never outlives its parent.
-                    stdout=log_file,
-                    stderr=log_file,
-                    env={**os.environ, **self._environment},
-                    start_new_session=True,  # Ctrl-C is for the parent.
-                )
+            worker.process = worker.output.of_process(["load-worker", "--stop-on-eof", "--log", self._log_url], self._environment)
             worker.pause.started()
             pid = worker.process.pid
         self._report_on(worker, f"started as process {pid}, log in {worker.output.file}", pid=pid)

@@ -52,7 +52,7 @@ _logger: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Time for last records of a stop, after `drain_ms` and `close_ms`.
-_LAST_WORDS_MS: Final = 2_000
+_LAST_RECORDS_MS: Final = 2_000
 
 # Time to close what is open when the broker ends. No handover is needed, and the next owner does not wait.
 _LAST_CLOSE_MS: Final = 2_000
@@ -198,7 +198,7 @@ class Worker:
             if not self._finished.done():
                 now = self.clock.now()
                 self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
-                waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
+                waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_RECORDS_MS) / 1_000
                 await asyncio.wait([self._finished], timeout=waited_s)
             if not self._finished.done():
                 _logger.warning("broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
@@ -242,12 +242,12 @@ class Worker:
             await self._runner.stop()
             if is_sound and not abruptly and self._caught_up:
                 self._snapshots.save(self.agent.view, self._directory)
-            await self._subscription.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
+            await self._subscription.stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
         finally:
             self._replay_check.cancel()
             await asyncio.to_thread(self._recorders.close)
             try:
-                await self._directory.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
+                await self._directory.stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
             except DeadlineExceeded as error:
                 _logger.warning("data directory stays locked: %s", error, extra={"broker": self.broker_id})
 

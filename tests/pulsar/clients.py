@@ -26,7 +26,7 @@ READY_S: Final = 60.0
 # A program needs 15 s at most for its end; see README.md.
 _END_S: Final = 30.0
 _KILL_S: Final = 5.0
-_LAST_WORDS_BYTES: Final = 2_000
+_OUTPUT_BYTES: Final = 2_000
 
 
 class Type(StrEnum):
@@ -273,6 +273,6 @@ class Client:
             self._changed.notify_all()
 
     def _last_words(self) -> str:
-        words = self.complaints.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() if self.complaints.exists() else ""
+        words = self.complaints.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace").strip() if self.complaints.exists() else ""
         told = [self._problem, self._tally.last_problem, words]
         return "its last words: " + (" | ".join(word for word in told if word) or "none")

@@ -211,8 +211,8 @@ def test_the_end_of_a_broker_fits_into_what_is_said_of_it() -> None:
     """Each step of an end has a bound of its own; together, and with 4 s for the process, they are no more than `ENDING_MS`."""
     pulsar = PulsarSettings()
     steps_ms = [
-        *(worker._LAST_WORDS_MS, worker._LAST_CLOSE_MS, service_runner._ABANDON_MS),  # noqa: SLF001 - as below, nothing else tells them
-        *(worker._LAST_WORDS_MS, 2 * evidence._CLOSE_S * 1_000, worker._LAST_WORDS_MS),  # noqa: SLF001
+        *(worker._LAST_RECORDS_MS, worker._LAST_CLOSE_MS, service_runner._ABANDON_MS),  # noqa: SLF001 - as below, nothing else tells them
+        *(worker._LAST_RECORDS_MS, 2 * evidence._CLOSE_S * 1_000, worker._LAST_RECORDS_MS),  # noqa: SLF001
         *(2 * app.SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
         *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, SETTLE_MS_MAX, pulsar.settle_java_ms)),
     ]

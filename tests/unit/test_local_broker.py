@@ -36,23 +36,24 @@ def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_last_words_are_the_last_error_or_the_last_line(tmp_path: Path) -> None:
     """What a process wrote last tells why it ended, whatever came before, and even if it was no text."""
     output = Output(tmp_path / "broker.log")
-    assert output.last_words() is None
+    assert output.last_output() is None
     output.file.write_bytes(b"{}\n" * 10_000 + b"\xff no room\n\n")
-    assert "\ufffd no room" == output.last_words()
+    assert "\ufffd no room" == output.last_output()
     for line, error in (("error: no room", "error: no room"), ('{"level":"error","event":"no room","error":"..."}', "no room")):
         output.file.write_text(f'{{"level":"info"}}\nerror: an older one\n{line}\n{{"level":"warning"}}\n[1, 2\n7\n')
-        assert error == output.last_words()
+        assert error == output.last_output()
 
 
 def test_the_last_words_of_an_earlier_process_are_not_those_of_the_next(tmp_path: Path) -> None:
     """A process that was killed without a word is not said to have ended by the error of the one before it."""
     output = Output(tmp_path / "broker.log")
     output.file.write_text("error: an older one\n")
-    with output.opened():
-        assert output.last_words() is None
+    with output.of_process(["--help"], {}) as process:
+        process.wait()
+    assert "error: an older one" != output.last_output()
     with output.file.open("a") as file:
         file.write("error: a new one\n")
-    assert "error: a new one" == output.last_words()
+    assert "error: a new one" == output.last_output()
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ async def test_a_stop_leaves_and_keeps_a_snapshot(benches: Benches, tmp_path: Pa
 
 async def test_a_stop_without_a_log_is_over_in_its_time(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that cannot say that it leaves closes all, and goes without."""
-    monkeypatch.setattr(workers, "_LAST_WORDS_MS", 200)
+    monkeypatch.setattr(workers, "_LAST_RECORDS_MS", 200)
 
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
