@@ -1,7 +1,4 @@
-"""Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by side.
-
-May live here: what the tests of the snapshot's rows, of restoring and of compacting share.
-"""
+"""Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by side."""
 
 from __future__ import annotations
 

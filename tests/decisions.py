@@ -1,7 +1,4 @@
-"""Decisions for tests: a few of each kind, made in few words, and such as hypothesis draws.
-
-May live here: how they are made; what is done with them is each test's business.
-"""
+"""Decisions for tests: a few of each kind, made in few words, and such as hypothesis draws."""
 
 from __future__ import annotations
 

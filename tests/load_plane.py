@@ -1,7 +1,4 @@
-"""The load plane without Faust and without Kafka: topics as lists, tables as dicts, and one worker for all partitions.
-
-May live here: how messages go round between the decisions of `brokers.load.worker.steps`, as the app of `streams` carries them.
-"""
+"""The load plane without Faust and without Kafka: topics as lists, tables as dicts, and one worker for all partitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Load workers as processes, for tests on a real Kafka.
-
-May live here: how one is started, known to be at work, and ended. What it does is waited for on the load bus.
-"""
+"""Load workers as processes, for tests on a real Kafka."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Channels with load for tests of the command line: who owns what, and what each broker has just said of itself.
-
-May live here: how such a cluster is made in few words, of fabricated records and samples.
-"""
+"""Channels with load for tests of the command line: who owns what, and what each broker has just said of itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A channel whose brokers, namespaces and policies a test sets up for questions about who may have a bundle.
-
-May live here: the setting up. What is asked stands in the tests.
-"""
+"""A channel whose brokers, namespaces and policies a test sets up for questions about who may have a bundle."""
 
 from __future__ import annotations
 

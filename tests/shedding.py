@@ -1,7 +1,4 @@
-"""Clusters as their brokers report them, for the tests of the strategies after Pulsar's.
-
-May live here: how such a snapshot is made in few words, and how a plan is told in few.
-"""
+"""Clusters as their brokers report them, for the tests of the strategies after Pulsar's."""
 
 from __future__ import annotations
 

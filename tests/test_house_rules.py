@@ -1,7 +1,4 @@
-"""Every module and every text of the project keeps the rules of the house, and each rule bites.
-
-May live here: the application of tests/house_rules.py to the whole tree, and for each rule a text that breaks it.
-"""
+"""Every module and every text of the project keeps the rules of the house, and each rule bites."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The reference pages that are drawn from the code are those that the code draws.
-
-May live here: one test for each such page.
-"""
+"""The reference pages that are drawn from the code are those that the code draws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the wheel brings onto a user's machine: its names are a promise, since flat packages share them with everybody.
-
-May live here: the build of the wheel, and tests of what lies in it and what it asks for.
-"""
+"""What the wheel brings onto a user's machine: its names are a promise, since flat packages share them with everybody."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """How long a compaction takes, what it costs those who append meanwhile, and how soon a reader is ready from what it left.
 
 `make bench BENCH=compaction [LOG=kafka]` prints one JSON line after some minutes, most of which go into making the records.
-
-May live here: the measurement that docs/benchmarks.md quotes of compaction. 100,000 bundles are created, owned, moved and renewed
-over, until 1,000,000 records tell of them. Then another process appends at a steady pace, alone and while this one compacts;
-10,000 more records follow; and a new process restores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""How long bundles go without an owner when a broker dies or leaves: `make bench BENCH=failover` prints one JSON line, in four minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of deaths and graceful stops. Times are those of an observer
-who follows the channel in a process of his own: a bundle is served when he reads that it is owned, since its service has
-opened it by then.
-"""
+"""How long bundles go without an owner when a broker dies or leaves: `make bench BENCH=failover` prints one JSON line, in four minutes."""
 
 from __future__ import annotations
 

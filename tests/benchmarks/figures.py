@@ -1,7 +1,4 @@
-"""How measured values become figures: what all benchmarks do alike.
-
-May live here: arithmetic over measured values, and what is told of the machine that they were measured on.
-"""
+"""How measured values become figures: what all benchmarks do alike."""
 
 from __future__ import annotations
 

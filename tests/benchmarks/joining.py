@@ -1,8 +1,4 @@
-"""How soon a broker that joins a loaded cluster takes its part: `make bench BENCH=joining [LOG=kafka]`, in four minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of a fourth broker beside three, by the settings of the demo. Times
-count from the moment at which an observer, who follows the channel in a process of his own, reads that it has joined.
-"""
+"""How soon a broker that joins a loaded cluster takes its part: `make bench BENCH=joining [LOG=kafka]`, in four minutes."""
 
 from __future__ import annotations
 

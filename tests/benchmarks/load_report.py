@@ -1,9 +1,5 @@
 """What a load report costs a broker of 5,000 bundles: `make bench BENCH=load_report` prints one JSON line, in a few seconds.
 
-May live here: such a broker's loads, and the measurement. A report is what the broker does for one: from what its services have
-said, over averages, totals and the busiest bundles, to the bytes. That what they say is checked, for all who ask, and the look at
-processes and network are measured by themselves. What a service does to say it is its own time.
-
 Milliseconds are of this process' own CPU time. `alike` are bundles among which only names decide who is busiest, which is
 what choosing takes longest for; of `odd` ones a tenth is new at each report.
 """

@@ -1,9 +1,6 @@
 """How fast lookups are: `make bench BENCH=lookup` prints one JSON line, in less than a minute.
 
-    python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route, until it is killed)
-
-May live here: the measurement that docs/benchmarks.md quotes of lookups. The two servers are processes of the same kind (uvloop,
-no access log); they are asked in turns, by the same client, for the same path, and answer bodies of the same length.
+python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route, until it is killed)
 """
 
 from __future__ import annotations

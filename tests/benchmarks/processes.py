@@ -1,7 +1,4 @@
-"""What a process of this machine uses, and where it runs.
-
-May live here: reading `/proc`, and pinning to CPUs.
-"""
+"""What a process of this machine uses, and where it runs."""
 
 from __future__ import annotations
 

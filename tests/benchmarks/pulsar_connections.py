@@ -1,8 +1,4 @@
-"""What idle connections of Pulsar's clients cost a broker: `make bench BENCH=pulsar_connections` prints one JSON line, in two minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of idle connections. All have shaken hands, and answer the PINGs that
-the broker sends to the silent.
-"""
+"""What idle connections of Pulsar's clients cost a broker: `make bench BENCH=pulsar_connections` prints one JSON line, in two minutes."""
 
 from __future__ import annotations
 

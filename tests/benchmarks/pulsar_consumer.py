@@ -1,8 +1,4 @@
-"""A Pulsar client that consumes each topic with a consumer of its own; the contract is that of tests/pulsar/README.md.
-
-May live here: what differs from `tests.pulsar.python_client consume`, which has one consumer for all topics. That one takes every
-message out of its library at once; here each waits for its listener, and is thrown away by a library that connects anew too early.
-"""
+"""A Pulsar client that consumes each topic with a consumer of its own; the contract is that of tests/pulsar/README.md."""
 
 from __future__ import annotations
 

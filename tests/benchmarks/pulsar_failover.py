@@ -1,8 +1,4 @@
-"""How long Pulsar's producers wait when their broker dies or leaves: `make bench BENCH=pulsar_failover`, in four minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of deaths and graceful stops under the load of real Pulsar clients. A
-producer is back with its first receipt; back-off of the client, which looks for another broker by itself, is included.
-"""
+"""How long Pulsar's producers wait when their broker dies or leaves: `make bench BENCH=pulsar_failover`, in four minutes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Real Pulsar clients as the load of a benchmark: processes of Python's client, and what they wrote down.
-
-May live here: the clients that the benchmarks of Pulsar's service start, and the figures that are read from their histories.
-"""
+"""Real Pulsar clients as the load of a benchmark: processes of Python's client, and what they wrote down."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How many messages one core carries from a producer to a consumer: `make bench BENCH=pulsar_throughput`, in a minute.
-
-May live here: the measurement that docs/benchmarks.md quotes of Pulsar's protocol at full speed. The broker has one core, and what
-sends, receives and counts has another one.
-"""
+"""How many messages one core carries from a producer to a consumer: `make bench BENCH=pulsar_throughput`, in a minute."""
 
 from __future__ import annotations
 

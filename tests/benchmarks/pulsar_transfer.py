@@ -1,9 +1,4 @@
-"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer [LOG=kafka]`.
-
-May live here: the measurement that docs/benchmarks.md quotes of transfers under the load of real Pulsar clients. They are processes
-of their own, and write down each message; in four minutes transfers take turns with windows in which nothing is moved, which are the
-control.
-"""
+"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer [LOG=kafka]`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """How long a plan takes: `make bench BENCH=shedders` prints one JSON line, in less than a minute.
 
-May live here: clusters of two sizes, uneven as one that a tenth of the brokers has joined lately, and the measurement. Each
-broker reports all its bundles, ten times what it would report by default, so that nothing of a plan is left out.
-
 Milliseconds are of this process' own CPU time, which is what one core takes that has nothing else to do; `by the clock`
 is the time on the wall, as it was with the neighbours of that moment. `transfer_of_all` lets every broker give, which no
 round does by default.

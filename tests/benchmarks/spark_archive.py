@@ -1,9 +1,4 @@
-"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of the archive. A channel of 1,000,000 records, nine tenths of them
-renewals, is made on a real Kafka of one node, and archived to its end, from nothing. What is counted are the batches after the first
-one, in which the JVM and its workers warm up; the whole run, from the start of the job, is told too.
-"""
+"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some minutes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How soon a broker is ready, and how large it is: `make bench BENCH=start` prints one JSON line, in about a minute.
-
-May live here: the measurement that docs/benchmarks.md quotes of starts. One broker owns 1,000 bundles; it is stopped, or
-killed, and started again on the channel that it left, which grows by some thousands of records each time.
-"""
+"""How soon a broker is ready, and how large it is: `make bench BENCH=start` prints one JSON line, in about a minute."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
-
-May live here: the measurement that docs/benchmarks.md quotes of moves under load. Callers are a process of their own and write
-down each call; windows in which something is moved take turns with windows in which nothing is, which are the control.
-"""
+"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes."""
 
 from __future__ import annotations
 

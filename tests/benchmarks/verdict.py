@@ -1,9 +1,4 @@
-"""How long it takes from a proposal to its verdict: `make bench BENCH=verdict [LOG=kafka]` prints one JSON line, in a minute.
-
-May live here: the measurement that docs/benchmarks.md quotes of proposals at a steady pace. Each broker is a process of its own and
-proposes policies of namespaces of its own, so that no proposal loses a race. A proposal counts from the moment at which it was
-due, whatever its process did just then, until its broker has read it back and decided on it.
-"""
+"""How long it takes from a proposal to its verdict: `make bench BENCH=verdict [LOG=kafka]` prints one JSON line, in a minute."""
 
 from __future__ import annotations
 

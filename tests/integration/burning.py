@@ -1,8 +1,4 @@
-"""A counter that can be told to waste its broker's processor: what is not the balancer's doing, and must not stay unseen.
-
-May live here: the service `Burning`, for brokers that are processes of their own. What burns is a child of the broker, as a library
-or a script would be that somebody's service starts; it ends with its parent.
-"""
+"""A counter that can be told to waste its broker's processor: what is not the balancer's doing, and must not stay unseen."""
 
 from __future__ import annotations
 

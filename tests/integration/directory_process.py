@@ -1,7 +1,4 @@
-"""A process that holds a broker's data directory: `python -m tests.integration.directory_process PATH NONCE`.
-
-May live here: what tests/integration/test_data_directory_processes.py starts, and nothing else.
-"""
+"""A process that holds a broker's data directory: `python -m tests.integration.directory_process PATH NONCE`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A web page that a browser shows, against a broker on loopback of the same machine.
-
-May live here: what a real browser does for a page, and which of it a broker takes.
-"""
+"""A web page that a browser shows, against a broker on loopback of the same machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The client over HTTP: a stream from real brokers, of which some come and go.
-
-May live here: `Client` with addresses of brokers. What it does with what it knows is asked in tests/unit/client.
-"""
+"""The client over HTTP: a stream from real brokers, of which some come and go."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One data directory and several real processes: one holds it, and its death is what lets go.
-
-May live here: tests that start `directory_process`, and wait for what it says.
-"""
+"""One data directory and several real processes: one holds it, and its death is what lets go."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A broker inside a program: on the loop that is there, or in a thread; over a log in memory and over a file.
-
-May live here: `brokers.server.embedded`, with real time, real threads and a real disk.
-"""
+"""A broker inside a program: on the loop that is there, or in a thread; over a log in memory and over a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Load workers on a real Kafka: killed, several of them, busy, stopped, and none at all.
-
-May live here: load workers and handles on the load bus, and brokers whose renewals are watched. What a worker decides of one message
-is tested in tests/unit/load_worker.
-"""
+"""Load workers on a real Kafka: killed, several of them, busy, stopped, and none at all."""
 
 from __future__ import annotations
 

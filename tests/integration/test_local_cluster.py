@@ -1,7 +1,4 @@
-"""`LocalCluster` with real processes: what it does to one broker, and what it notices by itself.
-
-May live here: the supervisor of broker processes, as the demo and the tests use it.
-"""
+"""`LocalCluster` with real processes: what it does to one broker, and what it notices by itself."""
 
 from __future__ import annotations
 

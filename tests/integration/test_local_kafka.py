@@ -1,7 +1,4 @@
-"""A local Kafka of our own: started, found again, killed, cut off, and back with all that it had.
-
-May live here: tests that start a JVM. What of the local Kafka needs none is in test_local_kafka_without_java.py.
-"""
+"""A local Kafka of our own: started, found again, killed, cut off, and back with all that it had."""
 
 from __future__ import annotations
 

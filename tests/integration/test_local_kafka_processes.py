@@ -1,7 +1,4 @@
-"""The local Kafka and the programs around it: Java and Maven that are missing or fail, and processes that are not its own.
-
-May live here: tests with small scripts in place of Java and Maven, so that they take no time.
-"""
+"""The local Kafka and the programs around it: Java and Maven that are missing or fail, and processes that are not its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A broker whose process may open few files, and callers who open all the connections that they get.
-
-May live here: a real broker process with a small limit, and both of its ports.
-"""
+"""A broker whose process may open few files, and callers who open all the connections that they get."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What real brokers put down beside the channel, joined with what it gave them: honest brokers give no finding.
-
-May live here: a cluster of processes to which everything happens that ends a stretch of serving, and the join of the evidence with
-the channel by the rules of the audit.
-"""
+"""What real brokers put down beside the channel, joined with what it gave them: honest brokers give no finding."""
 
 from __future__ import annotations
 

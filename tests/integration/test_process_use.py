@@ -1,7 +1,4 @@
-"""The use of resources as psutil tells it: of real processes that burn CPU.
-
-May live here: tests of `brokers.load.process_use` with children of this process.
-"""
+"""The use of resources as psutil tells it: of real processes that burn CPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A broker whose process tree burns CPU is relieved, whatever its own bundles carry.
-
-May live here: real broker processes under `TransferShedder`, and what the channel and the decision log say of it.
-"""
+"""A broker whose process tree burns CPU is relieved, whatever its own bundles carry."""
 
 from __future__ import annotations
 

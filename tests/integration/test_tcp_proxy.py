@@ -1,7 +1,4 @@
-"""The proxy between clients and Kafka does to bytes and connections what it is told, and nothing else.
-
-May live here: tests with a server that says back what it hears, and remembers it.
-"""
+"""The proxy between clients and Kafka does to bytes and connections what it is told, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise up` and the other commands on it: real processes, a real log, a real `kill -9`.
-
-May live here: the cluster as an operator has it, by its command line alone. `LocalCluster` is asked in test_local_cluster.py.
-"""
+"""`equipoise up` and the other commands on it: real processes, a real log, a real `kill -9`."""
 
 from __future__ import annotations
 

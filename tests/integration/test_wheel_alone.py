@@ -1,8 +1,4 @@
-"""The wheel as a user gets it: by itself, without extras, in an environment of its own with the newest of all that it asks for.
-
-May live here: that environment, and commands that need no extra. All other tests run with every extra, whose libraries hold back
-the versions of others, and are there for whoever imports them without asking.
-"""
+"""The wheel as a user gets it: by itself, without extras, in an environment of its own with the newest of all that it asks for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A local cluster with the counter service, for tests and benchmarks that need real processes.
-
-May live here: how such a cluster is set up, and that it is taken down whatever happens.
-"""
+"""A local cluster with the counter service, for tests and benchmarks that need real processes."""
 
 from __future__ import annotations
 

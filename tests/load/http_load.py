@@ -1,7 +1,4 @@
-"""A closed loop of HTTP requests over many connections, cheap enough that the server is what is measured.
-
-May live here: that load, and nothing of HTTP that a benchmark's two answers do not need.
-"""
+"""A closed loop of HTTP requests over many connections, cheap enough that the server is what is measured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Splits and merges together on a load that stays as it is: they come to rest, and never take one another back.
-
-May live here: properties of `brokers.balancing.splitting.auto_merge`, the little world in which splits and merges are carried out, and
-mutants of the rule that this world must catch.
-"""
+"""Splits and merges together on a load that stays as it is: they come to rest, and never take one another back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Splits whatever a report says: every bundle has its answer, every bound holds, and only a row of rounds splits.
-
-May live here: properties of `brokers.balancing.splitting.auto_split`, and the strategies that they need.
-"""
+"""Splits whatever a report says: every bundle has its answer, every bound holds, and only a row of rounds splits."""
 
 from __future__ import annotations
 

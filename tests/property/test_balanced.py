@@ -1,7 +1,4 @@
-"""Levelling on any cluster: what no plan ever does, and its slow model, which tries every bundle on every broker.
-
-May live here: properties of `shedder.balanced`, and the strategies for clusters that they need.
-"""
+"""Levelling on any cluster: what no plan ever does, and its slow model, which tries every bundle on every broker."""
 
 from __future__ import annotations
 

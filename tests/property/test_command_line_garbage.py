@@ -1,7 +1,4 @@
-"""Whatever a command line holds, the answer is a line and an exit code, and never a traceback.
-
-May live here: every command with each of its words garbled in turn. Which lines are valid is said in command_lines.py.
-"""
+"""Whatever a command line holds, the answer is a line and an exit code, and never a traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is shown beforehand is what would be: a forecast and its slow model, which carries out one move after the other.
-
-May live here: clusters at random, plans of every strategy for them, and what must hold of each forecast.
-"""
+"""What is shown beforehand is what would be: a forecast and its slow model, which carries out one move after the other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Handles under any course of events: what must never pass, and what a namespace that serves on adds to that.
-
-May live here: properties of `Lease` and `Handle`, whose events come in any order and whose clocks run as they like.
-"""
+"""Handles under any course of events: what must never pass, and what a namespace that serves on adds to that."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The spelling of load reports: what is spelled is read as it was, a light sample is small, and no bytes do harm.
-
-May live here: properties of `brokers.load.bus.spelling` over any sample, and over any bytes.
-"""
+"""The spelling of load reports: what is spelled is read as it was, a light sample is small, and no bytes do harm."""
 
 from __future__ import annotations
 

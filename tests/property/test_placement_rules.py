@@ -1,8 +1,4 @@
-"""Placement under rules: whatever the policies and the loads, no hard rule is broken, and groups are spread evenly.
-
-May live here: properties of `brokers.balancing.placement` and `brokers.balancing.destinations`. What a rule says is written down here once
-more, slow and obvious, and not read from the product.
-"""
+"""Placement under rules: whatever the policies and the loads, no hard rule is broken, and groups are spread evenly."""
 
 from __future__ import annotations
 

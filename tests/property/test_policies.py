@@ -1,8 +1,6 @@
 """Policies of a namespace under races: whoever sets one changes that one, however stale the view it was proposed against.
 
 Whoever says what he expects changes nothing else: he is told what it is now.
-
-May live here: properties of `SetPolicy`, with brokers that propose at once and try again when they lose.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Changes of cluster policies: asked of few bundles, `check_policy_change` says what asking of each of them would.
-
-May live here: properties of that check, beside a slow and obvious one. Single cases stand in tests/unit/test_policies.py.
-"""
+"""Changes of cluster policies: asked of few bundles, `check_policy_change` says what asking of each of them would."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Averages in columns, against a slow model that keeps each bundle's by itself.
-
-May live here: properties of `brokers.balancing.sampling` and of `shedder.load_reports.summarized`, and the values that they need.
-"""
+"""Averages in columns, against a slow model that keeps each bundle's by itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The balancer's snapshot over any reports: nothing that a broker says of itself spoils what is known of the others.
-
-May live here: properties of `shedder.snapshot.take`, and the summaries that they need.
-"""
+"""The balancer's snapshot over any reports: nothing that a broker says of itself spoils what is known of the others."""
 
 from __future__ import annotations
 

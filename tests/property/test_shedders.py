@@ -1,7 +1,4 @@
-"""Whatever brokers say, and whatever the clock does, a plan of the strategies after Pulsar's is sane.
-
-May live here: snapshots at random, most of them absurd, and what must hold of every plan.
-"""
+"""Whatever brokers say, and whatever the clock does, a plan of the strategies after Pulsar's is sane."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a bundle is cut, whatever it holds: cuts can be made, do not depend on order, and part what they promise to part.
-
-May live here: properties of `brokers.balancing.splitting.split_points`, and the slow model of cutting by load.
-"""
+"""Where a bundle is cut, whatever it holds: cuts can be made, do not depend on order, and part what they promise to part."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The busiest bundles of a report, against a slow model that ranks them all.
-
-May live here: properties of `shedder.top_bundles`, and the values that they need.
-"""
+"""The busiest bundles of a report, against a slow model that ranks them all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Merges of one broker's round: which pairs, when, how many, and why not the others.
-
-May live here: examples. That splits and merges never chase one another stands in tests/property/test_auto_merge.py.
-"""
+"""Merges of one broker's round: which pairs, when, how many, and why not the others."""
 
 from __future__ import annotations
 

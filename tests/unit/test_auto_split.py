@@ -1,7 +1,4 @@
-"""Splits of one broker's round: Pulsar's own answers, and where ours differ from them on purpose.
-
-May live here: examples. What holds for any report stands in tests/property/test_auto_split.py.
-"""
+"""Splits of one broker's round: Pulsar's own answers, and where ours differ from them on purpose."""
 
 from __future__ import annotations
 

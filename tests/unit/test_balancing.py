@@ -1,7 +1,4 @@
-"""The balancer of one worker: what it begins and ends, by which settings, what it remembers, and what it tells of rounds that fail.
-
-May live here: the balancer with policies and buses that are made for one question; what a policy decides is tested without it.
-"""
+"""The balancer of one worker: what it begins and ends, by which settings, what it remembers, and what it tells of rounds that fail."""
 
 from __future__ import annotations
 

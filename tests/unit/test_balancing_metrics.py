@@ -1,7 +1,4 @@
-"""The metrics of balancing, as Prometheus reads them.
-
-May live here: what is counted of decisions and loads, told by the samples that a scrape gives.
-"""
+"""The metrics of balancing, as Prometheus reads them."""
 
 from __future__ import annotations
 

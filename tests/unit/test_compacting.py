@@ -1,7 +1,4 @@
-"""The compactor of one worker: when a compaction is due, who has it run, and what is told of its end.
-
-May live here: `brokers.server.compacting` with brokers on a log in memory, and a compaction that does what the test wants.
-"""
+"""The compactor of one worker: when a compaction is due, who has it run, and what is told of its end."""
 
 from __future__ import annotations
 

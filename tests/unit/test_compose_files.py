@@ -1,7 +1,4 @@
-"""The files for docker compose hang together: what they name exists, here and in the product, and versions and ports agree.
-
-May live here: what can be seen without a container engine. Nothing is started.
-"""
+"""The files for docker compose hang together: what they name exists, here and in the product, and versions and ports agree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A worker's configuration: what it defaults to, and how it says what is wrong.
-
-May live here: examples of settings, and any settings at all.
-"""
+"""A worker's configuration: what it defaults to, and how it says what is wrong."""
 
 from __future__ import annotations
 

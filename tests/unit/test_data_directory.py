@@ -1,8 +1,4 @@
-"""What a broker's data directory keeps, what it forgives, and what it refuses.
-
-May live here: tests within one process, in which two locks on one file exclude each other as those of two processes do. What
-only a second process can show is in tests/integration/test_data_directory_processes.py.
-"""
+"""What a broker's data directory keeps, what it forgives, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The writer of decisions: what it counts, what it writes, and what it tells when nothing can be written.
-
-May live here: `brokers.server.decision_writer` with logs that are made for one question.
-"""
+"""The writer of decisions: what it counts, what it writes, and what it tells when nothing can be written."""
 
 from __future__ import annotations
 

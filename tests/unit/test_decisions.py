@@ -1,7 +1,4 @@
-"""Decisions: what a plan becomes, what a round comes to, and how it is spelled.
-
-May live here: tests of `brokers.balancing.decisions` and of the spelling of decisions.
-"""
+"""Decisions: what a plan becomes, what a round comes to, and how it is spelled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Destinations: who may have a bundle, and of each of the others why not.
-
-May live here: `brokers.balancing.destinations` over channels that tests set up.
-"""
+"""Destinations: who may have a bundle, and of each of the others why not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The load reports of one worker: what they tell, when they come, what is told of trouble, and that they end with the broker.
-
-May live here: the reporter with buses and settings that are made for one question.
-"""
+"""The load reports of one worker: what they tell, when they come, what is told of trouble, and that they end with the broker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From samples to summaries: what is averaged, what is only told, and what a clock can do to it.
-
-May live here: examples of `shedder.load_reports`; what holds for all samples is in `tests/property/test_sampling.py`.
-"""
+"""From samples to summaries: what is averaged, what is only told, and what a clock can do to it."""
 
 from __future__ import annotations
 

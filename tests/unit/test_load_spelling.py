@@ -1,7 +1,4 @@
-"""The spelling of load reports, by example: what is refused, and what is said of it.
-
-May live here: examples of `brokers.load.bus.spelling`; what holds for all reports is in `tests/property/test_load_spelling.py`.
-"""
+"""The spelling of load reports, by example: what is refused, and what is said of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One broker process of a local cluster: how its end is told, and when it is started again.
-
-May live here: what needs no process. The processes themselves are in tests/integration/test_local_cluster.py.
-"""
+"""One broker process of a local cluster: how its end is told, and when it is started again."""
 
 from __future__ import annotations
 

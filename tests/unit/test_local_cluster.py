@@ -1,7 +1,4 @@
-"""A local cluster of which no process is started: how long it waits for an end, and what it lets go of.
-
-May live here: what can be seen without a broker. The processes are in tests/integration/test_local_cluster.py.
-"""
+"""A local cluster of which no process is started: how long it waits for an end, and what it lets go of."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the local Kafka says and decides without any process: settings of nodes, layouts, the words of its command line.
-
-May live here: tests that need no Java. Those that start one are in tests/integration.
-"""
+"""What the local Kafka says and decides without any process: settings of nodes, layouts, the words of its command line."""
 
 from __future__ import annotations
 

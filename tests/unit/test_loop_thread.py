@@ -1,7 +1,4 @@
-"""An async context in a thread: how it is entered, asked and left, and what is said to whoever asks too early or too late.
-
-May live here: `InThread` over contexts of the tests. The worker and the client that stand on it are tested with it elsewhere.
-"""
+"""An async context in a thread: how it is entered, asked and left, and what is said to whoever asks too early or too late."""
 
 from __future__ import annotations
 

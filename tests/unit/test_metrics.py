@@ -1,7 +1,4 @@
-"""The metrics of a worker, as Prometheus reads them.
-
-May live here: what is counted, told by the samples that a scrape gives.
-"""
+"""The metrics of a worker, as Prometheus reads them."""
 
 from __future__ import annotations
 

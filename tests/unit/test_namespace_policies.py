@@ -1,7 +1,4 @@
-"""The policies of a namespace: which values they may have, and what is made of all others.
-
-May live here: `brokers.balancing.namespace_policies`, alone.
-"""
+"""The policies of a namespace: which values they may have, and what is made of all others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Placement strategies: who gets a bundle by what is known of the load, and how a batch is weighed.
-
-May live here: the strategies of `brokers.balancing.placement`. That the quick choice of `FewestBundles` is the obvious one is shown in
-`tests/unit/agent/test_placement.py`.
-"""
+"""Placement strategies: who gets a bundle by what is known of the load, and how a batch is weighed."""
 
 from __future__ import annotations
 

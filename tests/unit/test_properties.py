@@ -1,7 +1,4 @@
-"""Java's properties files: what `java.util.Properties` makes of a text, we make of it.
-
-May live here: `brokers.balancing.settings.properties`. What is expected was answered by Java 17.
-"""
+"""Java's properties files: what `java.util.Properties` makes of a text, we make of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pulsar's settings: every entry of a `broker.conf` is taken, or told why it was not.
-
-May live here: `brokers.balancing.settings.pulsar_settings` with the tables of `brokers.balancing.settings.pulsar_keys`.
-"""
+"""Pulsar's settings: every entry of a `broker.conf` is taken, or told why it was not."""
 
 from __future__ import annotations
 

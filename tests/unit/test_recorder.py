@@ -1,8 +1,4 @@
-"""The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle.
-
-May live here: `brokers.runtime.observations.recorder` with leases and handles that a test sets by hand, and time that passes only when it
-says so.
-"""
+"""The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""When a report is due: Pulsar's rule, by example.
-
-May live here: examples of `brokers.balancing.report_due`.
-"""
+"""When a report is due: Pulsar's rule, by example."""
 
 from __future__ import annotations
 

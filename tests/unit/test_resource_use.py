@@ -1,7 +1,4 @@
-"""The use of resources, from counters and limits: also where they lie, resync, or say nothing.
-
-May live here: examples of `brokers.balancing.resource_use` and of `brokers.load.cgroup_limits`, on counters and files that are made up.
-"""
+"""The use of resources, from counters and limits: also where they lie, resync, or say nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Routing: whom a client is sent to in each phase of a bundle.
-
-May live here: `brokers.balancing.routing` on real views.
-"""
+"""Routing: whom a client is sent to in each phase of a bundle."""
 
 from __future__ import annotations
 

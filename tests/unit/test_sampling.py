@@ -1,7 +1,4 @@
-"""From loads to a sample: how loads decay, what they are in Pulsar's words, and what a sample tells of them.
-
-May live here: examples of `brokers.balancing.sampling`; that many bundles are reckoned as one is, in `tests/property/test_sampling.py`.
-"""
+"""From loads to a sample: how loads decay, what they are in Pulsar's words, and what a sample tells of them."""
 
 from __future__ import annotations
 

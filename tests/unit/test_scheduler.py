@@ -1,7 +1,4 @@
-"""The balancer's schedule: when a round is due, which of its moves may begin, and which bundles rest.
-
-May live here: examples and properties of `shedder.scheduler`.
-"""
+"""The balancer's schedule: when a round is due, which of its moves may begin, and which bundles rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The settings of balancing one by one: how values are read, what they may be, and how they are spelled.
-
-May live here: `brokers.balancing.settings.setting_values` with the table of `brokers.balancing.settings.setting_meanings`.
-"""
+"""The settings of balancing one by one: how values are read, what they may be, and how they are spelled."""
 
 from __future__ import annotations
 

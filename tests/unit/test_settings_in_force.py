@@ -1,7 +1,4 @@
-"""The settings in force at one broker: those of the channel as soon as they are read, and its own for all else.
-
-May live here: `brokers.server.settings_in_force` at workers that run.
-"""
+"""The settings in force at one broker: those of the channel as soon as they are read, and its own for all else."""
 
 from __future__ import annotations
 

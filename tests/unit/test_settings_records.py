@@ -1,7 +1,4 @@
-"""The settings of balancing on the channel: spelled, read, changed, and told.
-
-May live here: `brokers.balancing.settings.settings_records`, over documents and over small channels.
-"""
+"""The settings of balancing on the channel: spelled, read, changed, and told."""
 
 from __future__ import annotations
 

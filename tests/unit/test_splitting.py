@@ -1,8 +1,4 @@
-"""Splits and merges by themselves: brokers of one loop that divide what is hot, and join what is cold, and what they tell of it.
-
-May live here: real workers over a log in memory, with figures that are made for one question. What is due is tested in
-test_auto_split.py and test_auto_merge.py, what is remembered and told in test_splitting_memory.py.
-"""
+"""Splits and merges by themselves: brokers of one loop that divide what is hot, and join what is cold, and what they tell of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The memory of one broker's splits and merges: what rounds look at, how long bundles rest, and when a round is told.
-
-May live here: examples on a channel in memory. What is split and merged is tested in test_auto_split.py and test_auto_merge.py,
-that it is carried out in test_splitting.py.
-"""
+"""The memory of one broker's splits and merges: what rounds look at, how long bundles rest, and when a round is told."""
 
 from __future__ import annotations
 

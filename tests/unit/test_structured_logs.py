@@ -1,7 +1,4 @@
-"""Log lines: what they say, and that nothing that is logged can break them.
-
-May live here: examples of events, and any event at all.
-"""
+"""Log lines: what they say, and that nothing that is logged can break them."""
 
 from __future__ import annotations
 

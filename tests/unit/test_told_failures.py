@@ -1,7 +1,4 @@
-"""The two lines of something that fails over and over: what they say, and how loud they are.
-
-May live here: examples of `brokers.runtime.failures`; how often there is a line is told by those whose failures they are.
-"""
+"""The two lines of something that fails over and over: what they say, and how loud they are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The audit of a channel that has a snapshot: by itself, against its log, and where the log's beginning is gone.
-
-May live here: examples of `channel.inspect.verify` on logs with a snapshot; those without one are in test_verify.py.
-"""
+"""The audit of a channel that has a snapshot: by itself, against its log, and where the log's beginning is gone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`python -m tests.vectors [FOLDER]`: ask our own rules what Pulsar's classes were asked, and count the equal answers.
-
-May live here: the files of vectors that there are, and printing. Exits with 1 if an answer differs, or if FOLDER holds a
-file that nobody here knows. FOLDER is that of this module, or another one of the same form.
-"""
+"""`python -m tests.vectors [FOLDER]`: ask our own rules what Pulsar's classes were asked, and count the equal answers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Reads the decision vectors that lie beside this file, or others of the same form.
-
-May live here: the way from a file of vectors to its cases as plain JSON. What a case means is told in README.md, and
-made of it by the test that uses it.
-"""
+"""Reads the decision vectors that lie beside this file, or others of the same form."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How an answer of ours is compared with Pulsar's.
-
-May live here: the comparison of plain JSON values. Names, order and integers compare exactly; floating point with a
-relative tolerance, since Pulsar adds up brokers in the order of a hash map. A number that is not finite is its name.
-"""
+"""How an answer of ours is compared with Pulsar's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of Kafka's client as a load worker takes them, or refuses them.
-
-May live here: `brokers.load.worker.access`.
-"""
+"""Settings of Kafka's client as a load worker takes them, or refuses them."""
 
 from __future__ import annotations
 

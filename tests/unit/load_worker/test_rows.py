@@ -1,7 +1,4 @@
-"""The spelling of what load workers keep and tell one another.
-
-May live here: `brokers.load.worker.rows`.
-"""
+"""The spelling of what load workers keep and tell one another."""
 
 from __future__ import annotations
 

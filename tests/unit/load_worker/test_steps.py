@@ -1,7 +1,4 @@
-"""What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka.
-
-May live here: `brokers.load.worker.steps`, and its slow model.
-"""
+"""What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka."""
 
 from __future__ import annotations
 

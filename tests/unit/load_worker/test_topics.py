@@ -1,7 +1,4 @@
-"""The topics of the load plane.
-
-May live here: `brokers.load.bus.topics`.
-"""
+"""The topics of the load plane."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How loud a load worker is about what brokers say wrong.
-
-May live here: `brokers.load.worker.troubles`.
-"""
+"""How loud a load worker is about what brokers say wrong."""
 
 from __future__ import annotations
 
