@@ -1,4 +1,4 @@
-"""The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle."""
+"""The recorder of serving: which periods it reports, and how each ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WALL_MS = 1_700_000_000_000
 
 @dataclass
 class Broker:
-    """One broker as its witness sees it. `told` is what the witness said: why it ended, and from when until when (ms)."""
+    """One broker as its recorder sees it, with a lease and handles that a test sets."""
 
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(boot_ms=1_000, ahead_ms=WALL_MS))
     lease: Lease = field(default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000))
@@ -32,28 +32,28 @@ class Broker:
     served: list[Served] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.witness = ServingRecorder(log="log", broker="b", boot="boot", clock=self.clock, report=self.served.append)
+        self.recorder = ServingRecorder(log="log", broker="b", boot="boot", clock=self.clock, report=self.served.append)
         self.renew()
 
     def handle(self, bundle: str) -> Handle | None:
         return self.handles.get(bundle)
 
     def tick(self, boot_ms: int) -> None:
-        """Time comes to this, and the agent takes a step."""
+        """Set the time, and have the agent take a step."""
         self.clock.boot_ms = boot_ms
-        self.witness.stepped(Tick(), self)
+        self.recorder.stepped(Tick(), self)
 
     def renew(self) -> None:
-        """The lease is given anew, now."""
+        """Renew the lease now."""
         self.lease.extend(decided=self.clock.now(), lease_ms=LEASE_MS)
         self.lease.attend(self.clock.now())
-        self.witness.stepped(Tick(), self)
+        self.recorder.stepped(Tick(), self)
 
     def open(self, bundle: str = LEFT, *, token: int = 5, serves_on: bool = False, problem: str | None = None) -> Handle:
-        """The service has opened a bundle, or failed to."""
+        """Have the service open a bundle, or fail to."""
         handle = self.new_handle(bundle, token)
         handle.serves_on, handle.is_open = serves_on, problem is None
-        self.witness.stepped(Opened(bundle=bundle, problem=problem), self)
+        self.recorder.stepped(Opened(bundle=bundle, problem=problem), self)
         return handle
 
     def new_handle(self, bundle: str, token: int = 5) -> Handle:
@@ -61,13 +61,13 @@ class Broker:
         return handle
 
     def close(self, handle: Handle) -> None:
-        """The agent lets go of a bundle."""
+        """Have the agent release a bundle."""
         handle.is_open = False
-        self.witness.carried_out(Close(handle=handle, moved_to=None, deadline_ms=0))
+        self.recorder.carried_out(Close(handle=handle, moved_to=None, deadline_ms=0))
 
     @property
-    def told(self) -> list[tuple[str | None, int, int | None]]:
-        """What was told, in order: why a stretch ended (None: it begins), its beginning and its end in ms."""
+    def reported(self) -> list[tuple[str | None, int, int | None]]:
+        """The reports in order: the reason of the end (None: it begins), the beginning and the end in ms."""
         million = 1_000_000
         return [
             (each.ended, each.started_ns // million, None if each.answered_ns is None else each.answered_ns // million)
@@ -75,7 +75,7 @@ class Broker:
         ]
 
 
-def test_a_ownership_is_told_twice_with_all_that_an_audit_asks() -> None:
+def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
     """When it begins and when it ends, with its token, its lease, and one moment of both clocks."""
     broker = Broker()
     handle = broker.open()
@@ -105,20 +105,20 @@ def test_a_ownership_is_told_twice_with_all_that_an_audit_asks() -> None:
     } == ended
 
 
-def test_what_failed_to_open_is_not_told() -> None:
+def test_a_failed_opening_is_not_reported() -> None:
     """Nothing was served, and nothing ends."""
     broker = Broker()
     broker.close(broker.open(problem="no"))
-    assert [] == broker.told
+    assert [] == broker.reported
 
 
-def test_what_was_closed_while_it_opened_is_not_told() -> None:
-    """An opening that ends when its bundle has gone already begins no stretch."""
+def test_a_bundle_closed_while_it_opened_is_not_reported() -> None:
+    """An opening that ends when its bundle has gone already begins no period."""
     broker = Broker()
     broker.new_handle(LEFT)
-    broker.witness.stepped(Opened(bundle=LEFT, problem=None), broker)
-    broker.witness.stepped(Opened(bundle=RIGHT, problem=None), broker)
-    assert [] == broker.told
+    broker.recorder.stepped(Opened(bundle=LEFT, problem=None), broker)
+    broker.recorder.stepped(Opened(bundle=RIGHT, problem=None), broker)
+    assert [] == broker.reported
 
 
 def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
@@ -129,12 +129,12 @@ def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
     broker.lease.lose()
     broker.lease = Lease(incarnation=0, skew_max_ms=500)
     broker.close(handle)
-    assert [(None, 1_000, None), ("closed", 1_000, 4_000)] == broker.told
+    assert [(None, 1_000, None), ("closed", 1_000, 4_000)] == broker.reported
     assert 4_000_000_000 == broker.served[-1].lease_deadline_ns
 
 
-def test_a_lease_that_runs_out_ends_a_stretch_and_its_renewal_begins_another() -> None:
-    """What the broker fences itself from, and takes up again, is one ownership in two stretches."""
+def test_a_lapse_of_the_lease_ends_a_period_and_its_renewal_begins_another() -> None:
+    """What the broker fences itself from, and takes up again, is one ownership in two periods."""
     broker = Broker()
     handle = broker.open()
     broker.tick(3_999)
@@ -144,45 +144,45 @@ def test_a_lease_that_runs_out_ends_a_stretch_and_its_renewal_begins_another() -
     broker.renew()
     broker.clock.boot_ms = 6_500
     broker.close(handle)
-    assert [(None, 1_000, None), ("lease_over", 1_000, 4_000), (None, 6_000, None), ("closed", 6_000, 6_500)] == broker.told
+    assert [(None, 1_000, None), ("lease_over", 1_000, 4_000), (None, 6_000, None), ("closed", 6_000, 6_500)] == broker.reported
 
 
-def test_what_is_opened_without_a_lease_begins_with_the_lease() -> None:
+def test_a_bundle_opened_without_a_lease_is_served_from_the_renewal() -> None:
     """A bundle that opens after the lease has run out is not served yet; one that closes before it is renewed never was."""
     broker = Broker()
     broker.tick(5_000)
     kept, gone = broker.open(), broker.open(RIGHT)
     broker.close(gone)
-    assert [] == broker.told
+    assert [] == broker.reported
     broker.clock.boot_ms = 6_000
     broker.renew()
     broker.close(kept)
-    assert [(None, 6_000, None), ("closed", 6_000, 6_000)] == broker.told
+    assert [(None, 6_000, None), ("closed", 6_000, 6_000)] == broker.reported
 
 
-def test_a_namespace_that_serves_on_is_told_to_its_end_and_marked() -> None:
+def test_serving_past_the_lease_is_marked() -> None:
     """Past the lease only the token guards it; before that it is like any other."""
     broker = Broker()
     within, beyond = broker.open(serves_on=True), broker.open(RIGHT, serves_on=True)
     broker.close(within)
     broker.tick(5_000)
     broker.close(beyond)
-    assert [("closed", 1_000, 1_000), ("closed", 1_000, 5_000)] == broker.told[2:]
+    assert [("closed", 1_000, 1_000), ("closed", 1_000, 5_000)] == broker.reported[2:]
     assert [False, True] == [each.by_token for each in broker.served[2:]]
 
 
-def test_work_that_passed_its_check_too_late_is_not_hidden() -> None:
-    """The end of a stretch is never before the last work that was answered in it: a check that failed to hold shows."""
+def test_a_period_ends_no_earlier_than_its_last_answer() -> None:
+    """The end of a period is never before the last work that was answered in it: a check that failed to hold shows."""
     broker = Broker()
     handle = broker.open()
     handle.answered_ns = 9_000_000_000
     broker.clock.boot_ms = 10_000
     broker.close(handle)
-    assert ("closed", 1_000, 9_000) == broker.told[-1]
+    assert ("closed", 1_000, 9_000) == broker.reported[-1]
 
 
-def test_work_that_is_answered_after_the_end_is_told() -> None:
-    """A broker that goes on under a handle that is closed tells of it at its next look, once, and at its end."""
+def test_an_answer_after_the_end_is_reported() -> None:
+    """Work under a closed handle is reported once at the next check, and at the end of the broker."""
     broker = Broker()
     handle = broker.open()
     broker.clock.boot_ms = 2_000
@@ -191,12 +191,12 @@ def test_work_that_is_answered_after_the_end_is_told() -> None:
     broker.tick(3_600)
     broker.tick(9_000)
     handle.answered_ns = 9_100_000_000
-    broker.witness.stopped()
-    assert [("closed", 1_000, 2_000), ("closed", 1_000, 3_500), ("closed", 1_000, 9_100)] == broker.told[1:]
+    broker.recorder.stopped()
+    assert [("closed", 1_000, 2_000), ("closed", 1_000, 3_500), ("closed", 1_000, 9_100)] == broker.reported[1:]
 
 
-def test_work_under_a_renewed_lease_is_of_the_new_stretch() -> None:
-    """What a broker answers when it has its lease again makes no stretch longer that ended with the lease."""
+def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
+    """What a broker answers when it has its lease again makes no period longer that ended with the lease."""
     broker = Broker()
     handle = broker.open()
     broker.tick(4_100)
@@ -206,10 +206,10 @@ def test_work_under_a_renewed_lease_is_of_the_new_stretch() -> None:
     broker.tick(6_500)
     broker.close(handle)
     broker.tick(9_000)
-    assert [("lease_over", 1_000, 4_000), (None, 5_000, None), ("closed", 5_000, 6_500)] == broker.told[1:]
+    assert [("lease_over", 1_000, 4_000), (None, 5_000, None), ("closed", 5_000, 6_500)] == broker.reported[1:]
 
 
-def test_work_notes_on_its_handle_when_it_was_answered() -> None:
+def test_a_handle_has_the_time_of_its_last_answer() -> None:
     """What passes both checks is noted, and marked where it passed by its token alone; what fails is not."""
     broker = Broker()
     clock: Clock = broker.clock
@@ -240,18 +240,18 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
     for child in children:
         child.is_open = True
     parent.is_open = False
-    broker.witness.carried_out(Reshaped(gone=(parent,), children=children))
-    assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.told
+    broker.recorder.carried_out(Reshaped(gone=(parent,), children=children))
+    assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.reported
     assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
 
 
-def test_whatever_ends_a_broker_ends_what_it_serves() -> None:
-    """A service that overran its deadline, and a broker that is over, are told with their reasons, once."""
+def test_the_end_of_a_broker_ends_its_periods() -> None:
+    """A service that overran its deadline, and a broker that is over, end their periods once, each with its reason."""
     broker = Broker()
     broker.open(LEFT)
     broker.open(RIGHT)
-    broker.witness.carried_out(Abandon(bundle=LEFT, doing="closing"))
+    broker.recorder.carried_out(Abandon(bundle=LEFT, doing="closing"))
     broker.lease.lose()
-    broker.witness.stopped()
-    broker.witness.stopped()
-    assert [("abandoned", 1_000, 1_000), ("stopped", 1_000, 1_000)] == broker.told[2:]
+    broker.recorder.stopped()
+    broker.recorder.stopped()
+    assert [("abandoned", 1_000, 1_000), ("stopped", 1_000, 1_000)] == broker.reported[2:]
