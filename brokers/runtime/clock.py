@@ -5,13 +5,18 @@ Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machi
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.channel.system.boot_clock import boot_ns
 
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+
+# A change of the interval takes effect within this time, so an operator can correct an interval of hours.
+_LOOK_AGAIN_MS: Final = 1_000
 
 
 class Clock(Protocol):
@@ -36,3 +41,10 @@ class SystemClock:
     def boot_ns(self) -> int:
         """Return boot time in nanoseconds: it never jumps, and runs on during sleep."""
         return boot_ns()
+
+
+async def interval_passed(interval_ms: Callable[[], float], clock: Clock) -> None:
+    """Return once the current value of `interval_ms` has passed since the call."""
+    began_ms = clock.now().boot_ms
+    while (left_ms := began_ms + interval_ms() - clock.now().boot_ms) > 0:  # noqa: ASYNC110 - settings have no event
+        await asyncio.sleep(min(left_ms, _LOOK_AGAIN_MS) / 1_000)

@@ -17,6 +17,7 @@ from equipoise.brokers.balancing.moves import moved_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
+from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
@@ -36,6 +37,29 @@ _logger: Final = logging.getLogger(__name__)
 
 # How often to check for a due round and for free slots for moves. Settings change at run time.
 _LOOK_MS: Final = 500
+
+
+class SettingsInForce:
+    """A callable that returns the current settings: the channel's, and the broker's own where the channel has none."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._base = worker.config.base_settings
+        self._settings = self._base
+        self._last: int | None = None
+
+    def __call__(self) -> BalancingSettings:
+        """Return the settings, parsed again only after a change. An unreadable one is logged, and the broker's own applies."""
+        view = self._worker.view
+        entry = view.policies.get(KEY)
+        last = None if entry is None else entry.last
+        if last != self._last:
+            self._last = last
+            self._settings = settings_in(view, self._base)
+            for problem in problems_in(view, self._base):
+                _logger.error("balancing setting ignored: %s", problem, extra={"broker": self._worker.broker_id})
+            _logger.info("balancing settings changed", extra={"broker": self._worker.broker_id, "offset": last})
+        return self._settings
 
 
 class Balancing:

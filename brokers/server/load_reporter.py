@@ -17,10 +17,10 @@ from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carrie
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus.spelling import light
 from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.intervals import interval_passed
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.shedder.load_reports import LoadBus, Sample
 from equipoise.shedder.loads import BundleTraffic

@@ -22,12 +22,11 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import PEER, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.balancing import Balancing
+from equipoise.brokers.server.balancing import Balancing, SettingsInForce
 from equipoise.brokers.server.compacting import Compacting
 from equipoise.brokers.server.decision_writer import DecisionWriter
 from equipoise.brokers.server.file_watch import FileWatch
 from equipoise.brokers.server.load_reporter import LoadReporter
-from equipoise.brokers.server.settings_in_force import SettingsInForce
 from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable

@@ -21,9 +21,9 @@ from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import propose
 from equipoise.brokers.operations.verbs import move
+from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.intervals import interval_passed
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.loads import BundleTraffic

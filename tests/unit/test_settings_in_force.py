@@ -10,7 +10,7 @@ import pytest
 from equipoise.brokers.agent.intents import SetSettings
 from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.operations.access import opened, submit
-from equipoise.brokers.server.settings_in_force import SettingsInForce
+from equipoise.brokers.server.balancing import SettingsInForce
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document, Scalar
 from tests.unit.http.cluster import cluster, run, until
@@ -50,7 +50,7 @@ def test_what_cannot_be_read_is_told_once_and_our_own_holds(tmp_path: Path, capl
             await until(lambda: settings().balancing.moves_max == 3)
             assert interval_ms == settings().balancing.shed_interval_ms
 
-    with caplog.at_level("ERROR", logger="equipoise.brokers.server.settings_in_force"):
+    with caplog.at_level("ERROR", logger="equipoise.brokers.server.balancing"):
         run(story)
-    (line,) = (record.getMessage() for record in caplog.records if record.name == "equipoise.brokers.server.settings_in_force")
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "equipoise.brokers.server.balancing")
     assert "balancing.shed_interval_ms" in line
