@@ -1,7 +1,4 @@
-"""The dumbest service that a connection can have: it answers whatever waits for an answer, and remembers what it saw.
-
-May live here: `DumbService`, for tests of connections that need no topics.
-"""
+"""The dumbest service that a connection can have: it answers whatever waits for an answer, and remembers what it saw."""
 
 from __future__ import annotations
 

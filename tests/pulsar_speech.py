@@ -1,7 +1,4 @@
-"""What a Pulsar client says and hears, for tests: frames of commands and entries, and the commands in a stream of replies.
-
-May live here: making and reading bytes with protobuf alone, and with none of the product's readers or writers.
-"""
+"""What a Pulsar client says and hears, for tests: frames of commands and entries, and the commands in a stream of replies."""
 
 from __future__ import annotations
 

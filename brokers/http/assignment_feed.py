@@ -76,7 +76,7 @@ class AssignmentFeed:
     def follower(self, namespace: str) -> Iterator[Follower]:
         """Follow a namespace. Raises `Overloaded` if there are too many followers."""
         if self._count >= FOLLOWERS_MAX:
-            raise Overloaded(what=f"the row of those who follow assignments at broker {self._broker}", limit=FOLLOWERS_MAX)
+            raise Overloaded(what=f"the list of assignment followers at broker {self._broker}", limit=FOLLOWERS_MAX)
         follower = Follower()
         self._count += 1
         followers = self._followers.setdefault(namespace, {})

@@ -97,7 +97,7 @@ class Hosting:
         if hosted is None:
             return None
         if len(self._topics) >= self._topics_max:
-            raise Overloaded(what="the topics of this broker", limit=self._topics_max)
+            raise Overloaded(what="the topic table of this broker", limit=self._topics_max)
         return self._add(hosted, topic, None, now_ms)
 
     def open(self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int) -> Sequence[Served]:

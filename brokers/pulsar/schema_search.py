@@ -51,7 +51,7 @@ class SchemaSearch:
         asked = self._asked.get((topic.full, version))
         if asked is None:
             if len(self._asked) >= _ASKED_MAX:
-                raise Overloaded(what="the schemas that other brokers are asked for", limit=_ASKED_MAX)
+                raise Overloaded(what="the list of running schema searches", limit=_ASKED_MAX)
             asked = self._asked[topic.full, version] = asyncio.get_running_loop().create_task(self._ask(topic, version))
             asked.add_done_callback(lambda done: self._told(topic, version, done))
         try:

@@ -1,7 +1,4 @@
-"""`make fuzz`: atheris looks for inputs that break the harness, guided by the coverage of what strangers can reach.
-
-May live here: the way from atheris to the harness. An input that breaks something is left in a file, whose name is printed.
-"""
+"""`make fuzz`: atheris looks for inputs that break the harness, guided by the coverage of what strangers can reach."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Conversations to start from: a fuzzer that begins with good frames gets behind the first check at once.
-
-May live here: inputs of the harness, as values.
-"""
+"""Conversations to start from: a fuzzer that begins with good frames gets behind the first check at once."""
 
 from __future__ import annotations
 

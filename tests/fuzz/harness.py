@@ -1,7 +1,4 @@
-"""What the fuzzer throws at the Pulsar service: bytes of a stranger, and how they are cut.
-
-May live here: the entry that takes one input, and fails on whatever a stranger must not be able to do. It needs no fuzzer.
-"""
+"""What the fuzzer throws at the Pulsar service: bytes of a stranger, and how they are cut."""
 
 from __future__ import annotations
 

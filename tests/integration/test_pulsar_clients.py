@@ -1,7 +1,4 @@
-"""Real Pulsar clients against real brokers: transfers, and a `kill -9`, while messages flow; the judge of messages has the last word.
-
-May live here: what applications see of a move. The size of it all is small; `make stress-pulsar` is the large one.
-"""
+"""Real Pulsar clients against real brokers: transfers, and a `kill -9`, while messages flow; the judge of messages has the last word."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The driver of real Pulsar clients, and what each client's program says without any broker.
-
-May live here: what the harness itself has to keep to, so that a test with brokers fails for the brokers' sake.
-"""
+"""The driver of real Pulsar clients, and what each client's program says without any broker."""
 
 from __future__ import annotations
 

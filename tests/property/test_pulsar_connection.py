@@ -1,7 +1,4 @@
-"""A connection under any conversation: commands in any order, garbage between them, answers early, late and never.
-
-May live here: properties of `Connection` that hold whatever a client sends.
-"""
+"""A connection under any conversation: commands in any order, garbage between them, answers early, late and never."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pulsar's frames over any stream and any cut of it.
-
-May live here: properties of `FrameReader`, and of the checks of an entry.
-"""
+"""Pulsar's frames over any stream and any cut of it."""
 
 from __future__ import annotations
 

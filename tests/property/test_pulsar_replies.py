@@ -1,7 +1,4 @@
-"""The replies that are made by hand are byte for byte what protobuf would have made.
-
-May live here: comparisons of `brokers.pulsar.wire.replies` with protobuf itself.
-"""
+"""The replies that are made by hand are byte for byte what protobuf would have made."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A topic against its slow model, over any interleaving of what clients and moves may do.
-
-May live here: the model, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
-subscription has a choice, the model takes the real one's word for it, after checking that it was allowed.
-"""
+"""A topic against its slow model, over any interleaving of what clients and moves may do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Moving without loss, and what crosses between owners: any clients, any order of return, any bytes.
-
-May live here: properties of whole moves and of the bytes between owners. Single steps stand in `test_pulsar_topic`.
-"""
+"""Moving without loss, and what crosses between owners: any clients, any order of return, any bytes."""
 
 from __future__ import annotations
 

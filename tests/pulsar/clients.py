@@ -1,9 +1,4 @@
-"""Real Pulsar clients as processes: started, read as they speak, and stopped.
-
-May live here: what a client is told, what it has said, and waiting for it. How the programs are built is in programs.py.
-
-Threads: one for each process reads its lines, keeps them in a file for the judge, and counts. Whoever asks waits on one condition.
-"""
+"""Real Pulsar clients as processes: started, read as they speak, and stopped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Several clients at once, whose messages flow, and are judged at the end.
-
-May live here: the order of starting and stopping, whether all of them get on, and the times in which losses are excused.
-"""
+"""Several clients at once, whose messages flow, and are judged at the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The programs with real Pulsar clients, one for each language: which this machine can run, and how they are built.
-
-May live here: what knows of Maven, Java, Go and Cargo. What the programs are told and say is in clients.py.
-"""
+"""The programs with real Pulsar clients, one for each language: which this machine can run, and how they are built."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Python client: `python -m tests.pulsar.python_client produce|consume ...`; README.md beside this file has the contract.
-
-May live here: what touches the `pulsar` package, which is untyped, blocks, and has threads of its own.
-"""
+"""The Python client: `python -m tests.pulsar.python_client produce|consume ...`; README.md beside this file has the contract."""
 
 from __future__ import annotations
 

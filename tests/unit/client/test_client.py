@@ -1,8 +1,4 @@
-"""The client over a log: who serves a key, waiting while nobody does, and healing after a wrong answer.
-
-May live here: `Client` in process, on a log in memory that the test writes. Over HTTP it is asked in
-tests/integration/test_client_http.py.
-"""
+"""The client over a log: who serves a key, waiting while nobody does, and healing after a wrong answer."""
 
 from __future__ import annotations
 

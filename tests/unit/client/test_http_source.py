@@ -1,8 +1,4 @@
-"""The client's streams over HTTP, against servers that misbehave: each wait has an end, each row has a bound.
-
-May live here: `HttpSource` and `Client` on it, asked while a made-up broker does what a good one would not. How it follows real
-brokers is asked in tests/integration/test_client_http.py.
-"""
+"""The client's streams over HTTP, against servers that misbehave: each wait has an end, each row has a bound."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A client's table, and the events that it is made of.
-
-May live here: `brokers.client.table` and the parsing in `brokers.client.http_source`, without any socket.
-"""
+"""A client's table, and the events that it is made of."""
 
 from __future__ import annotations
 

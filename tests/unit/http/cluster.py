@@ -1,20 +1,19 @@
-"""Brokers of one loop, with HTTP on loopback, over one log in memory.
-
-May live here: `Cluster`, the service that its brokers host, and the callers' side of HTTP. What is tested is the product's:
-real workers, a real server, a real client.
-"""
+"""Brokers of one loop, with HTTP on loopback, over one log in memory."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -219,6 +218,36 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
             await story()
 
     asyncio.run(bounded())
+
+
+def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Return a decorator that makes a test of an async function, whose first parameter is what `opened` opens in `tmp_path`."""
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        parameters = list(inspect.signature(test).parameters.values())[1:]
+        folder = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
+        others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name != "tmp_path"]
+
+        @wraps(test)
+        def played(*, tmp_path: Path, **fixtures: object) -> None:
+            if len(others) < len(parameters):
+                fixtures["tmp_path"] = tmp_path
+
+            async def bounded() -> None:
+                async with opened(tmp_path) as running:
+                    await test(running, **fixtures)
+
+            run(bounded)
+
+        played.__signature__ = inspect.Signature([folder, *others])  # type: ignore[attr-defined]
+        return played
+
+    return decorate
+
+
+def with_cluster(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:  # noqa: ANN401 - those of `cluster`
+    """Run a test on a `cluster` with these options."""
+    return story(lambda folder: cluster(folder, **options))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,7 +1,4 @@
-"""The channel is lost to all brokers: what stops, what is served on, who says so, and that all is as it was when it is back.
-
-May live here: brokers over a log in memory that is away for as long as a test wants, asked by a real client.
-"""
+"""The channel is lost to all brokers: what stops, what is served on, who says so, and that all is as it was when it is back."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.errors import LogUnavailable
 from tests.troubled_log import TroubledLog
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, run, until
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, run, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -282,19 +279,15 @@ def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b'"sometimes"', b"true", b"{}"])
-def test_the_policy_has_one_of_two_values(tmp_path: Path, body: bytes) -> None:
+@with_cluster()
+async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -> None:
     """Whatever else is said is refused, with the values that there are."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
-            assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason)
-            answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
-            assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
-            assert {} == broker.worker.view.namespaces[NAMESPACE].policies
-
-    run(story)
+    (broker,) = brokers.brokers
+    answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
+    assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason)
+    answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
+    assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
+    assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
 def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

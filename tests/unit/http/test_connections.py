@@ -1,7 +1,4 @@
-"""The connections of an HTTP port: how many there may be, and how long each may idle.
-
-May live here: raw sockets against one broker with small limits.
-"""
+"""The connections of an HTTP port: how many there may be, and how long each may idle."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, cluster, run
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, run, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -61,102 +58,82 @@ class Caller:
         self.writer.close()
 
 
-def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
+@with_cluster(http_connections_max=2)
+async def test_one_connection_too_many_is_told_so(brokers: Cluster) -> None:
     """It gets 503 with the setting, `/ready` says why to whoever is connected, and once one has left the next one is served."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_connections_max=2) as brokers:
-            (broker,) = brokers.brokers
-            first, second = await Caller.to(broker), await Caller.to(broker)
-            assert HTTPStatus.OK == (await second.ask("/health"))[0]
-            status, told = await first.ask("/ready")
-            assert HTTPStatus.SERVICE_UNAVAILABLE == status
-            assert [
-                "it takes no more connections over HTTP: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"
-            ] == told["problems"]
-            third = await Caller.to(broker)
-            third.say("/ready")
-            status, told = await third.answer()
-            assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
-            assert "http_connections_max" in str(told["reason"])
-            assert b"" == await third.is_over()
-            third.close()
-            second.close()
-            while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
-                await asyncio.sleep(0.002)
-            fourth = await Caller.to(broker)
-            assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
-            first.close()
-            fourth.close()
-
-    run(story)
+    (broker,) = brokers.brokers
+    first, second = await Caller.to(broker), await Caller.to(broker)
+    assert HTTPStatus.OK == (await second.ask("/health"))[0]
+    status, told = await first.ask("/ready")
+    assert HTTPStatus.SERVICE_UNAVAILABLE == status
+    assert ["it takes no more connections over HTTP: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
+        "problems"
+    ]
+    third = await Caller.to(broker)
+    third.say("/ready")
+    status, told = await third.answer()
+    assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
+    assert "http_connections_max" in str(told["reason"])
+    assert b"" == await third.is_over()
+    third.close()
+    second.close()
+    while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
+        await asyncio.sleep(0.002)
+    fourth = await Caller.to(broker)
+    assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
+    first.close()
+    fourth.close()
 
 
-def test_many_connections_too_many_leave_the_bound_as_it_is(tmp_path: Path) -> None:
+@with_cluster(http_connections_max=1)
+async def test_many_connections_too_many_leave_the_bound_as_it_is(brokers: Cluster) -> None:
     """Callers beyond those that may read why they are turned away are cut off; none of them makes room for another one."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_connections_max=1) as brokers:
-            (broker,) = brokers.brokers
-            first = await Caller.to(broker)
-            assert HTTPStatus.OK == (await first.ask("/health"))[0]
-            # They connect in one go, so that all of them are there before the first one is gone.
-            others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
-            for other in others:
-                other.say("/health", "Connection: close")
-            told = await asyncio.gather(*(other.is_over() for other in others))
-            late = await Caller.to(broker)
-            late.say("/health", "Connection: close")
-            told.append(await late.is_over())
-            assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
-            for caller in (first, late, *others):
-                caller.close()
-
-    run(story)
+    (broker,) = brokers.brokers
+    first = await Caller.to(broker)
+    assert HTTPStatus.OK == (await first.ask("/health"))[0]
+    # They connect in one go, so that all of them are there before the first one is gone.
+    others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
+    for other in others:
+        other.say("/health", "Connection: close")
+    told = await asyncio.gather(*(other.is_over() for other in others))
+    late = await Caller.to(broker)
+    late.say("/health", "Connection: close")
+    told.append(await late.is_over())
+    assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
+    for caller in (first, late, *others):
+        caller.close()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
-def test_a_connection_that_asks_nothing_is_closed(said: bytes, tmp_path: Path) -> None:
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_connection_that_asks_nothing_is_closed(brokers: Cluster, said: bytes) -> None:
     """Whoever sends no whole head of a request within `http_idle_ms` is disconnected."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-            caller = await Caller.to(brokers.brokers[0])
-            caller.writer.write(said)
-            assert b"" == await caller.is_over()
-            caller.close()
-
-    run(story)
+    caller = await Caller.to(brokers.brokers[0])
+    caller.writer.write(said)
+    assert b"" == await caller.is_over()
+    caller.close()
 
 
-def test_a_head_that_trickles_in_is_not_waited_for(tmp_path: Path) -> None:
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_head_that_trickles_in_is_not_waited_for(brokers: Cluster) -> None:
     """A byte now and then does not keep a connection: the time is that of the whole head."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-            caller = await Caller.to(brokers.brokers[0])
-            over = asyncio.ensure_future(caller.is_over())
-            caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
-            while not over.done():
-                caller.writer.write(b"x")
-                await asyncio.sleep(0.005)
-            caller.close()
-
-    run(story)
+    caller = await Caller.to(brokers.brokers[0])
+    over = asyncio.ensure_future(caller.is_over())
+    caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
+    while not over.done():
+        caller.writer.write(b"x")
+        await asyncio.sleep(0.005)
+    caller.close()
 
 
-def test_a_connection_is_kept_for_a_while_and_no_longer(tmp_path: Path) -> None:
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_connection_is_kept_for_a_while_and_no_longer(brokers: Cluster) -> None:
     """Two requests may come one after the other; then, with none for `http_idle_ms`, it is closed."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-            caller = await Caller.to(brokers.brokers[0])
-            for _ in range(2):
-                assert HTTPStatus.OK == (await caller.ask("/health"))[0]
-            assert b"" == await caller.is_over()
-            caller.close()
-
-    run(story)
+    caller = await Caller.to(brokers.brokers[0])
+    for _ in range(2):
+        assert HTTPStatus.OK == (await caller.ask("/health"))[0]
+    assert b"" == await caller.is_over()
+    caller.close()
 
 
 def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,21 +160,17 @@ def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytes
     run(story)
 
 
-def test_a_caller_that_takes_no_answer_is_cut(tmp_path: Path) -> None:
+@with_cluster(http_idle_ms=IDLE_MS)
+async def test_a_caller_that_takes_no_answer_is_cut(brokers: Cluster) -> None:
     """Answers that nobody reads fill the buffers; after `http_idle_ms` without a byte taken, the connection is gone."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
-            broker = brokers.brokers[0]
-            caller = await Caller.to(broker, limit=1)
-            try:
-                while True:
-                    caller.say("/metrics")
-                    await caller.writer.drain()
-            except ConnectionError:
-                caller.close()
-
-    run(story)
+    broker = brokers.brokers[0]
+    caller = await Caller.to(broker, limit=1)
+    try:
+        while True:
+            caller.say("/metrics")
+            await caller.writer.drain()
+    except ConnectionError:
+        caller.close()
 
 
 UPLOAD = b"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -248,12 +221,8 @@ def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path,
 
 
 @pytest.mark.parametrize("path", ["/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"])
-def test_answers_name_no_versions(path: str, tmp_path: Path) -> None:
+@with_cluster()
+async def test_answers_name_no_versions(brokers: Cluster, path: str) -> None:
     """Each answer says that it is Equipoise's; what it runs on is nobody's business."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            answer = await brokers.brokers[0].get(path)
-            assert "equipoise" == answer.headers["Server"]
-
-    run(story)
+    answer = await brokers.brokers[0].get(path)
+    assert "equipoise" == answer.headers["Server"]

@@ -1,7 +1,4 @@
-"""Errors as HTTP answers: each with its status, its reason and an id, and none with a traceback.
-
-May live here: the table of statuses, and handlers that raise whatever a handler can raise.
-"""
+"""Errors as HTTP answers: each with its status, its reason and an id, and none with a traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Garbage at every path: whatever comes in, a broker answers it, tells no traceback, and serves on.
-
-May live here: properties of the whole interface, against one broker that lives through all examples.
-"""
+"""Garbage at every path: whatever comes in, a broker answers it, tells no traceback, and serves on."""
 
 from __future__ import annotations
 

@@ -1,20 +1,16 @@
-"""Requests that no handler sees, because a foreign web page may have sent them.
-
-May live here: the table of what is refused and what is not, and the same over real sockets.
-"""
+"""Requests that no handler sees, because a foreign web page may have sent them."""
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http.guard import Asked, Guard
 from equipoise.brokers.runtime.config import WorkerConfig
-from tests.unit.http.cluster import Answer, Broker, cluster, run
+from tests.unit.http.cluster import Answer, Broker, Cluster, with_cluster
 
 ME = "127.0.0.1:8080"
 ORDER = "/admin/v2/brokers/drain"
@@ -108,40 +104,32 @@ def test_a_name_with_a_port_is_refused_as_a_setting() -> None:
 
 
 @pytest.mark.integration
-def test_a_broker_refuses_what_a_page_sends(tmp_path: Path) -> None:
+@with_cluster()
+async def test_a_broker_refuses_what_a_page_sends(brokers: Cluster) -> None:
     """Over a real socket: orders of a page, text as a body and a foreign name are refused, in the form of all errors; nothing happens."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
-            text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
-            rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
-            assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
-                answer.status for answer in (page, text, rebound)
-            ]
-            assert "may not give orders to this broker" in page.reason
-            entry = broker.worker.agent.entry
-            assert entry is not None
-            assert "up" == entry.status
-
-    run(story)
+    (broker,) = brokers.brokers
+    page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
+    text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
+    rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
+    assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
+        answer.status for answer in (page, text, rebound)
+    ]
+    assert "may not give orders to this broker" in page.reason
+    entry = broker.worker.agent.entry
+    assert entry is not None
+    assert "up" == entry.status
 
 
 @pytest.mark.integration
-def test_a_body_that_never_ends_is_answered(tmp_path: Path) -> None:
+@with_cluster(http_body_ms=50)
+async def test_a_body_that_never_ends_is_answered(brokers: Cluster) -> None:
     """A caller that sends half a body gets 408 after `http_body_ms`; an answer that takes long after its body is not cut short."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, http_body_ms=50) as brokers:
-            (broker,) = brokers.brokers
-            answer = await half_a_body(broker)
-            assert b"HTTP/1.1 408 " in answer
-            assert b"http_body_ms" in answer
-            slow = await poll_with_a_body(broker)
-            assert HTTPStatus.NO_CONTENT == slow.status
-
-    run(story)
+    (broker,) = brokers.brokers
+    answer = await half_a_body(broker)
+    assert b"HTTP/1.1 408 " in answer
+    assert b"http_body_ms" in answer
+    slow = await poll_with_a_body(broker)
+    assert HTTPStatus.NO_CONTENT == slow.status
 
 
 async def half_a_body(broker: Broker) -> bytes:

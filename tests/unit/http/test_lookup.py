@@ -1,7 +1,4 @@
-"""Lookups over HTTP: what they answer, and how long they are held.
-
-May live here: the two lookup paths, asked by a real client.
-"""
+"""Lookups over HTTP: what they answer, and how long they are held."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import pytest
 from equipoise.brokers.http import lookup
 from equipoise.brokers.runtime import lookups
 from equipoise.channel.core.ranges import bundle_name, topic_hash
-from tests.unit.http.cluster import NAMESPACE, Broker, cluster, path_of, run, until
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, run, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -27,32 +24,28 @@ def metric(broker: Broker, outcome: str) -> float:
     return next(float(line.removeprefix(name)) for line in sample.decode().splitlines() if line.startswith(name))
 
 
-def test_every_broker_names_the_owner(tmp_path: Path) -> None:
+@with_cluster(brokers=2)
+async def test_every_broker_names_the_owner(brokers: Cluster) -> None:
     """Whichever broker is asked, the answer has the addresses of the topic's owner, in the fields that Pulsar's clients read."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            topics = {"orders": "orders", "a%20b%25c": "a b%c", "%7Bbraces%7D": "{braces}", "%C3%BC": "ü", "two%0Alines": "two\nlines"}
-            for topic, name in topics.items():
-                point = topic_hash(f"persistent://{NAMESPACE}/{name}")
-                bundle = brokers.view.bundle_at(NAMESPACE, point)
-                assert bundle is not None
-                expected = {
-                    "brokerUrl": "",
-                    "brokerUrlTls": "",
-                    "httpUrl": brokers.owner_of(bundle.name).url,
-                    "httpUrlTls": "",
-                    "nativeUrl": "",
-                    "brokerUrlSsl": "",
-                }
-                for broker in brokers.brokers:
-                    answer = await broker.get(f"{PATH}/{topic}?authoritative=false&listenerName=x")
-                    assert (200, expected) == (answer.status, answer.json())
-                    answer = await broker.get(f"{PATH}/{topic}/bundle")
-                    assert bundle.name == bundle_name(NAMESPACE, *(int(end, 16) for end in answer.body.decode().split("_")))
-            assert len(topics) == metric(brokers.brokers[0], "answered")
-
-    run(story)
+    topics = {"orders": "orders", "a%20b%25c": "a b%c", "%7Bbraces%7D": "{braces}", "%C3%BC": "ü", "two%0Alines": "two\nlines"}
+    for topic, name in topics.items():
+        point = topic_hash(f"persistent://{NAMESPACE}/{name}")
+        bundle = brokers.view.bundle_at(NAMESPACE, point)
+        assert bundle is not None
+        expected = {
+            "brokerUrl": "",
+            "brokerUrlTls": "",
+            "httpUrl": brokers.owner_of(bundle.name).url,
+            "httpUrlTls": "",
+            "nativeUrl": "",
+            "brokerUrlSsl": "",
+        }
+        for broker in brokers.brokers:
+            answer = await broker.get(f"{PATH}/{topic}?authoritative=false&listenerName=x")
+            assert (200, expected) == (answer.status, answer.json())
+            answer = await broker.get(f"{PATH}/{topic}/bundle")
+            assert bundle.name == bundle_name(NAMESPACE, *(int(end, 16) for end in answer.body.decode().split("_")))
+    assert len(topics) == metric(brokers.brokers[0], "answered")
 
 
 @pytest.mark.parametrize(
@@ -72,57 +65,45 @@ def test_every_broker_names_the_owner(tmp_path: Path) -> None:
         ("/lookup/v2/topic/", 412),
     ],
 )
-def test_names_that_cannot_be_are_refused(tmp_path: Path, path: str, status: int) -> None:
+@with_cluster()
+async def test_names_that_cannot_be_are_refused(brokers: Cluster, path: str, status: int) -> None:
     """A topic that no namespace could have is answered 412, one whose namespace is not there 404."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            answer = await brokers.brokers[0].get(path)
-            assert status == answer.status, answer.body
-            assert answer.reason
-
-    run(story)
+    answer = await brokers.brokers[0].get(path)
+    assert status == answer.status, answer.body
+    assert answer.reason
 
 
-def test_a_lookup_is_held_until_somebody_serves(tmp_path: Path) -> None:
+@with_cluster(bundles=1)
+async def test_a_lookup_is_held_until_somebody_serves(brokers: Cluster) -> None:
     """While nobody has taken a bundle its lookups wait together, and all are answered when somebody has."""
+    (broker,), (bundle,) = brokers.brokers, brokers.bundles()
+    broker.service.taking.clear()
+    assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
+    asked = [asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)]
+    waits: list[asyncio.Task[object]] = []
 
-    async def story() -> None:
-        async with cluster(tmp_path, bundles=1) as brokers:
-            (broker,), (bundle,) = brokers.brokers, brokers.bundles()
-            broker.service.taking.clear()
-            assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-            asked = [asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)]
-            waits: list[asyncio.Task[object]] = []
+    def all_wait() -> bool:
+        waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"an owner for {bundle}"]
+        return broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning"
 
-            def all_wait() -> bool:
-                waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"an owner for {bundle}"]
-                return broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning"
-
-            await until(all_wait)
-            assert 1 == len(waits)
-            assert not any(task.done() for task in asked)
-            broker.service.taking.set()
-            assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
-            assert 50 == metric(broker, "held")
-
-    run(story)
+    await until(all_wait)
+    assert 1 == len(waits)
+    assert not any(task.done() for task in asked)
+    broker.service.taking.set()
+    assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+    assert 50 == metric(broker, "held")
 
 
-def test_a_lookup_is_not_held_for_ever(tmp_path: Path) -> None:
+@with_cluster(bundles=1, lookup_ms=200)
+async def test_a_lookup_is_not_held_for_ever(brokers: Cluster) -> None:
     """A lookup that nobody can answer within its deadline fails with 503, and says when to ask again."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, bundles=1, lookup_ms=200) as brokers:
-            (broker,), (bundle,) = brokers.brokers, brokers.bundles()
-            broker.service.taking.clear()
-            await broker.put(f"{path_of(bundle)}/unload")
-            answers = await asyncio.gather(*(broker.get(f"{PATH}/orders") for _ in range(3)))
-            assert [(503, "1")] * 3 == [(answer.status, answer.headers["Retry-After"]) for answer in answers]
-            assert "an owner for" in answers[0].reason
-            assert 3 == metric(broker, "timed_out")
-
-    run(story)
+    (broker,), (bundle,) = brokers.brokers, brokers.bundles()
+    broker.service.taking.clear()
+    await broker.put(f"{path_of(bundle)}/unload")
+    answers = await asyncio.gather(*(broker.get(f"{PATH}/orders") for _ in range(3)))
+    assert [(503, "1")] * 3 == [(answer.status, answer.headers["Retry-After"]) for answer in answers]
+    assert "an owner for" in answers[0].reason
+    assert 3 == metric(broker, "timed_out")
 
 
 def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,25 +127,21 @@ def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.
     run(story)
 
 
-def test_lookups_follow_a_transfer(tmp_path: Path) -> None:
+@with_cluster(brokers=2, bundles=1)
+async def test_lookups_follow_a_transfer(brokers: Cluster) -> None:
     """Before a move the source is named, during the hand-over nobody, and after it the destination."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
-            (bundle,) = brokers.bundles()
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            source.service.closing.clear()
-            move = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
-            await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
-            asked = asyncio.ensure_future(source.get(f"{PATH}/orders"))
-            await until(lambda: any(task.get_name() == f"an owner for {bundle}" for task in asyncio.all_tasks()))
-            assert not asked.done()
-            source.service.closing.set()
-            assert 204 == (await move).status
-            assert target.url.encode() in (await asked).body
-
-    run(story)
+    (bundle,) = brokers.bundles()
+    source = brokers.owner_of(bundle)
+    target = brokers.other_than(source)
+    source.service.closing.clear()
+    move = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
+    await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
+    asked = asyncio.ensure_future(source.get(f"{PATH}/orders"))
+    await until(lambda: any(task.get_name() == f"an owner for {bundle}" for task in asyncio.all_tasks()))
+    assert not asked.done()
+    source.service.closing.set()
+    assert 204 == (await move).status
+    assert target.url.encode() in (await asked).body
 
 
 def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,4 @@
-"""The reference pages name what there is: every path, every metric.
-
-May live here: comparisons of `docs/reference` with the code.
-"""
+"""The reference pages name what there is: every path, every metric."""
 
 from __future__ import annotations
 

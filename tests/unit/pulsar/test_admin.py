@@ -1,7 +1,4 @@
-"""Topics over HTTP and on the command line: lists, partitions, stats, loads.
-
-May live here: the paths of `brokers.pulsar.admin` and the group `equipoise topics`, on running brokers.
-"""
+"""Topics over HTTP and on the command line: lists, partitions, stats, loads."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate, run
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
 PATH = f"{TOPICS}/orders"
@@ -52,30 +49,26 @@ async def used(running: Brokers, topic: str, *, producer_id: int = 1) -> WireCli
     return client
 
 
-def test_partitions_are_made_added_to_and_taken_away(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_partitions_are_made_added_to_and_taken_away(running: Brokers) -> None:
     """Their number stands in the namespace's policies, is told over HTTP and to clients, and only ever grows until it goes."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            one, other = running.members
-            client = await other.client()
-            assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(f"{PATH}/partitions")
-            assert 404 == (await refused(one, "DELETE", f"{PATH}/partitions"))[0]
-            assert 404 == (await refused(one, "POST", f"{PATH}/partitions", 3))[0]
-            assert 204 == (await one.ask("PUT", f"{PATH}/partitions", 3))[0]
-            assert 409 == (await refused(one, "PUT", f"{PATH}/partitions", 3))[0]
-            assert 400 == (await refused(one, "POST", f"{PATH}/partitions", 2))[0]
-            assert 204 == (await one.ask("POST", f"{PATH}/partitions", 5))[0]
-            await running.settled()
-            assert 5 == await client.partitions(TOPIC)
-            assert 0 == await client.partitions(f"{TOPIC}-partition-2")
-            assert [TOPIC] == await other.get(f"{TOPICS}/partitioned")
-            assert 204 == (await one.ask("DELETE", f"{PATH}/partitions"))[0]
-            await running.settled()
-            assert 0 == await client.partitions(TOPIC)
-            assert [] == await other.get(f"{TOPICS}/partitioned")
-
-    run(story)
+    one, other = running.members
+    client = await other.client()
+    assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(f"{PATH}/partitions")
+    assert 404 == (await refused(one, "DELETE", f"{PATH}/partitions"))[0]
+    assert 404 == (await refused(one, "POST", f"{PATH}/partitions", 3))[0]
+    assert 204 == (await one.ask("PUT", f"{PATH}/partitions", 3))[0]
+    assert 409 == (await refused(one, "PUT", f"{PATH}/partitions", 3))[0]
+    assert 400 == (await refused(one, "POST", f"{PATH}/partitions", 2))[0]
+    assert 204 == (await one.ask("POST", f"{PATH}/partitions", 5))[0]
+    await running.settled()
+    assert 5 == await client.partitions(TOPIC)
+    assert 0 == await client.partitions(f"{TOPIC}-partition-2")
+    assert [TOPIC] == await other.get(f"{TOPICS}/partitioned")
+    assert 204 == (await one.ask("DELETE", f"{PATH}/partitions"))[0]
+    await running.settled()
+    assert 0 == await client.partitions(TOPIC)
+    assert [] == await other.get(f"{TOPICS}/partitioned")
 
 
 def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +92,7 @@ def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path:
                 count = next(count for count, (status, _) in zip(counts, answers, strict=True) if status == 204)
                 told = next(answer for status, answer in answers if status == 409)
                 assert isinstance(told, dict)
-                assert f"is {count} now" in str(told["reason"])
+                assert f"is now {count}" in str(told["reason"])
                 await running.settled()
                 for member in (one, other):
                     assert count == field(await member.get(f"{PATH}/partitions"), "partitions")
@@ -118,175 +111,147 @@ def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path:
         (f"{PATH}{'x' * 1_000}/partitions", 4),
     ],
 )
-def test_partitions_that_cannot_be_are_refused(path: str, body: object, tmp_path: Path) -> None:
+@with_brokers()
+async def test_partitions_that_cannot_be_are_refused(running: Brokers, path: str, body: object) -> None:
     """A number out of bounds, a topic that is a partition, a topic that would have to be stored: 400, and nothing is changed."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            assert 400 == (await refused(member, "PUT", path, body))[0]
-            assert [] == await member.get(f"{TOPICS}/partitioned")
-
-    run(story)
+    (member,) = running.members
+    assert 400 == (await refused(member, "PUT", path, body))[0]
+    assert [] == await member.get(f"{TOPICS}/partitioned")
 
 
-def test_topics_are_listed_wherever_they_are_served(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_topics_are_listed_wherever_they_are_served(running: Brokers) -> None:
     """Any broker lists those of all, by namespace, domain or bundle."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            one, other = running.members
-            names = [f"{TOPIC}-{number}" for number in range(8)]
-            for name in names:
-                await used(running, name)
-            assert {one, other} == {running.owner_of(name) for name in names}, "the names must lie at both brokers"
-            for member in (one, other):
-                assert names == await member.get(TOPICS)
-                assert names == await member.get(f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=ALL")
-                assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}")
-                bundle = running.bundle_of(names[0])
-                expected = [name for name in names if running.bundle_of(name) == bundle]
-                assert expected == await member.get(f"{TOPICS}/{bundle.rpartition('/')[2]}")
-            assert 400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
-            assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
-            client = await one.client()
-            client.ask_topics()
-            answer = await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
-            assert names == list(answer.get_topics_of_namespace_response.topics)
-
-    run(story)
+    one, other = running.members
+    names = [f"{TOPIC}-{number}" for number in range(8)]
+    for name in names:
+        await used(running, name)
+    assert {one, other} == {running.owner_of(name) for name in names}, "the names must lie at both brokers"
+    for member in (one, other):
+        assert names == await member.get(TOPICS)
+        assert names == await member.get(f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=ALL")
+        assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}")
+        bundle = running.bundle_of(names[0])
+        expected = [name for name in names if running.bundle_of(name) == bundle]
+        assert expected == await member.get(f"{TOPICS}/{bundle.rpartition('/')[2]}")
+    assert 400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
+    assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
+    client = await one.client()
+    client.ask_topics()
+    answer = await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+    assert names == list(answer.get_topics_of_namespace_response.topics)
 
 
-def test_a_topic_that_moves_is_not_missing_in_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_brokers(count=3)
+async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its bundle is open nowhere the question waits; it is answered, with the topic, once it is open again."""
+    source = running.owner_of()
+    destination = running.other_than(source)
+    asker = await running.other_than(source, destination).client()
+    await (await source.client()).consumer(1, name="me")
+    may_open, opening, open_ = asyncio.Event(), asyncio.Event(), destination.service.open
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=3) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            asker = await running.other_than(source, destination).client()
-            await (await source.client()).consumer(1, name="me")
-            may_open, opening, open_ = asyncio.Event(), asyncio.Event(), destination.service.open
+    async def open_late(ownership: Ownership, handover: bytes | None) -> None:
+        opening.set()
+        await may_open.wait()
+        await open_(ownership, handover)
 
-            async def open_late(ownership: Ownership, handover: bytes | None) -> None:
-                opening.set()
-                await may_open.wait()
-                await open_(ownership, handover)
-
-            monkeypatch.setattr(destination.service, "open", open_late)
-            moving = asyncio.ensure_future(running.transfer(destination))
-            await opening.wait()
-            asker.ask_topics()
-            for _ in range(20):  # As long as it would take to ask each of them, many times over.
-                for member in (source, destination):
-                    assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
-            assert [] == asker.names()
-            may_open.set()
-            answer = (await asker.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
-            assert [TOPIC] == list(answer.topics)
-            await moving
-
-    run(story)
+    monkeypatch.setattr(destination.service, "open", open_late)
+    moving = asyncio.ensure_future(running.transfer(destination))
+    await opening.wait()
+    asker.ask_topics()
+    for _ in range(20):  # As long as it would take to ask each of them, many times over.
+        for member in (source, destination):
+            assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
+    assert [] == asker.names()
+    may_open.set()
+    answer = (await asker.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
+    assert [TOPIC] == list(answer.topics)
+    await moving
 
 
-def test_a_list_without_a_broker_is_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_brokers(count=2)
+async def test_a_list_without_a_broker_is_no_list(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one of the brokers does not answer, clients are told to ask again: a short list would make them drop topics."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            one, other = running.members
-            monkeypatch.setattr(other.service.hosting, "of_namespace", None)
-            client = await one.client()
-            client.ask_topics()
-            error = (await client.hear(T.ERROR)).error
-            assert "does not answer for its topics: it answers 500" in error.message
-
-    run(story)
+    one, other = running.members
+    monkeypatch.setattr(other.service.hosting, "of_namespace", None)
+    client = await one.client()
+    client.ask_topics()
+    error = (await client.hear(T.ERROR)).error
+    assert "does not answer for its topics: it answers 500" in error.message
 
 
-def test_stats_are_told_by_the_broker_that_serves_the_topic(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_stats_are_told_by_the_broker_that_serves_the_topic(running: Brokers) -> None:
     """Any broker may be asked, and sends the caller there; a topic that nobody uses is not found."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            owner = running.owner_of()
-            other = running.other_than(owner)
-            client = await owner.client()
-            await client.consumer(1, name="me")
-            await client.producer(1, name="mine")
-            client.publish(1, 0, "x")
-            await client.receipt(1, 0)
-            for member in (owner, other):
-                stats = await member.get(f"{PATH}/stats")
-                assert ("mine", 1, 1) == (
-                    field(stats, "publishers")[0]["producerName"],  # type: ignore[index]  # a document is what it is
-                    field(stats, "msgInCounter"),
-                    field(stats, "subscriptions", "s", "msgOutCounter"),
-                )
-                assert ["s"] == await member.get(f"{PATH}/subscriptions")
-            assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/stats"))[0]
-            assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/subscriptions"))[0]
-
-    run(story)
+    owner = running.owner_of()
+    other = running.other_than(owner)
+    client = await owner.client()
+    await client.consumer(1, name="me")
+    await client.producer(1, name="mine")
+    client.publish(1, 0, "x")
+    await client.receipt(1, 0)
+    for member in (owner, other):
+        stats = await member.get(f"{PATH}/stats")
+        assert ("mine", 1, 1) == (
+            field(stats, "publishers")[0]["producerName"],  # type: ignore[index]  # a document is what it is
+            field(stats, "msgInCounter"),
+            field(stats, "subscriptions", "s", "msgOutCounter"),
+        )
+        assert ["s"] == await member.get(f"{PATH}/subscriptions")
+    assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/stats"))[0]
+    assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/subscriptions"))[0]
 
 
-def test_stats_of_all_partitions_are_one(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_stats_of_all_partitions_are_one(running: Brokers) -> None:
     """They are gathered from all brokers: sums, one row for a producer of the same name, and each partition by itself."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            one, other = running.members
-            assert 404 == (await refused(one, "GET", f"{PATH}/partitioned-stats"))[0]
-            await one.ask("PUT", f"{PATH}/partitions", 6)
-            await running.settled()
-            names = [f"{TOPIC}-partition-{index}" for index in range(5)]
-            assert {one, other} == {running.owner_of(name) for name in names}, "the partitions must lie at both brokers"
-            for name in names:
-                client = await running.owner_of(name).client()
-                await client.consumer(1, name, name="me")
-                await client.producer(1, name, name="mine")
-                for number in range(2):
-                    client.publish(1, number, "x")
-                    await client.receipt(1, number)
-            for member in (one, other):
-                stats = await member.get(f"{PATH}/partitioned-stats")
-                assert isinstance(stats, dict)
-                assert (10, 10, 6) == (stats["msgInCounter"], stats["msgOutCounter"], stats["metadata"]["partitions"])
-                assert ["mine"] == [each["producerName"] for each in stats["publishers"]]
-                assert 10 == stats["subscriptions"]["s"]["msgOutCounter"]
-                assert ["me"] == [each["consumerName"] for each in stats["subscriptions"]["s"]["consumers"]]
-                assert names == sorted(stats["partitions"])
-                assert {} == field(await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions")
-
-    run(story)
+    one, other = running.members
+    assert 404 == (await refused(one, "GET", f"{PATH}/partitioned-stats"))[0]
+    await one.ask("PUT", f"{PATH}/partitions", 6)
+    await running.settled()
+    names = [f"{TOPIC}-partition-{index}" for index in range(5)]
+    assert {one, other} == {running.owner_of(name) for name in names}, "the partitions must lie at both brokers"
+    for name in names:
+        client = await running.owner_of(name).client()
+        await client.consumer(1, name, name="me")
+        await client.producer(1, name, name="mine")
+        for number in range(2):
+            client.publish(1, number, "x")
+            await client.receipt(1, number)
+    for member in (one, other):
+        stats = await member.get(f"{PATH}/partitioned-stats")
+        assert isinstance(stats, dict)
+        assert (10, 10, 6) == (stats["msgInCounter"], stats["msgOutCounter"], stats["metadata"]["partitions"])
+        assert ["mine"] == [each["producerName"] for each in stats["publishers"]]
+        assert 10 == stats["subscriptions"]["s"]["msgOutCounter"]
+        assert ["me"] == [each["consumerName"] for each in stats["subscriptions"]["s"]["consumers"]]
+        assert names == sorted(stats["partitions"])
+        assert {} == field(await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions")
 
 
-def test_the_load_report_says_what_pulsar_says(tmp_path: Path) -> None:
+@with_brokers(config={"balance_interval_ms": 4})
+async def test_the_load_report_says_what_pulsar_says(running: Brokers) -> None:
     """Each bundle's stats bear Pulsar's names beside ours, and count messages in and out, producers, consumers and topics."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, config={"balance_interval_ms": 4}) as running:
-            (member,) = running.members
-            client = await member.client()
-            for number in (1, 2):
-                await client.consumer(number, subscription=f"s{number}")
-            await client.producer(1)
-            bundle = running.bundle_of()
-            rates: Mapping[str, float] = {}
-            while not rates.get("msgRateIn"):
-                client.publish(1, 0, "x")
-                await client.receipt(1, 0)
-                report = await member.get("/admin/v2/broker-stats/load-report")
-                stats = field(report, "lastStats", bundle)
-                assert isinstance(stats, dict)
-                rates = stats
-            assert (1, 2, 1) == (rates["producerCount"], rates["consumerCount"], rates["topics"])
-            assert rates["msgRateOut"] == pytest.approx(2 * rates["msgRateIn"])
-            assert rates["msgThroughputOut"] == pytest.approx(2 * rates["msgThroughputIn"])
-            assert rates["calls_per_second"] == pytest.approx(3 * rates["msgRateIn"])
-            assert 3 == rates["sessions"]
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    for number in (1, 2):
+        await client.consumer(number, subscription=f"s{number}")
+    await client.producer(1)
+    bundle = running.bundle_of()
+    rates: Mapping[str, float] = {}
+    while not rates.get("msgRateIn"):
+        client.publish(1, 0, "x")
+        await client.receipt(1, 0)
+        report = await member.get("/admin/v2/broker-stats/load-report")
+        stats = field(report, "lastStats", bundle)
+        assert isinstance(stats, dict)
+        rates = stats
+    assert (1, 2, 1) == (rates["producerCount"], rates["consumerCount"], rates["topics"])
+    assert rates["msgRateOut"] == pytest.approx(2 * rates["msgRateIn"])
+    assert rates["msgThroughputOut"] == pytest.approx(2 * rates["msgThroughputIn"])
+    assert rates["calls_per_second"] == pytest.approx(3 * rates["msgRateIn"])
+    assert 3 == rates["sessions"]
 
 
 def test_a_name_is_decoded_once(tmp_path: Path) -> None:
@@ -344,29 +309,25 @@ def bare(path: str) -> str:
     return re.sub(r"{(\w+):[^{}]*(?:{[^{}]*}[^{}]*)*}", r"{\1}", path)
 
 
-def test_what_clients_are_refused_is_refused_over_http(tmp_path: Path) -> None:
+@with_brokers(others={"shop/*": Gate()})
+async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -> None:
     """Of stored topics nothing is told, and of another service's namespace no address for Pulsar's clients, who would be refused there."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, others={"shop/*": Gate()}) as running:
-            (member,) = running.members
-            await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
-            await running.settled()
-            lookup = "/lookup/v2/topic"
-            for path in (f"{lookup}/persistent/{NAMESPACE}/orders", f"/admin/v2/persistent/{NAMESPACE}/orders/partitions"):
-                status, reason = await refused(member, "GET", path)
-                assert 412 == status
-                assert f"use non-persistent://{NAMESPACE}/orders" in reason
-            theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
-            for method, body in (("GET", None), ("PUT", 3)):
-                status, reason = await refused(member, method, theirs, body)
-                assert (412, "namespace shop/orders is not served to clients of Pulsar") == (status, reason)
-            for domain in ("persistent", "non-persistent"):
-                told = await member.get(f"{lookup}/{domain}/shop/orders/t")
-                assert isinstance(told, dict)
-                assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
-
-    run(story)
+    (member,) = running.members
+    await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+    await running.settled()
+    lookup = "/lookup/v2/topic"
+    for path in (f"{lookup}/persistent/{NAMESPACE}/orders", f"/admin/v2/persistent/{NAMESPACE}/orders/partitions"):
+        status, reason = await refused(member, "GET", path)
+        assert 412 == status
+        assert f"use non-persistent://{NAMESPACE}/orders" in reason
+    theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
+    for method, body in (("GET", None), ("PUT", 3)):
+        status, reason = await refused(member, method, theirs, body)
+        assert (412, "namespace shop/orders is not served to clients of Pulsar") == (status, reason)
+    for domain in ("persistent", "non-persistent"):
+        told = await member.get(f"{lookup}/{domain}/shop/orders/t")
+        assert isinstance(told, dict)
+        assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
 
 
 def test_every_path_is_documented(tmp_path: Path) -> None:

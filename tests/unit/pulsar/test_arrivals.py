@@ -43,74 +43,6 @@ def test_what_is_published_before_all_are_back_waits_and_so_do_receipts() -> Non
     assert ([("b", 44)], [44]) == (told(after), receipted(after))
 
 
-def test_receipts_wait_no_longer_than_their_time() -> None:
-    """After 100 ms the held ones come out in order, and new ones at once, while the messages wait on."""
-    topic, producer = make_topic(left(there("a"))), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, sequence_id=5, now_ms=10)
-    send(topic, producer, sequence_id=6, now_ms=99)
-    assert [] == receipted(topic.tick(99))
-    assert [5, 6] == [receipt.sequence_id for receipt in topic.tick(100).receipts]
-    assert 1_000 == topic.wake_at_ms
-    late = send(topic, producer, now_ms=150)
-    assert ([], [43]) == (told(late), receipted(late))
-    assert [41, 42, 43] == [entry_id for _, entry_id in told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 10, 9_999))]
-
-
-def test_a_publish_after_the_time_for_receipts_gives_the_older_ones_first() -> None:
-    """Nobody need tick for receipts to stay in order."""
-    topic, producer = make_topic(left(there("a"))), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, now_ms=10)
-    assert [41, 42] == receipted(send(topic, producer, now_ms=100))
-
-
-def test_who_does_not_come_back_is_given_up() -> None:
-    """At the deadline what waited goes to who is there, as far as permits reach; the rest is dropped and counted."""
-    topic, producer = make_topic(left(there("a", "b"), there("c", subscription="gone"))), make_producer()
-    topic.add_producer(producer)
-    joined(topic, "a", kind=SHARED, permits=2)
-    for _ in range(3):
-        send(topic, producer, now_ms=1)
-    outcome = topic.tick(10_000)
-    assert [("a", 41), ("a", 42)] == told(outcome)
-    assert 1 + 3 == outcome.dropped
-    assert ["s"] == list(topic.subscriptions)
-    assert topic.wake_at_ms is None
-    assert 1 == topic.subscriptions["s"].dropped.messages
-
-
-def test_entries_of_the_former_owner_come_first() -> None:
-    """What it had not delivered goes out under its old numbers before anything new, to the subscriptions that lacked it."""
-    entries = (Entry(38, b"x", 1), Entry(40, b"y", 2))
-    state = left(there("a", subscription="both", waiting=(38, 40)), there("b", subscription="one", waiting=(40,)), entries=entries)
-    topic, producer = make_topic(state), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, now_ms=1)
-    assert [] == told(topic.flow(joined(topic, "b", "one", SHARED, permits=0), 10, 2))
-    outcome = topic.flow(joined(topic, "a", "both", SHARED, permits=0), 10, 3)
-    assert [("a", 38), ("a", 40), ("a", 41), ("b", 40), ("b", 41)] == told(outcome)
-
-
-def test_undelivered_entries_wait_even_if_nobody_is_expected() -> None:
-    """A subscription that has only entries keeps them until somebody comes, or the deadline."""
-    topic = make_topic(left(there(waiting=(40,)), entries=(Entry(40, b"x", 1),)))
-    assert [("new", 40)] == told(topic.flow(joined(topic, "new", kind=EXCLUSIVE, permits=0), 1, 5))
-
-
-def test_nobody_gets_what_has_no_receipt_yet() -> None:
-    """Not even those who are back, or were not there before: if the bundle moves on, it is sent again, and would come twice."""
-    topic, producer = make_topic(left(there("a"))), make_producer()
-    topic.add_producer(producer)
-    joined(topic, "x", "new", EXCLUSIVE)
-    outcome = send(topic, producer, now_ms=1)
-    assert ([], []) == (told(outcome), receipted(outcome))
-    outcome = topic.tick(100)
-    assert ([("x", 41)], [41]) == (told(outcome), receipted(outcome))
-    outcome = send(topic, producer, now_ms=101)
-    assert ([("x", 42)], [42]) == (told(outcome), receipted(outcome))
-
-
 def test_a_new_subscription_that_is_left_at_once_is_not_kept() -> None:
     """It ends with the holding, if nothing was published for it."""
     topic = make_topic(left(there("a")))
@@ -131,24 +63,6 @@ def test_an_answer_that_cannot_wait_ends_the_holding() -> None:
     assert 1_000 == topic.wake_at_ms
 
 
-def test_what_waited_flows_no_faster_than_permits_and_keeps_its_order() -> None:
-    """Handing out stops where permits end, and new entries stay behind what still waits; room on the connection counts too."""
-    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
-    topic.add_producer(producer)
-    for _ in range(4):
-        send(topic, producer, now_ms=1)
-    a = joined(topic, "a", permits=0)
-    first = topic.flow(a, 2, 2)
-    assert ([("a", 41), ("a", 42)], [41, 42, 43, 44]) == (told(first), receipted(first))
-    next_ = send(topic, producer, now_ms=3)
-    assert ([], [45]) == (told(next_), receipted(next_))
-    topic.writable(a, is_writable=False, now_ms=4)
-    assert [] == told(topic.flow(a, 2, 4))
-    assert [("a", 43), ("a", 44)] == told(topic.writable(a, is_writable=True, now_ms=5))
-    last = topic.flow(a, 9, 6)
-    assert ([("a", 45)], []) == (told(last), receipted(last))
-
-
 def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
     """What has no room is a counted drop for that subscription; what came before it stays, and is delivered."""
     limits = TopicLimits(waiting_entries_max=3, waiting_bytes_max=10)
@@ -162,24 +76,6 @@ def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
     assert (0, 0) == (arrivals.bytes, arrivals.messages)
 
 
-def test_held_receipts_are_bounded_and_stay_in_order() -> None:
-    """One more than may wait, and all come out, the newest last; from then on none is held."""
-    topic, producer = make_topic(left(there("a")), limits=TopicLimits(waiting_entries_max=2)), make_producer()
-    topic.add_producer(producer)
-    assert [[], [], [41, 42, 43], [44]] == [receipted(send(topic, producer, now_ms=1)) for _ in range(4)]
-
-
-def test_a_producer_that_has_gone_gets_no_receipt() -> None:
-    """Its receipts are forgotten with it, and nobody else's."""
-    topic, p, q = make_topic(left(there("a"))), make_producer("p"), make_producer("q")
-    topic.add_producer(p)
-    topic.add_producer(q)
-    send(topic, p, now_ms=1)
-    send(topic, q, now_ms=2)
-    topic.remove_producer(p)
-    assert [(q, 42)] == [(receipt.producer, receipt.entry_id) for receipt in topic.tick(100).receipts]
-
-
 def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> None:
     """Coming and going without permits is not being back; leaving after permits is leaving."""
     topic, producer = make_topic(left(there("a", "b"))), make_producer()
@@ -190,17 +86,6 @@ def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> Non
     assert [] == told(send(topic, producer, now_ms=2))
     topic.remove_consumer(b)
     assert [("a", 41), ("a", 42)] == told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 9, 3))
-
-
-def test_entries_outlive_the_last_consumer_while_its_time_runs() -> None:
-    """One that comes back, takes half and breaks away again finds the rest when it returns."""
-    topic, producer = make_topic(left(there("a"))), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, now_ms=1)
-    send(topic, producer, now_ms=1)
-    a = joined(topic, "a", kind=SHARED, permits=1)
-    topic.remove_consumer(a)
-    assert [("a", 42)] == told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 1, 2))
 
 
 def test_two_consumers_of_one_name_are_both_waited_for() -> None:
@@ -291,30 +176,6 @@ def test_who_is_only_expected_holds_no_place() -> None:
     assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, is_durable=True, now_ms=2))
     assert SHARED is topic.subscriptions["s"].kind
     assert [("b", 41)] == told(topic.flow(b, 5, 3))
-
-
-def test_a_rival_that_got_in_first_ends_the_waiting_of_an_exclusive_subscription() -> None:
-    """Nobody can come in beside it, so there is nobody to wait for."""
-    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, now_ms=1)
-    rival = joined(topic, "rival", permits=0)
-    outcome = topic.flow(rival, 5, 2)
-    assert ([("rival", 41)], [41]) == (told(outcome), receipted(outcome))
-    assert topic.wake_at_ms is None
-
-
-def test_a_shared_subscription_needs_all_until_the_receipts_are_out_and_then_one() -> None:
-    """Any of its consumers may have what waits: as soon as one is back, whether before that moment or after it."""
-    topic, producer = make_topic(left(there("a", "b"), there("c", "d", subscription="t"))), make_producer()
-    topic.add_producer(producer)
-    joined(topic, "a", kind=SHARED)
-    assert [] == told(send(topic, producer, now_ms=99))
-    outcome = topic.tick(100)
-    assert ([("a", 41)], [41]) == (told(outcome), receipted(outcome))
-    assert [("a", 42)] == told(send(topic, producer, now_ms=101))
-    assert [("c", 41), ("c", 42)] == told(topic.flow(joined(topic, "c", "t", SHARED, permits=0), 9, 102))
-    assert topic.wake_at_ms is None
 
 
 @pytest.mark.parametrize("kind", [SubscriptionKind.FAILOVER, KEY_SHARED])
@@ -417,24 +278,48 @@ def test_what_was_noted_comes_with_the_next_tick() -> None:
     assert [] == told(topic.tick(2))
 
 
-def test_who_is_slow_holds_up_nobody_of_a_key_shared_subscription() -> None:
-    """What waited goes to each as fast as it takes it, each key in order; what is new and for a quick one goes by what waits."""
-    topic, producer = make_topic(left(there("a", "b", kind=KEY_SHARED))), make_producer()
+def test_what_was_noted_comes_in_order() -> None:
+    """Subscriptions whose consumers came first are handed out first."""
+    names = [f"s{number}" for number in range(20)]
+    topic, producer = make_topic(left(*(there("a", subscription=name) for name in names))), make_producer()
     topic.add_producer(producer)
-    keys = [f"key {number}" for number in range(20)]
-    for key in keys:
-        send(topic, producer, keyed(key), now_ms=1)
-    quick = joined(topic, "a", kind=KEY_SHARED, permits=0)
-    slow = joined(topic, "b", kind=KEY_SHARED, permits=0)
-    assert [] == told(topic.flow(quick, 100, 2))
-    first = told(topic.flow(slow, 1, 3))
-    of_slow = [entry_id for name, entry_id in first if name == "b"]
-    of_quick = [entry_id for name, entry_id in first if name == "a"]
-    assert (1, sorted(of_quick)) == (len(of_slow), of_quick)
-    key_of = dict(enumerate(keys, 41))
-    again = [told(send(topic, producer, keyed(key_of[entry_id]), now_ms=4)) for entry_id in of_quick]
-    assert ["a"] * len(of_quick) == [name for told_of in again for name, _ in told_of]
-    assert [] == told(send(topic, producer, keyed(key_of[of_slow[0]]), now_ms=5))
-    rest = told(topic.flow(slow, 100, 6))
-    left_over = [entry_id for entry_id in range(41, 61) if entry_id not in {*of_quick, *of_slow}]
-    assert [("b", entry_id) for entry_id in [*left_over, 61 + len(of_quick)]] == rest
+    send(topic, producer, now_ms=1)
+    consumers = {joined(topic, "a", name, kind=SHARED, permits=0): name for name in names}
+    topic.tick(100)
+    noted = list(reversed(consumers))
+    for consumer in noted:
+        topic.note_flow(consumer, 1)
+    assert noted == [consumer for consumer, _ in topic.tick(101).deliveries]
+
+
+def test_what_waited_is_handed_out_in_steps() -> None:
+    """However many subscriptions wait, one step delivers no more than it may, every receipt comes with the first, and nothing is lost."""
+    limits = TopicLimits(step_entries_max=4)
+    names = [f"s{number}" for number in range(5)]
+    topic, producer = make_topic(left(*(there("a", subscription=name) for name in names)), limits=limits), make_producer()
+    topic.add_producer(producer)
+    for _ in range(2):
+        send(topic, producer, now_ms=1)
+    consumers = [joined(topic, "a", name, kind=SHARED, permits=0) for name in names]
+    outcomes = [topic.flow(consumer, 100, 2) for consumer in consumers]
+    assert [[]] * 4 == [told(outcome) for outcome in outcomes[:-1]]
+    outcomes = outcomes[-1:]
+    while topic.wake_at_ms is not None:
+        outcomes += [topic.tick(2)]
+    assert ([4, 4, 2], [41, 42]) == ([len(told(outcome)) for outcome in outcomes], receipted(outcomes[0]))
+    assert consumers == list(dict.fromkeys(consumer for outcome in outcomes for consumer, _ in outcome.deliveries))
+    assert [("a", 43)] * 5 == told(send(topic, producer, now_ms=3))
+
+
+def test_many_producers_leave_in_one_step() -> None:
+    """What they sent without a receipt goes with them, and nothing of those who stay."""
+    topic = make_topic(left(there("a", kind=EXCLUSIVE)))
+    leaving, staying = [make_producer(f"p{number}") for number in range(3)], make_producer("q")
+    for producer in (*leaving, staying):
+        topic.add_producer(producer)
+    for producer in (*leaving, staying, *leaving):
+        send(topic, producer, now_ms=1)
+    assert (41, 42, 43, 45, 46, 47) == topic.remove_producers(leaving)
+    assert () == topic.remove_producers(leaving)
+    assert ["q"] == list(topic.producers)
+    assert [("a", 44)] == told(topic.flow(joined(topic, "a", kind=EXCLUSIVE, permits=0), 10, 2))

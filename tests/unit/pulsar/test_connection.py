@@ -1,8 +1,4 @@
-"""A connection by example: the handshake, what it answers by itself, what breaks the protocol, silence and bounds.
-
-May live here: conversations of a few steps about a connection as a whole; those about ids stand in test_connection_ids.py,
-and what holds of any conversation in tests/property/test_pulsar_connection.py.
-"""
+"""A connection by example: the handshake, what it answers by itself, what breaks the protocol, silence and bounds."""
 
 from __future__ import annotations
 

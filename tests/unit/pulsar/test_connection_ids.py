@@ -1,7 +1,4 @@
-"""The ids of a connection by example: creations, closings from both sides, moves, and what crosses them on its way.
-
-May live here: conversations of a few steps about producers and consumers.
-"""
+"""The ids of a connection by example: creations, closings from both sides, moves, and what crosses them on its way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pulsar's frames and checksums by example.
-
-May live here: vectors, and sizes that contradict each other. That cuts do not matter stands in tests/property/test_pulsar_frames.py.
-"""
+"""Pulsar's frames and checksums by example."""
 
 from __future__ import annotations
 
@@ -79,12 +76,6 @@ def test_frame_has_both_sizes() -> None:
     assert b"\x00\x00\x00\x09\x00\x00\x00\x02abxyz" == frame(b"ab", b"xyz")
 
 
-def test_reads_what_is_written() -> None:
-    """Frames with and without a block come back as they were, a block untouched."""
-    expected = [Frame(command=b"ab", block=None), Frame(command=b"c", block=b"xyz"), Frame(command=b"", block=None)]
-    assert expected == reader().feed(b"".join(frame(each.command, each.block or b"") for each in expected))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Damage:
     data: bytes
@@ -107,15 +98,6 @@ def test_impossible_sizes_end_the_stream_as_soon_as_they_are_known(damage: Damag
     assert under_test.problem is not None
     assert damage.expected is under_test.problem.violation
     assert [] == under_test.feed(frame(b"ab"))
-
-
-def test_keeps_no_more_than_one_unfinished_frame() -> None:
-    """Of a stream that trickles in, the reader keeps at most the frame that is not whole yet."""
-    under_test = reader()
-    for byte in frame(b"ab", b"x" * 90) * 3:
-        under_test.feed(bytes([byte]))
-        assert under_test.pending_bytes < 104
-    assert 0 == under_test.pending_bytes
 
 
 def test_what_costs_too_much_at_once_is_left_for_later() -> None:

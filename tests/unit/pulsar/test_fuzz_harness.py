@@ -1,7 +1,4 @@
-"""The harness of the fuzzer, over what the fuzzer starts from.
-
-May live here: runs of the harness without a fuzzer, so that it works on the day that somebody runs `make fuzz`.
-"""
+"""The harness of the fuzzer, over what the fuzzer starts from."""
 
 from __future__ import annotations
 

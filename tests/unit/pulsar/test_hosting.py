@@ -1,7 +1,4 @@
-"""The tables of what is served here, through openings, closings, splits and merges.
-
-May live here: `brokers.pulsar.hosting` with handles that tests make.
-"""
+"""The tables of what is served here, through openings, closings, splits and merges."""
 
 from __future__ import annotations
 

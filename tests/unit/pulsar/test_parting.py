@@ -1,7 +1,4 @@
-"""How the consumers of a bundle that has moved are told where to go: after their client has taken what it was sent.
-
-May live here: raw clients that answer PINGs late, and the order of what they are told.
-"""
+"""How the consumers of a bundle that has moved are told where to go: after their client has taken what it was sent."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPon
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar_speech import connect, framed
 from tests.unit.http.cluster import run
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Member, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)
 """A client has longer than any test to take what it was sent."""
@@ -41,71 +38,58 @@ async def behind(source: Member, client: WireClient, *topics: str) -> None:
         await client.hear_message()
 
 
-def test_a_bundle_moves_before_its_consumers_do(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_a_bundle_moves_before_its_consumers_do(running: Brokers) -> None:
     """The new owner serves while a client still takes what the old one sent; only then is its consumer told to go."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            client = await source.client()
-            await behind(source, client, TOPIC)
-            await running.transfer(destination)
-            await client.hear(T.PING)
-            assert destination.url == await client.located()
-            assert [] == client.names()
-            client.say(PONG)
-            assert destination.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
-
-    run(story)
+    source = running.owner_of()
+    destination = running.other_than(source)
+    client = await source.client()
+    await behind(source, client, TOPIC)
+    await running.transfer(destination)
+    await client.hear(T.PING)
+    assert destination.url == await client.located()
+    assert [] == client.names()
+    client.say(PONG)
+    assert destination.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
 
 
-def test_each_of_two_bundles_waits_for_their_client(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_each_of_two_bundles_waits_for_their_client(running: Brokers) -> None:
     """Of two bundles that move at once, none tells a client to go before it has taken the messages of both."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            if source is not running.owner_of(ELSEWHERE):
-                await running.transfer(source, ELSEWHERE)
-            client = await source.client()
-            await behind(source, client, TOPIC, ELSEWHERE)
-            intents = [
-                Transfer(bundle=running.bundle_of(topic), destination=destination.worker.broker_id, reason="a test")
-                for topic in (TOPIC, ELSEWHERE)
-            ]
-            await asyncio.gather(*(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents))
-            await running.settled()
-            assert (destination, destination) == (running.owner_of(), running.owner_of(ELSEWHERE))
-            await client.hear(T.PING)
-            assert destination.url == await client.located()
-            assert "CLOSE_CONSUMER" not in client.names()
-            for _ in range(1 + client.names().count("PING")):
-                client.say(PONG)
-            assert {0, 1} == {(await client.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
-
-    run(story)
+    source = running.owner_of()
+    destination = running.other_than(source)
+    if source is not running.owner_of(ELSEWHERE):
+        await running.transfer(source, ELSEWHERE)
+    client = await source.client()
+    await behind(source, client, TOPIC, ELSEWHERE)
+    intents = [
+        Transfer(bundle=running.bundle_of(topic), destination=destination.worker.broker_id, reason="a test") for topic in (TOPIC, ELSEWHERE)
+    ]
+    await asyncio.gather(*(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents))
+    await running.settled()
+    assert (destination, destination) == (running.owner_of(), running.owner_of(ELSEWHERE))
+    await client.hear(T.PING)
+    assert destination.url == await client.located()
+    assert "CLOSE_CONSUMER" not in client.names()
+    for _ in range(1 + client.names().count("PING")):
+        client.say(PONG)
+    assert {0, 1} == {(await client.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
 
 
-def test_a_slow_client_gets_as_long_again(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     """Whose library was slow to take messages has a program that will be slow to take them out, and is given the time."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            source = running.owner_of()
-            client = await source.client()
-            await behind(source, client, TOPIC)
-            await running.transfer(running.other_than(source))
-            await client.hear(T.PING)
-            asked_ms = now_ms()
-            await asyncio.sleep(SLOW_S)
-            client.say(PONG)
-            answered_ms = now_ms()
-            await client.hear(T.CLOSE_CONSUMER)
-            assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
-
-    run(story)
+    source = running.owner_of()
+    client = await source.client()
+    await behind(source, client, TOPIC)
+    await running.transfer(running.other_than(source))
+    await client.hear(T.PING)
+    asked_ms = now_ms()
+    await asyncio.sleep(SLOW_S)
+    client.say(PONG)
+    answered_ms = now_ms()
+    await client.hear(T.CLOSE_CONSUMER)
+    assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
 
 
 def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:

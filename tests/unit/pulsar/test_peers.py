@@ -1,7 +1,4 @@
-"""What other brokers are asked, and how often.
-
-May live here: `brokers.pulsar.peers` against a stand-in for a broker's HTTP.
-"""
+"""What other brokers are asked, and how often."""
 
 from __future__ import annotations
 

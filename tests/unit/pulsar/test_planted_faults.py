@@ -1,7 +1,4 @@
-"""Faults planted in the way of a message: the judge of messages finds each, in runs that are clean without them.
-
-May live here: one story of raw clients whose bundle moves twice, one of a broker whose lease ends, and faults to plant under them.
-"""
+"""Faults planted in the way of a message: the judge of messages finds each, in runs that are clean without them."""
 
 from __future__ import annotations
 

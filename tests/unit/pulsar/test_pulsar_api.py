@@ -1,7 +1,4 @@
-"""The generated code says what pulsar_api.proto says, and keeps the one rule that Pulsar builds on.
-
-May live here: comparisons of the descriptors with the text that they were made from.
-"""
+"""The generated code says what pulsar_api.proto says, and keeps the one rule that Pulsar builds on."""
 
 from __future__ import annotations
 

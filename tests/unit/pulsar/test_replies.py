@@ -1,7 +1,4 @@
-"""What a service's answers look like to a client, field by field.
-
-May live here: replies by example. Those made by hand stand in tests/property/test_pulsar_replies.py.
-"""
+"""What a service's answers look like to a client, field by field."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
 from tests.pulsar_speech import framed
 from tests.unit.http.cluster import run
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 JSON, AUTO_CONSUME = 2, 21
 OLD, NEW = b'{"type": "record", "name": "old"}', b'{"type": "record", "name": "new"}'
@@ -69,99 +69,79 @@ async def told(client: WireClient, version: bytes | None = None, topic: str = TO
     return (await client.hear(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
 
 
-def test_any_broker_tells_what_a_producer_brought(tmp_path: Path) -> None:
+@with_brokers(count=3)
+async def test_any_broker_tells_what_a_producer_brought(running: Brokers) -> None:
     """Its version is in PRODUCER_SUCCESS, again if it asks twice, and its messages bear it: whoever gets them asks any broker for it."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=3) as running:
-            owner = running.owner_of()
-            client = await owner.client()
-            version = await producer(client, 1, schema())
-            assert 8 == len(version)
-            assert version == await producer(client, 1, schema())
-            for member in running.members:
-                answer = await told(await member.client(), version)
-                assert (version, OLD) == (answer.schema_version, answer.schema.schema_data)
-            newer = await producer(client, 2, schema(NEW), name="q")
-            for member in running.members:
-                there = await member.client()
-                assert newer == (await told(there)).schema_version
-                assert OLD == (await told(there, version)).schema.schema_data
-
-    run(story)
+    owner = running.owner_of()
+    client = await owner.client()
+    version = await producer(client, 1, schema())
+    assert 8 == len(version)
+    assert version == await producer(client, 1, schema())
+    for member in running.members:
+        answer = await told(await member.client(), version)
+        assert (version, OLD) == (answer.schema_version, answer.schema.schema_data)
+    newer = await producer(client, 2, schema(NEW), name="q")
+    for member in running.members:
+        there = await member.client()
+        assert newer == (await told(there)).schema_version
+        assert OLD == (await told(there, version)).schema.schema_data
 
 
-def test_a_schema_outlives_a_move(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_a_schema_outlives_a_move(running: Brokers) -> None:
     """Its producer brings it along, and its version is the same as before; until then the former owner has it."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            version = await producer(await source.client(), 1, schema())
-            await running.transfer(destination)
-            there = await destination.client()
-            assert version == (await told(there, version)).schema_version
-            assert version == await producer(there, 1, schema(), name="other")
-            await source.stop()
-            assert version == (await told(there)).schema_version
-
-    run(story)
+    source = running.owner_of()
+    destination = running.other_than(source)
+    version = await producer(await source.client(), 1, schema())
+    await running.transfer(destination)
+    there = await destination.client()
+    assert version == (await told(there, version)).schema_version
+    assert version == await producer(there, 1, schema(), name="other")
+    await source.stop()
+    assert version == (await told(there)).schema_version
 
 
-def test_what_a_consumer_reads_by_is_known_and_not_the_newest(tmp_path: Path) -> None:
+@with_brokers()
+async def test_what_a_consumer_reads_by_is_known_and_not_the_newest(running: Brokers) -> None:
     """One that takes any schema brings none."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            client = await running.members[0].client()
-            await consumer(client, 1, schema(b"", AUTO_CONSUME))
-            assert ServerError.TopicNotFound == (await told(client)).error_code
-            await consumer(client, 2, schema(OLD))
-            assert OLD == (await told(client)).schema.schema_data
-            newer = await producer(client, 1, schema(NEW))
-            await consumer(client, 3, schema(OLD))
-            assert newer == (await told(client)).schema_version
-
-    run(story)
+    client = await running.members[0].client()
+    await consumer(client, 1, schema(b"", AUTO_CONSUME))
+    assert ServerError.TopicNotFound == (await told(client)).error_code
+    await consumer(client, 2, schema(OLD))
+    assert OLD == (await told(client)).schema.schema_data
+    newer = await producer(client, 1, schema(NEW))
+    await consumer(client, 3, schema(OLD))
+    assert newer == (await told(client)).schema_version
 
 
-def test_the_partitions_of_a_topic_have_one_schema(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_the_partitions_of_a_topic_have_one_schema(running: Brokers) -> None:
     """Clients bring it to a partition, and ask by the name of the topic, or of another partition."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            owner = running.owner_of(f"{TOPIC}-partition-1")
-            version = await producer(await owner.client(), 1, schema(), f"{TOPIC}-partition-1")
-            for member in running.members:
-                client = await member.client()
-                for topic in (TOPIC, f"{TOPIC}-partition-0"):
-                    assert version == (await told(client, version, topic)).schema_version
-
-    run(story)
+    owner = running.owner_of(f"{TOPIC}-partition-1")
+    version = await producer(await owner.client(), 1, schema(), f"{TOPIC}-partition-1")
+    for member in running.members:
+        client = await member.client()
+        for topic in (TOPIC, f"{TOPIC}-partition-0"):
+            assert version == (await told(client, version, topic)).schema_version
 
 
-def test_what_nobody_knows_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_brokers(count=2)
+async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """TopicNotFound if all say so; an error that clients try again if one of them does not answer; and a bound on the questions."""
+    here = running.other_than(running.owner_of())
+    client = await here.client()
+    for version in (None, b"12345678", b"1", b""):
+        assert ServerError.TopicNotFound == (await told(client, version)).error_code
+    assert ServerError.NotAllowedError == (await told(client, None, "persistent://public/default/x")).error_code
+    monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
+    assert "asked for" in (await told(client)).error_message
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            here = running.other_than(running.owner_of())
-            client = await here.client()
-            for version in (None, b"12345678", b"1", b""):
-                assert ServerError.TopicNotFound == (await told(client, version)).error_code
-            assert ServerError.NotAllowedError == (await told(client, None, "persistent://public/default/x")).error_code
-            monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
-            assert "asked for" in (await told(client)).error_message
+    async def fail(*_: object) -> object:
+        raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
 
-            async def fail(*_: object) -> object:
-                raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
-
-            monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
-            monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
-            assert ServerError.MetadataError == (await told(client)).error_code
-
-    run(story)
+    monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
+    monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
+    assert ServerError.MetadataError == (await told(client)).error_code
 
 
 def test_schemas_over_http(tmp_path: Path) -> None:
@@ -182,28 +162,24 @@ def test_schemas_over_http(tmp_path: Path) -> None:
     run(story)
 
 
-def test_one_question_goes_out_for_all_who_ask_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@with_brokers(count=2)
+async def test_one_question_goes_out_for_all_who_ask_the_same(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A herd of consumers that come after a move asks for one schema at a time."""
+    owner = running.owner_of()
+    version = await producer(await owner.client(), 1, schema())
+    server = running.other_than(owner)
+    asked = 0
+    usual = Peers.first_told
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            owner = running.owner_of()
-            version = await producer(await owner.client(), 1, schema())
-            server = running.other_than(owner)
-            asked = 0
-            usual = Peers.first_told
+    async def first_told(peers: Peers, topic: TopicName, path: str) -> object:
+        nonlocal asked
+        asked += 1
+        return await usual(peers, topic, path)
 
-            async def first_told(peers: Peers, topic: TopicName, path: str) -> object:
-                nonlocal asked
-                asked += 1
-                return await usual(peers, topic, path)
-
-            monkeypatch.setattr(Peers, "first_told", first_told)
-            clients = [await server.client() for _ in range(5)]
-            answers = await asyncio.gather(*(told(client, version) for client in clients))
-            assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
-
-    run(story)
+    monkeypatch.setattr(Peers, "first_told", first_told)
+    clients = [await server.client() for _ in range(5)]
+    answers = await asyncio.gather(*(told(client, version) for client in clients))
+    assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
 
 
 def test_what_another_broker_tells_is_looked_at() -> None:

@@ -1,7 +1,4 @@
-"""The server: its names, its metrics, its log lines and its end.
-
-May live here: what is not the business of one session.
-"""
+"""The server: its names, its metrics, its log lines and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from tests.pulsar_speech import lookup, ping, send
 from tests.unit.http.cluster import PATIENCE_MS, run, until
 from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes
-from tests.unit.pulsar.wire_client import Member, brokers
+from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
 
 
 async def breach(member: Member) -> None:
@@ -35,16 +32,12 @@ async def breach(member: Member) -> None:
     await client.closed()
 
 
-def test_names_are_given_once(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_names_are_given_once(running: Brokers) -> None:
     """Two producers without a name get two, also at two brokers."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            names = [await (await running.owner_of().client()).producer(number) for number in range(3)]
-            assert 3 == len(set(names))
-            assert all(running.owner_of().worker.broker_id in name for name in names)
-
-    run(story)
+    names = [await (await running.owner_of().client()).producer(number) for number in range(3)]
+    assert 3 == len(set(names))
+    assert all(running.owner_of().worker.broker_id in name for name in names)
 
 
 def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,168 +1,124 @@
-"""The right to a bundle, under producers and consumers: split, merged, put on record, lost, and taken over after a death.
-
-May live here: what changes for clients, or does not, when no bundle is moved.
-"""
+"""The right to a bundle, under producers and consumers: split, merged, put on record, lost, and taken over after a death."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 
 from equipoise.brokers.agent.intents import MergeBundles, SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import TOPIC_COUNT_EQUALLY_DIVIDE
 from equipoise.channel.core.ranges import topic_hash
-from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, T, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, T, with_brokers
 
 
-def test_splits_and_merges_touch_no_session(tmp_path: Path) -> None:
+@with_brokers(bundles=1)
+async def test_splits_and_merges_touch_no_session(running: Brokers) -> None:
     """Under traffic, a bundle is cut and joined again: nobody is sent away, and every message arrives, with its receipt."""
+    (member,) = running.members
+    client = await member.client()
+    await client.consumer(1)
+    await client.producer(1)
+    sent = 0
 
-    async def story() -> None:
-        async with brokers(tmp_path, bundles=1) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1)
-            await client.producer(1)
-            sent = 0
+    async def exchange() -> None:
+        nonlocal sent
+        client.publish(1, sent, str(sent))
+        assert str(sent) == (await client.hear_message())[2]
+        await client.receipt(1, sent)
+        sent += 1
 
-            async def exchange() -> None:
-                nonlocal sent
-                client.publish(1, sent, str(sent))
-                assert str(sent) == (await client.hear_message())[2]
-                await client.receipt(1, sent)
-                sent += 1
-
-            await exchange()
-            for _ in range(3):
-                whole = running.bundle_of()
-                intent = SplitBundle(bundle=whole, algorithm="range_equally_divide", reason="a test")
-                offset = await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-                client.publish(1, sent, "meanwhile")
-                await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
-                await running.settled()
-                assert "meanwhile" == (await client.hear_message())[2]
-                await client.receipt(1, sent)
-                sent += 1
-                await exchange()
-                left = running.view.bundles_of(NAMESPACE)[0].name
-                await member.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
-                await running.settled()
-                await exchange()
-            assert 1 == len(running.view.bundles_of(NAMESPACE))
-            assert [] == client.names()
-            assert 0 == await member.metric("receipts_withheld_total")
-
-    run(story)
+    await exchange()
+    for _ in range(3):
+        whole = running.bundle_of()
+        intent = SplitBundle(bundle=whole, algorithm="range_equally_divide", reason="a test")
+        offset = await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+        client.publish(1, sent, "meanwhile")
+        await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
+        await running.settled()
+        assert "meanwhile" == (await client.hear_message())[2]
+        await client.receipt(1, sent)
+        sent += 1
+        await exchange()
+        left = running.view.bundles_of(NAMESPACE)[0].name
+        await member.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
+        await running.settled()
+        await exchange()
+    assert 1 == len(running.view.bundles_of(NAMESPACE))
+    assert [] == client.names()
+    assert 0 == await member.metric("receipts_withheld_total")
 
 
-def test_a_bundle_is_cut_by_the_topics_in_it(tmp_path: Path) -> None:
+@with_brokers(bundles=1)
+async def test_a_bundle_is_cut_by_the_topics_in_it(running: Brokers) -> None:
     """With topics counted, a bundle is cut between the two in the middle; without any, there is no place to cut it."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, bundles=1) as running:
-            (member,) = running.members
-            intent = SplitBundle(bundle=running.bundle_of(), algorithm=TOPIC_COUNT_EQUALLY_DIVIDE, reason="a test")
-            await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-            await running.settled()
-            assert 1 == len(running.view.bundles_of(NAMESPACE))
-            client = await member.client()
-            points = []
-            for number in range(4):
-                await client.producer(number, f"{TOPIC}{number}")
-                points.append(topic_hash(f"{TOPIC}{number}"))
-            await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-            await running.settled()
-            points.sort()
-            left, right = running.view.bundles_of(NAMESPACE)
-            assert left.high == right.low == points[1] + (points[2] - points[1]) // 2
-
-    run(story)
+    (member,) = running.members
+    intent = SplitBundle(bundle=running.bundle_of(), algorithm=TOPIC_COUNT_EQUALLY_DIVIDE, reason="a test")
+    await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+    await running.settled()
+    assert 1 == len(running.view.bundles_of(NAMESPACE))
+    client = await member.client()
+    points = []
+    for number in range(4):
+        await client.producer(number, f"{TOPIC}{number}")
+        points.append(topic_hash(f"{TOPIC}{number}"))
+    await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+    await running.settled()
+    points.sort()
+    left, right = running.view.bundles_of(NAMESPACE)
+    assert left.high == right.low == points[1] + (points[2] - points[1]) // 2
 
 
-def test_a_receipt_that_waits_survives_a_merge(tmp_path: Path) -> None:
+@with_brokers(count=2, bundles=2, settings=PATIENT)
+async def test_a_receipt_that_waits_survives_a_merge(running: Brokers) -> None:
     """Though one of the two tokens ends, what was taken before is receipted after, under the token of the union."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, bundles=2, settings=PATIENT) as running:
-            source, destination, client = await busy(running)
-            lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
-            await running.transfer(destination)
-            # So that it is the token of the other bundle that goes on.
-            if running.owner_of(lone) is destination:
-                await running.transfer(source, lone)
-            await running.transfer(destination, lone)
-            assert running.view.bundles[running.bundle_of()].token < running.view.bundles[running.bundle_of(lone)].token
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
-            await there.located()
-            left = running.view.bundles_of(NAMESPACE)[0].name
-            await destination.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
-            await running.settled()
-            assert 1 == len(running.view.bundles_of(NAMESPACE))
-            await there.consumer(1, name="me")
-            await there.receipt(1, 1)
-            assert "1" == (await there.hear_message())[2]
-            assert 0 == await destination.metric("receipts_withheld_total")
-            assert not client.is_closed
-
-    run(story)
+    source, destination, client = await busy(running)
+    lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
+    await running.transfer(destination)
+    # So that it is the token of the other bundle that goes on.
+    if running.owner_of(lone) is destination:
+        await running.transfer(source, lone)
+    await running.transfer(destination, lone)
+    assert running.view.bundles[running.bundle_of()].token < running.view.bundles[running.bundle_of(lone)].token
+    there = await destination.client()
+    await there.producer(1, name="mine", epoch=1)
+    there.publish(1, 1, "1")
+    await there.located()
+    left = running.view.bundles_of(NAMESPACE)[0].name
+    await destination.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
+    await running.settled()
+    assert 1 == len(running.view.bundles_of(NAMESPACE))
+    await there.consumer(1, name="me")
+    await there.receipt(1, 1)
+    assert "1" == (await there.hear_message())[2]
+    assert 0 == await destination.metric("receipts_withheld_total")
+    assert not client.is_closed
 
 
-def test_evidence_names_the_message(tmp_path: Path) -> None:
-    """Each receipt leaves a line with the topic, the token, and which message of which producer it was."""
-    path = tmp_path / "evidence"
-
-    async def story() -> None:
-        async with brokers(tmp_path, config={"evidence": path}) as running:
-            client = await running.members[0].client()
-            await client.producer(1, name="mine")
-            for number in (4, 5):
-                client.publish(1, number, "x")
-                await client.receipt(1, number)
-
-    run(story)
-    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert ["mine:4", "mine:5"] == [line["message"] for line in lines]
-    assert all(line["key"] == f"{NAMESPACE}/{TOPIC}" for line in lines)
-
-
-def test_without_the_right_to_serve_there_is_no_receipt(tmp_path: Path) -> None:
+@with_brokers()
+async def test_without_the_right_to_serve_there_is_no_receipt(running: Brokers) -> None:
     """A broker whose lease has run out takes no message; the producer has to connect anew, so that it does not wait in vain."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1)
-            await client.producer(1)
-            member.worker.agent.lease.lose()
-            client.publish(1, 0, "unheard")
-            closed = (await client.hear(T.CLOSE_PRODUCER)).close_producer
-            assert (1, "") == (closed.producer_id, closed.assignedBrokerServiceUrl)
-            assert [] == [name for name in client.names() if name in {"SEND_RECEIPT", "MESSAGE"}]
-            assert 1 == await member.metric("receipts_withheld_total")
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    await client.consumer(1)
+    await client.producer(1)
+    member.worker.agent.lease.lose()
+    client.publish(1, 0, "unheard")
+    closed = (await client.hear(T.CLOSE_PRODUCER)).close_producer
+    assert (1, "") == (closed.producer_id, closed.assignedBrokerServiceUrl)
+    assert [] == [name for name in client.names() if name in {"SEND_RECEIPT", "MESSAGE"}]
+    assert 1 == await member.metric("receipts_withheld_total")
 
 
-def test_clients_of_a_dead_broker_are_held_until_there_is_an_owner(tmp_path: Path) -> None:
+@with_brokers(count=2)
+async def test_clients_of_a_dead_broker_are_held_until_there_is_an_owner(running: Brokers) -> None:
     """A lookup at a living broker is answered once the bundle has a new owner, and producers and consumers find all in order there."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            source, survivor, _ = await busy(running)
-            waiting = await survivor.client()
-            await source.worker.abort()
-            # The dead broker is named until its lease has run out; then lookups are held.
-            while survivor.url != await waiting.located():  # noqa: ASYNC110 - it is to be asked again and again
-                await asyncio.sleep(0.02)
-            await waiting.consumer(1, name="me")
-            await waiting.producer(1, name="mine", epoch=1)
-            waiting.publish(1, 1, "1")
-            assert "1" == (await waiting.hear_message())[2]
-
-    run(story)
+    source, survivor, _ = await busy(running)
+    waiting = await survivor.client()
+    await source.worker.abort()
+    # The dead broker is named until its lease has run out; then lookups are held.
+    while survivor.url != await waiting.located():  # noqa: ASYNC110 - it is to be asked again and again
+        await asyncio.sleep(0.02)
+    await waiting.consumer(1, name="me")
+    await waiting.producer(1, name="mine", epoch=1)
+    waiting.publish(1, 1, "1")
+    assert "1" == (await waiting.hear_message())[2]

@@ -1,7 +1,4 @@
-"""What is delivered, receipted and handed on, and under which right: none of it without the second check.
-
-May live here: leases that end at the worst moment, clients that take nothing, and bundles that come back to their own broker.
-"""
+"""What is delivered, receipted and handed on, and under which right: none of it without the second check."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tests.pulsar_speech import entry, send
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 ELSEWHERE = Peer(broker="elsewhere")
 
@@ -61,172 +58,141 @@ def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: P
             silent.vanish()
 
     run(story)
-    assert [f"mine:{number}" for number in numbers] == [json.loads(line)["message"] for line in path.read_bytes().splitlines()]
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [(f"mine:{number}", f"{NAMESPACE}/{TOPIC}") for number in numbers] == [(line["message"], line["key"]) for line in lines]
 
 
-def test_without_a_lease_permits_bring_nothing(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_without_a_lease_permits_bring_nothing(running: Brokers) -> None:
     """What waits stays where it is: neither a message nor a receipt comes of a FLOW."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            destination.worker.agent.lease.lose()
-            there.flow(1, 10)
-            assert 0 == await there.partitions(TOPIC)
-            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-            assert 0 == destination.service.counts.delivered
-
-    run(story)
+    destination, there = await holding(running)
+    destination.worker.agent.lease.lose()
+    there.flow(1, 10)
+    assert 0 == await there.partitions(TOPIC)
+    assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
+    assert 0 == destination.service.counts.delivered
 
 
-def test_what_had_to_wait_for_the_lease_comes_with_it(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_what_had_to_wait_for_the_lease_comes_with_it(running: Brokers) -> None:
     """Permits granted while the lease is not good are looked at again, without another word of the client."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            lease = destination.worker.agent.lease
-            skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
-            there.flow(1, 10)
-            while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.001)
-            assert [] == there.names()
-            lease.skew_max_ms = skew_max_ms
-            assert "1" == (await there.hear_message())[2]
-            await there.receipt(1, 1)
-
-    run(story)
+    destination, there = await holding(running)
+    lease = destination.worker.agent.lease
+    skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
+    there.flow(1, 10)
+    while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    assert [] == there.names()
+    lease.skew_max_ms = skew_max_ms
+    assert "1" == (await there.hear_message())[2]
+    await there.receipt(1, 1)
 
 
-def test_what_fails_its_second_check_is_delivered_to_nobody(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_what_fails_its_second_check_is_delivered_to_nobody(running: Brokers) -> None:
     """The lease ends between a step of the topic and its writing: no message, no receipt, nothing to hand on, and a new start."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            served = served_at(destination)
-            (consumer,) = served.topic.consumers
-            outcome = served.topic.flow(consumer, 10, now_ms())
-            assert [2] == [each.entry_id for _, each in outcome.deliveries]
-            destination.worker.agent.lease.lose()
-            destination.service.carry_out(served, outcome)
-            assert ({}, 10, 1) == (served.works, consumer.permits, destination.service.counts.receipts_withheld)
-            assert () == served.topic.state().entries
-            await there.hear(T.CLOSE_PRODUCER)
-            assert 0 == await there.partitions(TOPIC)
-            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-
-    run(story)
+    destination, there = await holding(running)
+    served = served_at(destination)
+    (consumer,) = served.topic.consumers
+    outcome = served.topic.flow(consumer, 10, now_ms())
+    assert [2] == [each.entry_id for _, each in outcome.deliveries]
+    destination.worker.agent.lease.lose()
+    destination.service.carry_out(served, outcome)
+    assert ({}, 10, 1) == (served.works, consumer.permits, destination.service.counts.receipts_withheld)
+    assert () == served.topic.state().entries
+    await there.hear(T.CLOSE_PRODUCER)
+    assert 0 == await there.partitions(TOPIC)
+    assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
 
 
-def test_a_receipt_without_its_check_is_withheld(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_a_receipt_without_its_check_is_withheld(running: Brokers) -> None:
     """Where nothing is known of a message's right, it counts as having none."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            served_at(destination).works.clear()
-            there.flow(1, 10)
-            await there.hear(T.CLOSE_PRODUCER)
-            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
-
-    run(story)
+    destination, there = await holding(running)
+    served_at(destination).works.clear()
+    there.flow(1, 10)
+    await there.hear(T.CLOSE_PRODUCER)
+    assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
 
 
-def test_an_answer_that_would_overtake_withheld_receipts_is_withheld_too(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_an_answer_that_would_overtake_withheld_receipts_is_withheld_too(running: Brokers) -> None:
     """A damaged message at a broker whose lease has run out ends its producer, and is not answered."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            destination.worker.agent.lease.lose()
-            damaged = bytearray(send(1, 2, entry(b"x")))
-            damaged[-1] ^= 1
-            there.say(bytes(damaged))
-            await there.hear(T.CLOSE_PRODUCER)
-            assert [] == [name for name in there.names() if name in {"SEND_ERROR", "SEND_RECEIPT"}]
-
-    run(story)
+    destination, there = await holding(running)
+    destination.worker.agent.lease.lose()
+    damaged = bytearray(send(1, 2, entry(b"x")))
+    damaged[-1] ^= 1
+    there.say(bytes(damaged))
+    await there.hear(T.CLOSE_PRODUCER)
+    assert [] == [name for name in there.names() if name in {"SEND_ERROR", "SEND_RECEIPT"}]
 
 
-def test_what_a_producer_left_without_a_receipt_is_not_handed_on(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_what_a_producer_left_without_a_receipt_is_not_handed_on(running: Brokers) -> None:
     """It leaves before its receipt, comes back to the next owner, and sends again: the message is delivered once."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            destination, there = await holding(running)
-            source = running.other_than(destination)
-            leaving = await destination.client()
-            await leaving.producer(1, name="leaving")
-            leaving.publish(1, 0, "again")
-            await leaving.located()
-            leaving.vanish()
-            await metric_becomes(destination, "producers", 1)
-            assert {2} == set(served_at(destination).works)
-            await running.transfer(source)
-            await there.hear(T.CLOSE_PRODUCER)
-            back = await source.client()
-            await back.producer(1, name="leaving", epoch=1)
-            back.publish(1, 0, "again")
-            back.publish(1, 1, "last")
-            await back.consumer(1, name="me")
-            assert ["again", "last"] == [(await back.hear_message())[2] for _ in range(2)]
-
-    run(story)
+    destination, there = await holding(running)
+    source = running.other_than(destination)
+    leaving = await destination.client()
+    await leaving.producer(1, name="leaving")
+    leaving.publish(1, 0, "again")
+    await leaving.located()
+    leaving.vanish()
+    await metric_becomes(destination, "producers", 1)
+    assert {2} == set(served_at(destination).works)
+    await running.transfer(source)
+    await there.hear(T.CLOSE_PRODUCER)
+    back = await source.client()
+    await back.producer(1, name="leaving", epoch=1)
+    back.publish(1, 0, "again")
+    back.publish(1, 1, "last")
+    await back.consumer(1, name="me")
+    assert ["again", "last"] == [(await back.hear_message())[2] for _ in range(2)]
 
 
-def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=HASTY)
+async def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(running: Brokers) -> None:
     """Its destination died before it took over: what had been put aside for it is taken up again, without anybody to ask."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=HASTY) as running:
-            destination, there = await published_behind_a_move(running)
-            await there.receipt(1, 1)
-            service, former = destination.service, served_at(destination).ownership
-            handover = await service.close(former.bundle, ELSEWHERE, Deadline.after(timeout_ms=PATIENCE_MS))
-            assert handover is not None
-            former.fetch = None
-            await service.open(former, handover)
-            await there.consumer(1, name="me")
-            assert "1" == (await there.hear_message())[2]
-            assert await service.fetch(former.bundle, former.token) is None
-
-    run(story)
+    destination, there = await published_behind_a_move(running)
+    await there.receipt(1, 1)
+    service, former = destination.service, served_at(destination).ownership
+    handover = await service.close(former.bundle, ELSEWHERE, Deadline.after(timeout_ms=PATIENCE_MS))
+    assert handover is not None
+    former.fetch = None
+    await service.open(former, handover)
+    await there.consumer(1, name="me")
+    assert "1" == (await there.hear_message())[2]
+    assert await service.fetch(former.bundle, former.token) is None
 
 
-def test_a_merge_right_behind_a_transfer_loses_nothing(tmp_path: Path) -> None:
+@with_brokers(count=2, bundles=2, settings=HASTY)
+async def test_a_merge_right_behind_a_transfer_loses_nothing(running: Brokers) -> None:
     """The union begins while one half is being opened, so both are closed for nobody: what the source handed over is still known."""
+    _, destination, _ = await busy(running)
+    lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
+    if running.owner_of(lone) is not destination:
+        await running.transfer(destination, lone)
+    is_let = asyncio.Event()
+    states = destination.service._states  # noqa: SLF001 - where the next owner waits for the former one
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, bundles=2, settings=HASTY) as running:
-            _, destination, _ = await busy(running)
-            lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
-            if running.owner_of(lone) is not destination:
-                await running.transfer(destination, lone)
-            is_let = asyncio.Event()
-            states = destination.service._states  # noqa: SLF001 - where the next owner waits for the former one
+    async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
+        await is_let.wait()
+        return await states(ownership, handover)
 
-            async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
-                await is_let.wait()
-                return await states(ownership, handover)
-
-            destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
-            worker = destination.worker
-            moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
-            await worker.reached(await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS)
-            await running.settled()
-            left = running.view.bundles_of(NAMESPACE)[0].name
-            await worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
-            await running.settled()
-            is_let.set()
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
-            await there.receipt(1, 1)
-            await there.consumer(1, name="me")
-            assert (1, 2, "1") == await there.hear_message()
-
-    run(story)
+    destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
+    worker = destination.worker
+    moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
+    await worker.reached(await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS)
+    await running.settled()
+    left = running.view.bundles_of(NAMESPACE)[0].name
+    await worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
+    await running.settled()
+    is_let.set()
+    there = await destination.client()
+    await there.producer(1, name="mine", epoch=1)
+    there.publish(1, 1, "1")
+    await there.receipt(1, 1)
+    await there.consumer(1, name="me")
+    assert (1, 2, "1") == await there.hear_message()
 
 
 def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
@@ -261,33 +227,29 @@ def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> 
     run(story)
 
 
-def test_what_was_receipted_before_outlives_a_receipt_that_is_refused(tmp_path: Path) -> None:
+@with_brokers(count=2, settings=PATIENT)
+async def test_what_was_receipted_before_outlives_a_receipt_that_is_refused(running: Brokers) -> None:
     """The former owner's promise is kept: its entry is delivered, and only what is sent again goes back."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            source = running.owner_of()
-            destination, there = await holding(running)
-            served_at(destination).topic.release_receipts()
-            producer = next(iter(served_at(destination).topic.producers.values()))
-            destination.service.release_receipts(served_at(destination), producer)
-            await running.transfer(source)
-            back = await source.client()
-            await back.producer(1, name="mine", epoch=2)
-            await back.consumer(1, name="me", permits=0)
-            back.publish(1, 2, "2")
-            assert 0 == await back.partitions(TOPIC)
-            served = served_at(source)
-            (consumer,) = served.topic.consumers
-            outcome = served.topic.flow(consumer, 10, now_ms())
-            assert ([2, 3], [3]) == ([each.entry_id for _, each in outcome.deliveries], [each.entry_id for each in outcome.receipts])
-            lease = source.worker.agent.lease
-            skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
-            source.service.carry_out(served, outcome)
-            lease.skew_max_ms = skew_ms
-            assert "1" == (await back.hear_message())[2]
-            await back.hear(T.CLOSE_PRODUCER)
-            assert "MESSAGE" not in back.names()
-            there.vanish()
-
-    run(story)
+    source = running.owner_of()
+    destination, there = await holding(running)
+    served_at(destination).topic.release_receipts()
+    producer = next(iter(served_at(destination).topic.producers.values()))
+    destination.service.release_receipts(served_at(destination), producer)
+    await running.transfer(source)
+    back = await source.client()
+    await back.producer(1, name="mine", epoch=2)
+    await back.consumer(1, name="me", permits=0)
+    back.publish(1, 2, "2")
+    assert 0 == await back.partitions(TOPIC)
+    served = served_at(source)
+    (consumer,) = served.topic.consumers
+    outcome = served.topic.flow(consumer, 10, now_ms())
+    assert ([2, 3], [3]) == ([each.entry_id for _, each in outcome.deliveries], [each.entry_id for each in outcome.receipts])
+    lease = source.worker.agent.lease
+    skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
+    source.service.carry_out(served, outcome)
+    lease.skew_max_ms = skew_ms
+    assert "1" == (await back.hear_message())[2]
+    await back.hear(T.CLOSE_PRODUCER)
+    assert "MESSAGE" not in back.names()
+    there.vanish()

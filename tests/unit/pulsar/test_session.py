@@ -1,7 +1,4 @@
-"""Sessions: what a client says over a socket, and what comes of it; the good, the bad, and the silent.
-
-May live here: one broker and raw connections to it. What topics decide is tested with them, moves in test_service_moves.
-"""
+"""Sessions: what a client says over a socket, and what comes of it; the good, the bad, and the silent."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from tests.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
 from tests.unit.http.cluster import run
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Member, T, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
 
 NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"
 
@@ -37,45 +34,37 @@ async def metric_becomes(member: Member, name: str, value: float, **labels: str)
         pass
 
 
-def test_a_message_goes_from_a_producer_to_a_consumer(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) -> None:
     """It arrives as it was sent, and its receipt bears its sequence; both are counted."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            assert member.url == await client.located()
-            assert 0 == await client.partitions(TOPIC)
-            await client.consumer(3)
-            assert (await client.producer(5)).startswith("equipoise-")
-            for number in range(3):
-                client.publish(5, number, f"message {number}")
-            assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [await client.hear_message() for _ in range(3)]
-            for number in range(3):
-                await client.receipt(5, number)
-            assert 3 == await member.metric("messages_published_total")
-            assert 3 == await member.metric("messages_delivered_total")
-            assert (1, 1, 1) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
-            client.say(close_producer(5, 900) + close_consumer(3, 901))
-            await client.hear(T.SUCCESS, lambda said: said.success.request_id == 901)
-            assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    assert member.url == await client.located()
+    assert 0 == await client.partitions(TOPIC)
+    await client.consumer(3)
+    assert (await client.producer(5)).startswith("equipoise-")
+    for number in range(3):
+        client.publish(5, number, f"message {number}")
+    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [await client.hear_message() for _ in range(3)]
+    for number in range(3):
+        await client.receipt(5, number)
+    assert 3 == await member.metric("messages_published_total")
+    assert 3 == await member.metric("messages_delivered_total")
+    assert (1, 1, 1) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
+    client.say(close_producer(5, 900) + close_consumer(3, 901))
+    await client.hear(T.SUCCESS, lambda said: said.success.request_id == 901)
+    assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
 
 
-def test_a_frame_may_come_in_pieces(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_frame_may_come_in_pieces(running: Brokers) -> None:
     """Bytes that stop in the midst of a frame wait for the rest of it."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            client = await running.members[0].client()
-            frame = lookup(7, TOPIC)
-            for byte in frame:
-                client.say(bytes((byte,)))
-                await client.drained()
-            assert 7 == (await client.hear(T.LOOKUP_RESPONSE)).lookup_response.request_id
-
-    run(story)
+    client = await running.members[0].client()
+    frame = lookup(7, TOPIC)
+    for byte in frame:
+        client.say(bytes((byte,)))
+        await client.drained()
+    assert 7 == (await client.hear(T.LOOKUP_RESPONSE)).lookup_response.request_id
 
 
 UNKNOWN_TYPE = b"\x08\x7b"
@@ -110,24 +99,20 @@ def test_who_breaks_the_protocol_is_disconnected(breach: str, tmp_path: Path) ->
     run(story)
 
 
-def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_damaged_message_is_refused_alone(running: Brokers) -> None:
     """A wrong checksum gets a SEND_ERROR in the order of the receipts, and the next message its receipt."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.producer(1)
-            damaged = bytearray(entry())
-            damaged[-1] ^= 1
-            client.say(send(1, 0, entry()) + send(1, 1, bytes(damaged)) + send(1, 2, entry()))
-            await client.receipt(1, 0)
-            await client.receipt(1, 2)
-            (error,) = [command.send_error for command, _ in client.inbox if command.type == T.SEND_ERROR]
-            assert (1, ServerError.ChecksumError) == (error.sequence_id, error.error)
-            assert 1 == await member.metric("messages_damaged_total")
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    await client.producer(1)
+    damaged = bytearray(entry())
+    damaged[-1] ^= 1
+    client.say(send(1, 0, entry()) + send(1, 1, bytes(damaged)) + send(1, 2, entry()))
+    await client.receipt(1, 0)
+    await client.receipt(1, 2)
+    (error,) = [command.send_error for command, _ in client.inbox if command.type == T.SEND_ERROR]
+    assert (1, ServerError.ChecksumError) == (error.sequence_id, error.error)
+    assert 1 == await member.metric("messages_damaged_total")
 
 
 @pytest.mark.parametrize(
@@ -138,111 +123,90 @@ def test_a_damaged_message_is_refused_alone(tmp_path: Path) -> None:
         ("non-persistent://nobody/knows/t", ServerError.TopicNotFound),
     ],
 )
-def test_a_topic_that_is_not_served_is_refused(topic: str, error: ServerError, tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_topic_that_is_not_served_is_refused(running: Brokers, topic: str, error: ServerError) -> None:
     """Lookups, producers and consumers are refused with the code that tells clients what to do, and nothing is left of them."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            client.say(lookup(1, topic))
-            assert error == (await client.hear(T.LOOKUP_RESPONSE)).lookup_response.error
-            client.ask_producer(1, topic)
-            assert error == (await client.hear(T.ERROR)).error.error
-            client.ask_consumer(1, topic)
-            assert error == (await client.hear(T.ERROR)).error.error
-            assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), "only where the client is to try again"
-            assert 0 == await member.metric("topics")
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    client.say(lookup(1, topic))
+    assert error == (await client.hear(T.LOOKUP_RESPONSE)).lookup_response.error
+    client.ask_producer(1, topic)
+    assert error == (await client.hear(T.ERROR)).error.error
+    client.ask_consumer(1, topic)
+    assert error == (await client.hear(T.ERROR)).error.error
+    assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), "only where the client is to try again"
+    assert 0 == await member.metric("topics")
 
 
-def test_what_is_refused_leaves_no_topic(tmp_path: Path) -> None:
+@with_brokers()
+async def test_what_is_refused_leaves_no_topic(running: Brokers) -> None:
     """A producer or consumer that its topic does not let in is told why, and the topic that was made for it is not kept."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            client.ask_producer(1, access_mode=2)
-            assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
-            client.ask_consumer(1, read_compacted=True)
-            assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
-            assert 0 == await member.metric("topics")
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    client.ask_producer(1, access_mode=2)
+    assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
+    client.ask_consumer(1, read_compacted=True)
+    assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
+    assert 0 == await member.metric("topics")
 
 
-def test_a_creation_may_be_cancelled(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_creation_may_be_cancelled(running: Brokers) -> None:
     """A producer closed before it was opened is not opened behind its client's back, and its id can be used again."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            first = client.ask_producer(1)
-            client.say(close_producer(1, 900))
-            client.ask_consumer(1)
-            client.say(close_consumer(1, 901))
-            name = await client.producer(1, name="mine")
-            assert "mine" == name
-            assert ["SUCCESS", "SUCCESS"] == client.names(), "the closings, and not the first opening"
-            assert first not in [command.success.request_id for command, _ in client.inbox]
-            assert (1, 0) == (await member.metric("producers"), await member.metric("consumers"))
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    first = client.ask_producer(1)
+    client.say(close_producer(1, 900))
+    client.ask_consumer(1)
+    client.say(close_consumer(1, 901))
+    name = await client.producer(1, name="mine")
+    assert "mine" == name
+    assert ["SUCCESS", "SUCCESS"] == client.names(), "the closings, and not the first opening"
+    assert first not in [command.success.request_id for command, _ in client.inbox]
+    assert (1, 0) == (await member.metric("producers"), await member.metric("consumers"))
 
 
-def test_a_slow_consumer_loses_what_it_does_not_take(tmp_path: Path) -> None:
+@with_brokers(settings=Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024))
+async def test_a_slow_consumer_loses_what_it_does_not_take(running: Brokers) -> None:
     """Messages for a client that does not read are dropped and counted; one beside it gets all, and the slow one the later ones."""
-
-    async def story() -> None:
-        settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024)
-        async with brokers(tmp_path, settings=settings) as running:
-            (member,) = running.members
-            producer, quick, slow = await member.client(), await member.client(), await member.client()
-            await quick.consumer(1, subscription="quick", permits=1_000_000)
-            await slow.consumer(1, subscription="slow", permits=1_000_000)
-            await producer.producer(1)
-            await slow.stop_reading()
-            sent = 0
-            while await member.metric("messages_dropped_total") < 10:
-                for _ in range(50):
-                    producer.publish(1, sent, str(sent), padding=8 * 1024)
-                    sent += 1
-                for number in range(sent - 50, sent):
-                    await producer.receipt(1, number)
-            for number in range(sent):
-                assert str(number) == (await quick.hear_message())[2]
-            slow.read()
-            texts = [(await slow.hear_message())[2]]
-            while texts[-1] != "the end":
-                producer.publish(1, sent, "the end")
-                sent += 1
-                texts.append((await slow.hear_message())[2])
-            numbers = [int(text) for text in texts if text != "the end"]
-            assert sorted(numbers) == numbers
-
-    run(story)
+    (member,) = running.members
+    producer, quick, slow = await member.client(), await member.client(), await member.client()
+    await quick.consumer(1, subscription="quick", permits=1_000_000)
+    await slow.consumer(1, subscription="slow", permits=1_000_000)
+    await producer.producer(1)
+    await slow.stop_reading()
+    sent = 0
+    while await member.metric("messages_dropped_total") < 10:
+        for _ in range(50):
+            producer.publish(1, sent, str(sent), padding=8 * 1024)
+            sent += 1
+        for number in range(sent - 50, sent):
+            await producer.receipt(1, number)
+    for number in range(sent):
+        assert str(number) == (await quick.hear_message())[2]
+    slow.read()
+    texts = [(await slow.hear_message())[2]]
+    while texts[-1] != "the end":
+        producer.publish(1, sent, "the end")
+        sent += 1
+        texts.append((await slow.hear_message())[2])
+    numbers = [int(text) for text in texts if text != "the end"]
+    assert sorted(numbers) == numbers
 
 
-def test_a_client_that_does_not_answer_a_ping_is_given_up(tmp_path: Path) -> None:
+@with_brokers(settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 150})
+async def test_a_client_that_does_not_answer_a_ping_is_given_up(running: Brokers) -> None:
     """Silence is asked about, and then ended; a client that answers stays, though it says nothing else."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 150}) as running:
-            (member,) = running.members
-            silent, alive = await member.client(), await member.client()
-            silent.answers_pings = False
-            await silent.producer(1)
-            await alive.producer(2)
-            await silent.closed()
-            assert "PING" in silent.names()
-            assert 1 == await member.metric("disconnections_total", reason="no_answer")
-            await metric_becomes(member, "producers", 1)
-            assert not alive.is_closed
-
-    run(story)
+    (member,) = running.members
+    silent, alive = await member.client(), await member.client()
+    silent.answers_pings = False
+    await silent.producer(1)
+    await alive.producer(2)
+    await silent.closed()
+    assert "PING" in silent.names()
+    assert 1 == await member.metric("disconnections_total", reason="no_answer")
+    await metric_becomes(member, "producers", 1)
+    assert not alive.is_closed
 
 
 def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,186 +222,144 @@ def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch:
     run(story)
 
 
-def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+@with_brokers()
+async def test_clients_that_come_and_go_leave_nothing(running: Brokers) -> None:
     """A client that connects anew again and again, with a producer and a consumer each time, leaves no trace but its count."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            for round_ in range(60):
-                client = await member.client()
-                await client.producer(1, name="the same", epoch=round_)
-                await client.consumer(1)
-                client.vanish()
-                await metric_becomes(member, "connections", 0)
-            assert 60 == await member.metric("connections_accepted_total")
-            assert (0, 0, 0) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
-            await neighbour_is_served(member)
-
-    run(story)
+    (member,) = running.members
+    for round_ in range(60):
+        client = await member.client()
+        await client.producer(1, name="the same", epoch=round_)
+        await client.consumer(1)
+        client.vanish()
+        await metric_becomes(member, "connections", 0)
+    assert 60 == await member.metric("connections_accepted_total")
+    assert (0, 0, 0) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
+    await neighbour_is_served(member)
 
 
-def test_a_half_closed_connection_is_closed(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_half_closed_connection_is_closed(running: Brokers) -> None:
     """A client that says it will say no more, and takes nothing more either, does not keep its place."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1)
-            client.half_close()
-            await metric_becomes(member, "consumers", 0)
-            await metric_becomes(member, "connections", 0)
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    await client.consumer(1)
+    client.half_close()
+    await metric_becomes(member, "consumers", 0)
+    await metric_becomes(member, "connections", 0)
 
 
-def test_one_address_cannot_have_all_connections(tmp_path: Path) -> None:
+@with_brokers(config={"pulsar_connections_per_address_max": 2})
+async def test_one_address_cannot_have_all_connections(running: Brokers) -> None:
     """One connection too many of an address is closed at once, and there is room again when another goes."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, config={"pulsar_connections_per_address_max": 2}) as running:
-            (member,) = running.members
-            first, second = await member.client(), await member.client()
-            third = await member.client(handshake=False)
-            await third.closed()
-            assert 1 == await member.metric("connections_refused_total")
-            await first.close()
-            await metric_becomes(member, "connections", 1)
-            await neighbour_is_served(member)
-            assert not second.is_closed
-
-    run(story)
+    (member,) = running.members
+    first, second = await member.client(), await member.client()
+    third = await member.client(handshake=False)
+    await third.closed()
+    assert 1 == await member.metric("connections_refused_total")
+    await first.close()
+    await metric_becomes(member, "connections", 1)
+    await neighbour_is_served(member)
+    assert not second.is_closed
 
 
-def test_a_name_of_a_living_producer_is_not_given_away(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_name_of_a_living_producer_is_not_given_away(running: Brokers) -> None:
     """Its holder is asked for a sign of life, and gives it."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            holder, other = await running.members[0].client(), await running.members[0].client()
-            await holder.producer(1, name="mine")
-            other.ask_producer(1, name="mine", epoch=1)
-            assert ServerError.ProducerBusy == (await other.hear(T.ERROR)).error.error
-            assert "PING" in holder.names()
-
-    run(story)
+    holder, other = await running.members[0].client(), await running.members[0].client()
+    await holder.producer(1, name="mine")
+    other.ask_producer(1, name="mine", epoch=1)
+    assert ServerError.ProducerBusy == (await other.hear(T.ERROR)).error.error
+    assert "PING" in holder.names()
 
 
-def test_the_place_of_a_dead_client_is_free_after_a_probe(tmp_path: Path) -> None:
+@with_brokers(settings=Settings(probe_ms=50))
+async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers) -> None:
     """A producer's name and an Exclusive subscription go to who wants them; what the new ones publish, all the topic hears."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(probe_ms=50)) as running:
-            (member,) = running.members
-            dead, other, listener = await member.client(), await member.client(), await member.client()
-            dead.answers_pings = False
-            await dead.producer(1, name="mine")
-            assert "mine" == await other.producer(4, name="mine", epoch=1)
-            await dead.closed()
-            await listener.consumer(1, subscription="other")
-            other.publish(4, 0, "hello")
-            assert "hello" == (await listener.hear_message())[2], "the topic must not have ended with the one that held the name"
-            listener.answers_pings = False
-            await other.consumer(9, subscription="other")
-            assert 1 == await member.metric("topics")
-
-    run(story)
+    (member,) = running.members
+    dead, other, listener = await member.client(), await member.client(), await member.client()
+    dead.answers_pings = False
+    await dead.producer(1, name="mine")
+    assert "mine" == await other.producer(4, name="mine", epoch=1)
+    await dead.closed()
+    await listener.consumer(1, subscription="other")
+    other.publish(4, 0, "hello")
+    assert "hello" == (await listener.hear_message())[2], "the topic must not have ended with the one that held the name"
+    listener.answers_pings = False
+    await other.consumer(9, subscription="other")
+    assert 1 == await member.metric("topics")
 
 
-def test_whoever_wants_a_place_cannot_make_its_holder_say_pong_for_ever(tmp_path: Path) -> None:
+@with_brokers(settings=Settings(probe_ms=200))
+async def test_whoever_wants_a_place_cannot_make_its_holder_say_pong_for_ever(running: Brokers) -> None:
     """Many who want one name share one PING to its holder."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(probe_ms=200)) as running:
-            (member,) = running.members
-            holder, other = await member.client(), await member.client()
-            holder.answers_pings = False
-            await holder.producer(1, name="mine")
-            for producer_id in range(50):
-                other.ask_producer(producer_id, name="mine", epoch=1)
-            await holder.closed()
-            assert 1 == holder.names().count("PING")
-
-    run(story)
+    (member,) = running.members
+    holder, other = await member.client(), await member.client()
+    holder.answers_pings = False
+    await holder.producer(1, name="mine")
+    for producer_id in range(50):
+        other.ask_producer(producer_id, name="mine", epoch=1)
+    await holder.closed()
+    assert 1 == holder.names().count("PING")
 
 
-def test_two_consumers_of_a_failover_subscription_are_told_who_is_active(tmp_path: Path) -> None:
+@with_brokers()
+async def test_two_consumers_of_a_failover_subscription_are_told_who_is_active(running: Brokers) -> None:
     """The news comes behind SUCCESS, and again when the active one goes."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            first, second = await running.members[0].client(), await running.members[0].client()
-            await first.consumer(1, kind=CommandSubscribe.Failover, name="a")
-            assert (await first.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-            await second.consumer(1, kind=CommandSubscribe.Failover, name="b")
-            assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-            first.vanish()
-            assert (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-
-    run(story)
+    first, second = await running.members[0].client(), await running.members[0].client()
+    await first.consumer(1, kind=CommandSubscribe.Failover, name="a")
+    assert (await first.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+    await second.consumer(1, kind=CommandSubscribe.Failover, name="b")
+    assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+    first.vanish()
+    assert (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
 
 
-def test_who_becomes_active_as_a_connection_ends_is_told_once(tmp_path: Path) -> None:
+@with_brokers()
+async def test_who_becomes_active_as_a_connection_ends_is_told_once(running: Brokers) -> None:
     """However many consumers leave with it: nobody is made active between the first of them and the last."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            first, second = await running.members[0].client(), await running.members[0].client()
-            # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
-            for number, name in enumerate("abcde"):
-                await (first if name in "ab" else second).consumer(
-                    number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name
-                )
-            for _ in range(3):
-                assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
-            first.vanish()
-            change = (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
-            assert (3, True) == (change.consumer_id, change.is_active)
-            await second.located()
-            assert "ACTIVE_CONSUMER_CHANGE" not in second.names()
-
-    run(story)
+    first, second = await running.members[0].client(), await running.members[0].client()
+    # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
+    for number, name in enumerate("abcde"):
+        await (first if name in "ab" else second).consumer(number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name)
+    for _ in range(3):
+        assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+    first.vanish()
+    change = (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
+    assert (3, True) == (change.consumer_id, change.is_active)
+    await second.located()
+    assert "ACTIVE_CONSUMER_CHANGE" not in second.names()
 
 
-def test_small_questions_are_answered(tmp_path: Path) -> None:
+@with_brokers()
+async def test_small_questions_are_answered(running: Brokers) -> None:
     """Stats of a consumer, the topics of a namespace, the end of a subscription."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1, name="me")
-            client.ask_stats(1)
-            stats = (await client.hear(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
-            assert ("me", "Exclusive", False) == (stats.consumerName, stats.type, stats.HasField("error_code"))
-            client.ask_topics()
-            assert [TOPIC] == list((await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
-            client.ask_topics("no/where")
-            assert ServerError.TopicNotFound == (await client.hear(T.ERROR)).error.error
-            client.say(unsubscribe(1, 900))
-            await client.hear(T.SUCCESS)
-            assert 0 == await member.metric("consumers")
-            client.say(ping())
-            await client.hear(T.PONG)
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    await client.consumer(1, name="me")
+    client.ask_stats(1)
+    stats = (await client.hear(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
+    assert ("me", "Exclusive", False) == (stats.consumerName, stats.type, stats.HasField("error_code"))
+    client.ask_topics()
+    assert [TOPIC] == list((await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
+    client.ask_topics("no/where")
+    assert ServerError.TopicNotFound == (await client.hear(T.ERROR)).error.error
+    client.say(unsubscribe(1, 900))
+    await client.hear(T.SUCCESS)
+    assert 0 == await member.metric("consumers")
+    client.say(ping())
+    await client.hear(T.PONG)
 
 
-def test_a_subscription_of_two_does_not_end_by_one(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_subscription_of_two_does_not_end_by_one(running: Brokers) -> None:
     """UNSUBSCRIBE beside another consumer is refused, and the consumer stays."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1, kind=CommandSubscribe.Shared)
-            await client.consumer(2, kind=CommandSubscribe.Shared)
-            client.say(unsubscribe(1, 900))
-            assert ServerError.MetadataError == (await client.hear(T.ERROR)).error.error
-            assert 2 == await member.metric("consumers")
-
-    run(story)
+    (member,) = running.members
+    client = await member.client()
+    await client.consumer(1, kind=CommandSubscribe.Shared)
+    await client.consumer(2, kind=CommandSubscribe.Shared)
+    client.say(unsubscribe(1, 900))
+    assert ServerError.MetadataError == (await client.hear(T.ERROR)).error.error
+    assert 2 == await member.metric("consumers")
 
 
 def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,4 @@
-"""What clients can make a broker keep, or do at once: the bounds of a session, and of all together.
-
-May live here: raw connections that ask too much. What sessions do for good clients stands in test_session.
-"""
+"""What clients can make a broker keep, or do at once: the bounds of a session, and of all together."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from tests.pulsar_speech import framed, ping, producer
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 SCHEMA_BYTES = 20_000
 
@@ -178,21 +175,17 @@ def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.
     assert 1 == most
 
 
-def test_more_topics_than_a_client_takes_are_not_told(tmp_path: Path) -> None:
+@with_brokers(config={"pulsar_message_bytes_max": 1_024})
+async def test_more_topics_than_a_client_takes_are_not_told(running: Brokers) -> None:
     """A list larger than a message would make clients close the connection: they are told why instead."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, config={"pulsar_message_bytes_max": 1_024}) as running:
-            client = await running.members[0].client()
-            for number in range(3):
-                await client.producer(number, f"non-persistent://{NAMESPACE}/{number}{'x' * 400}")
-            client.ask_topics()
-            error = (await client.hear(T.ERROR)).error
-            assert ServerError.NotAllowedError == error.error
-            assert "the names of the 3 topics of namespace public/default are " in error.message
-            await client.producer(3)
-
-    run(story)
+    client = await running.members[0].client()
+    for number in range(3):
+        await client.producer(number, f"non-persistent://{NAMESPACE}/{number}{'x' * 400}")
+    client.ask_topics()
+    error = (await client.hear(T.ERROR)).error
+    assert ServerError.NotAllowedError == error.error
+    assert "the names of the 3 topics of namespace public/default are " in error.message
+    await client.producer(3)
 
 
 def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

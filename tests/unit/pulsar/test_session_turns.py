@@ -1,7 +1,4 @@
-"""What one client makes the loop do at once, and whom it takes along: creations, large messages, forced ends, SEEK.
-
-May live here: raw connections whose requests concern others. Bounds of memory stand in test_session_bounds.
-"""
+"""What one client makes the loop do at once, and whom it takes along: creations, large messages, forced ends, SEEK."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSee
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
 from tests.pulsar_speech import close_producer, connect, framed, producer
 from tests.unit.http.cluster import run
-from tests.unit.pulsar.wire_client import TOPIC, Member, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 SHARED = CommandSubscribe.Shared
 
@@ -36,71 +33,59 @@ async def seek(client: WireClient, consumer_id: int) -> None:
     assert request_id == (await client.hear(T.SUCCESS)).success.request_id
 
 
-def test_a_client_in_go_is_told_to_connect_anew_after_a_seek(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_client_in_go_is_told_to_connect_anew_after_a_seek(running: Brokers) -> None:
     """Its consumer takes nothing before that; those of others stay where they are."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            publisher = await member.client()
-            await publisher.producer(1)
-            in_go, in_java = await as_client_of(member, "Pulsar-Go-0.19.0"), await as_client_of(member, "Pulsar-Java-v4.0.8")
-            for client in (in_go, in_java):
-                await client.consumer(7, subscription=f"s{id(client)}")
-                await seek(client, 7)
-            assert 7 == (await in_go.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id
-            await in_go.consumer(7, subscription=f"s{id(in_go)}")
-            publisher.publish(1, 0, "after")
-            for client in (in_go, in_java):
-                assert "after" == (await client.hear_message())[2]
-            assert "CLOSE_CONSUMER" not in in_java.names()
-
-    run(story)
+    (member,) = running.members
+    publisher = await member.client()
+    await publisher.producer(1)
+    in_go, in_java = await as_client_of(member, "Pulsar-Go-0.19.0"), await as_client_of(member, "Pulsar-Java-v4.0.8")
+    for client in (in_go, in_java):
+        await client.consumer(7, subscription=f"s{id(client)}")
+        await seek(client, 7)
+    assert 7 == (await in_go.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id
+    await in_go.consumer(7, subscription=f"s{id(in_go)}")
+    publisher.publish(1, 0, "after")
+    for client in (in_go, in_java):
+        assert "after" == (await client.hear_message())[2]
+    assert "CLOSE_CONSUMER" not in in_java.names()
 
 
-def test_entries_are_counted_on_after_a_seek(tmp_path: Path) -> None:
+@with_brokers()
+async def test_entries_are_counted_on_after_a_seek(running: Brokers) -> None:
     """A topic with nobody but a client in Go that seeks is there when it comes back, because it takes nothing with a lower number."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            publisher, in_go = await member.client(), await as_client_of(member, "Pulsar-Go-0.19.0")
-            await in_go.consumer(7)
-            await publisher.producer(1)
-            publisher.publish(1, 0, "before")
-            publisher.say(close_producer(1, 1_000))
-            await publisher.hear(T.SUCCESS)
-            assert (1, "before") == (await in_go.hear_message())[1:]
-            await seek(in_go, 7)
-            await in_go.hear(T.CLOSE_CONSUMER)
-            await in_go.consumer(7)
-            await publisher.producer(2)
-            publisher.publish(2, 0, "after")
-            assert (2, "after") == (await in_go.hear_message())[1:]
-
-    run(story)
+    (member,) = running.members
+    publisher, in_go = await member.client(), await as_client_of(member, "Pulsar-Go-0.19.0")
+    await in_go.consumer(7)
+    await publisher.producer(1)
+    publisher.publish(1, 0, "before")
+    publisher.say(close_producer(1, 1_000))
+    await publisher.hear(T.SUCCESS)
+    assert (1, "before") == (await in_go.hear_message())[1:]
+    await seek(in_go, 7)
+    await in_go.hear(T.CLOSE_CONSUMER)
+    await in_go.consumer(7)
+    await publisher.producer(2)
+    publisher.publish(2, 0, "after")
+    assert (2, "after") == (await in_go.hear_message())[1:]
 
 
-def test_a_forced_unsubscribe_disconnects_the_others(tmp_path: Path) -> None:
+@with_brokers()
+async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> None:
     """They are told to connect anew, and make the subscription anew."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            one, other = await member.client(), await member.client()
-            await one.producer(9)
-            await one.consumer(1, kind=SHARED)
-            await other.consumer(2, kind=SHARED)
-            for force, answer in ((False, T.ERROR), (True, T.SUCCESS)):
-                body = CommandUnsubscribe(consumer_id=1, request_id=one.request_id(), force=force)
-                one.say(framed(BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=body)))
-                await one.hear(answer)
-            assert 2 == (await other.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id
-            await other.consumer(2, kind=CommandSubscribe.Exclusive)
-            one.publish(9, 0, "on")
-            assert (2, "on") == (await other.hear_message())[::2]
-
-    run(story)
+    (member,) = running.members
+    one, other = await member.client(), await member.client()
+    await one.producer(9)
+    await one.consumer(1, kind=SHARED)
+    await other.consumer(2, kind=SHARED)
+    for force, answer in ((False, T.ERROR), (True, T.SUCCESS)):
+        body = CommandUnsubscribe(consumer_id=1, request_id=one.request_id(), force=force)
+        one.say(framed(BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=body)))
+        await one.hear(answer)
+    assert 2 == (await other.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id
+    await other.consumer(2, kind=CommandSubscribe.Exclusive)
+    one.publish(9, 0, "on")
+    assert (2, "on") == (await other.hear_message())[::2]
 
 
 def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

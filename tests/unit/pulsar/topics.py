@@ -1,7 +1,4 @@
-"""Topics, producers and consumers for tests, made in one line each.
-
-May live here: makers, and short ways to say what an outcome holds. Times are milliseconds from 0.
-"""
+"""Topics, producers and consumers for tests, made in one line each."""
 
 from __future__ import annotations
 

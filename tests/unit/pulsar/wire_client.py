@@ -1,18 +1,15 @@
-"""A client of Pulsar's protocol that says what a test wants it to say, and brokers of one loop to say it to.
-
-May live here: `WireClient`, which knows frames and nothing else; `Brokers`, real workers with real ports over a log in memory.
-"""
+"""A client of Pulsar's protocol that says what a test wants it to say, and brokers of one loop to say it to."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 from yarl import URL
@@ -37,6 +34,7 @@ from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
 from tests.pulsar_speech import connect, entry, framed, lookup, send
+from tests.unit.http.cluster import story
 
 NAMESPACE = "public/default"
 TOPIC = f"non-persistent://{NAMESPACE}/orders"
@@ -396,3 +394,8 @@ async def brokers(
         running = Brokers(members=members)
         await running.settled()
         yield running
+
+
+def with_brokers(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:  # noqa: ANN401 - those of `brokers`
+    """Run a test on `brokers` with these options."""
+    return story(lambda folder: brokers(folder, **options))
