@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.replies import ConsumerStats, topics_told
+from equipoise.brokers.pulsar.wire.replies import ConsumerStats, encode_topics
 from equipoise.brokers.pulsar.wire.requests import (
     ConsumerClosed,
     ConsumerStatsAsked,
@@ -67,7 +67,7 @@ class DumbService:
             case LookupAsked():
                 connection.located(request.request_id, "pulsar://broker:6650")
             case TopicsAsked():
-                connection.topics(request.request_id, topics_told(["a", "b"]))
+                connection.topics(request.request_id, encode_topics(["a", "b"]))
             case SchemaAsked():
                 connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, "none")
             case SchemaOffered():

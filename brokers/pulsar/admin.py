@@ -192,8 +192,8 @@ class Topics:
             return json_answer(stats)
         if not partitions:
             raise _no_topic(topic)
-        for told in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
-            stats |= told if isinstance(told, dict) else {}
+        for answer in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
+            stats |= answer if isinstance(answer, dict) else {}
         is_each_wanted = parameter_of(request, "perPartition") != "false"
         return json_answer(partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted))
 

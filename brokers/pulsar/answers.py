@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
-from equipoise.brokers.pulsar.service import session_of, tell_active
+from equipoise.brokers.pulsar.service import send_active_changes, session_of
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
 from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, served_topic
 from equipoise.brokers.pulsar.topics.producers import Producer
@@ -106,7 +106,7 @@ class Answers:
         if not self._service.release_receipts(request.producer.served, request.producer.producer):
             return
         producer_id = request.producer.producer.producer_id
-        self._connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "The checksum does not fit the message")
+        self._connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "The checksum of the message is wrong")
 
     def _on_flowed(self, request: Flowed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
@@ -148,7 +148,7 @@ class Answers:
             self._connection.fail(request.request_id, answer.error, answer.message)
             return
         for other in answer:
-            session_of(other).part_consumer(other, None)
+            session_of(other).redirect_consumer(other, None)
         self._session.drop_consumer(consumer, served)
         self._connection.succeed(request.request_id)
 
@@ -158,8 +158,8 @@ class Answers:
         if not self._session.client_version.startswith(_GO):
             return
         consumer, served = request.consumer.consumer, request.consumer.served
-        self._session.part_consumer(consumer, None)
-        tell_active(served.topic.remove_consumer(consumer))
+        self._session.redirect_consumer(consumer, None)
+        send_active_changes(served.topic.remove_consumer(consumer))
         # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it has passed.
         kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
         asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
@@ -204,7 +204,7 @@ class Answers:
         )
 
     def _on_schema_asked(self, request: SchemaAsked) -> None:
-        def tell(found: tuple[bytes, Schema] | None) -> None:
+        def answer(found: tuple[bytes, Schema] | None) -> None:
             if found is None:
                 missing = f"No schema of {request.topic} is known"
                 self._connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, missing)
@@ -214,7 +214,7 @@ class Answers:
 
         self._ask(
             lambda: self._server.schemas.find(served_topic(request.topic), request.version),
-            tell,
+            answer,
             partial(self._connection.schema_missing, request.request_id),
         )
 
@@ -228,16 +228,18 @@ class Answers:
         while self._topics_asked:
             request = self._topics_asked[0]
             try:
-                told = await self._server.topics_told(request.namespace, request.mode)
+                encoded = await self._server.encoded_topics(request.namespace, request.mode)
             except EquipoiseError as error:
                 self._connection.topics_failed(request.request_id, *_refusal_of(error))
             else:
-                self._connection.topics(request.request_id, told)
+                self._connection.topics(request.request_id, encoded)
             self._session.write_soon()
             self._topics_asked.popleft()
             await asyncio.sleep(0)
 
-    def _ask(self, question: Callable[[], Awaitable[T]], tell: Callable[[T], object], refuse: Callable[[ServerError, str], object]) -> None:
+    def _ask(
+        self, question: Callable[[], Awaitable[T]], grant: Callable[[T], object], refuse: Callable[[ServerError, str], object]
+    ) -> None:
         """Await the answer to a question, and send it or the error that prevented it."""
 
         async def ask() -> None:
@@ -246,7 +248,7 @@ class Answers:
             except EquipoiseError as error:
                 refuse(*_refusal_of(error))
             else:
-                tell(answer)
+                grant(answer)
 
         self._begin(ask)
 
@@ -292,7 +294,7 @@ class Answers:
         if replaced is not None:
             session.producers.pop(replaced.former, None)
             served.forget_works(replaced.forgotten)
-        version = self._told_schema(request.topic, request.schema, is_newest=True)
+        version = self._register_schema(request.topic, request.schema, is_newest=True)
         publishing = Publishing(producer=producer, served=served)
         if connection.producer_opened(request.producer_id, request.request_id, name, publishing, schema_version=version):
             session.producers[producer] = served
@@ -324,7 +326,10 @@ class Answers:
 
         try:
             if request.read_compacted:
-                raise NotServed(error=ServerError.NOT_ALLOWED, problem="only a stored topic can be read compacted, and none is stored here")
+                raise NotServed(
+                    error=ServerError.NOT_ALLOWED,
+                    problem="this topic cannot be read compacted; subscribe without it",
+                )
             served, (consumer, subscribed) = await self._let_in(request.topic, enter)
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
@@ -334,14 +339,14 @@ class Answers:
         except EquipoiseError as error:
             connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error))
             return
-        self._told_schema(request.topic, request.schema, is_newest=False)
+        self._register_schema(request.topic, request.schema, is_newest=False)
         if connection.consumer_opened(request.consumer_id, request.request_id, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
-            tell_active(subscribed.changes)
+            send_active_changes(subscribed.changes)
         else:
             session.drop_consumer(consumer, served)
 
-    def _told_schema(self, topic: str, schema: Schema | None, *, is_newest: bool) -> bytes:
+    def _register_schema(self, topic: str, schema: Schema | None, *, is_newest: bool) -> bytes:
         """Register the schema of an accepted producer or consumer. Return its version, or b"" for no schema."""
         if schema is not None:
             self._service.schemas.add(partitioned_name(served_topic(topic).full), schema, is_newest=is_newest)

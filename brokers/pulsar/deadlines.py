@@ -87,7 +87,7 @@ class Deadlines:
             self._look(served)
         except Exception:
             # A failing topic must not block the others.
-            _logger.exception("a topic failed as its time had come", extra={"topic": served.name})
+            _logger.exception("a due topic failed", extra={"topic": served.name})
 
 
 def _waits(served: Served) -> bool:

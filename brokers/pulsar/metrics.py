@@ -31,13 +31,15 @@ class PulsarMetrics(Collector):
         yield from self._gauges()
         yield from self._counters()
         counts = self._server.counts
-        text = "Clients disconnected for what they did, or did not do."
+        text = "Clients disconnected for a protocol violation, silence or memory."
         broken_off = CounterMetricFamily("equipoise_pulsar_disconnections", text, labels=("broker", "reason"))
         for violation in Violation:  # Export all from the start: a series that appears with its first event has no rate.
             broken_off.add_metric((self._broker, violation.value), counts.violations[violation])
         yield broken_off
         turned_away = CounterMetricFamily(
-            "equipoise_pulsar_requests_refused", "Requests that a connection refused by itself.", labels=("broker", "command")
+            "equipoise_pulsar_requests_refused",
+            "Requests refused without asking the service.",
+            labels=("broker", "command"),
         )
         for command, count in sorted(counts.turned_away.items()):
             turned_away.add_metric((self._broker, command), count)
@@ -48,12 +50,12 @@ class PulsarMetrics(Collector):
         topics = service.hosting.topics.values()
         for name, text, value in (
             ("connections", "Clients connected.", self._server.connections),
-            ("topics", "Topics that somebody uses.", len(topics)),
+            ("topics", "Topics in use.", len(topics)),
             ("producers", "Producers connected.", sum(len(served.topic.producers) for served in topics)),
             ("consumers", "Consumers connected.", sum(served.topic.consumer_count for served in topics)),
-            ("behind_bytes", "Bytes that wait for clients to take them.", self._server.behind.bytes),
-            ("unfinished_bytes", "Bytes that clients have begun to say something with.", self._server.unfinished.bytes),
-            ("topics_waiting", "Topics that moved here, and wait for clients that were there before.", service.topics_waiting),
+            ("behind_bytes", "Bytes that wait for clients to read them.", self._server.behind.bytes),
+            ("unfinished_bytes", "Bytes of frames that clients have not finished sending.", self._server.unfinished.bytes),
+            ("topics_waiting", "Topics that moved here and wait for their former clients.", service.topics_waiting),
         ):
             family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
             family.add_metric((self._broker,), value)
@@ -63,17 +65,17 @@ class PulsarMetrics(Collector):
         server, service = self._server.counts, self._server.service.counts
         for name, text, value in (
             ("connections_accepted", "Connections accepted.", server.accepted),
-            ("connections_refused", "Connections refused, because there were too many.", server.refused),
-            ("messages_published", "Messages taken from producers.", service.published),
-            ("published_bytes", "Bytes of the entries taken from producers.", service.published_bytes),
+            ("connections_refused", "Connections refused because there were too many.", server.refused),
+            ("messages_published", "Messages received from producers.", service.published),
+            ("published_bytes", "Bytes of entries received from producers.", service.published_bytes),
             ("messages_delivered", "Messages written to consumers.", service.delivered),
-            ("delivered_bytes", "Bytes of the entries written to consumers.", service.delivered_bytes),
-            ("messages_dropped", "Messages that a subscription's consumers were not ready for.", service.dropped),
-            ("messages_damaged", "Entries whose checksum did not fit.", server.damaged),
-            ("receipts_withheld", "Messages without a receipt, because the right to their bundle had gone.", service.receipts_withheld),
-            ("handovers_damaged", "Bundles that came without what their former owner knew.", service.handovers_damaged),
-            ("consumers_forgotten", "Consumers whose names had no room in the handover of their bundle.", service.consumers_forgotten),
-            ("acknowledgements", "Acknowledgements, of which nothing comes here.", server.acknowledgements),
+            ("delivered_bytes", "Bytes of entries written to consumers.", service.delivered_bytes),
+            ("messages_dropped", "Messages dropped because no consumer of a subscription was ready.", service.dropped),
+            ("messages_damaged", "Entries with a wrong checksum.", server.damaged),
+            ("receipts_withheld", "Messages without a receipt because the broker no longer owned their bundle.", service.receipts_withheld),
+            ("handovers_damaged", "Bundles that opened without the state of their former owner.", service.handovers_damaged),
+            ("consumers_forgotten", "Consumers whose names did not fit into the handover of their bundle.", service.consumers_forgotten),
+            ("acknowledgements", "Acknowledgements received; they have no effect.", server.acknowledgements),
         ):
             family = CounterMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
             family.add_metric((self._broker,), value)

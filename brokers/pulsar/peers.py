@@ -45,7 +45,7 @@ class Listing:
             for name in bundles:
                 parse_bundle(name)
         except (TypeError, KeyError, InvalidName) as error:
-            problem = f"a broker answers {answer!r:.80}, which lists no bundles and topics; ask again when all brokers are of one release"
+            problem = f"a broker answers {answer!r:.80}, which is not a list of topics; ask again when all brokers run the same release"
             raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error
         return cls(bundles=bundles, topics=topics)
 
@@ -103,14 +103,20 @@ class Peers:
 
     async def ask_all(self, namespace: str, path: str) -> Sequence[object]:
         """Return the JSON answer of each other broker to a GET of an encoded path with `local=true`. Raise `NotServed`."""
-        return await self._ask_all(namespace, path)
+        view = self._worker.view
+        others: dict[str, BrokerEntry] = {}
+        for bundle in view.bundles_of(namespace):
+            entry = None if bundle.server is None else view.live.get(bundle.server)
+            if entry is not None and entry.broker != self._worker.broker_id:
+                others[entry.broker] = entry
+        return await asyncio.gather(*(self._ask(others[broker], path) for broker in sorted(others)))
 
     def is_served_here(self, topic: TopicName) -> bool:
         """Return whether this broker serves a topic, or no broker does."""
         owner = self._owner(topic)
         return owner is None or owner.broker == self._worker.broker_id
 
-    async def first_told(self, topic: TopicName, path: str) -> object | None:
+    async def first_answer(self, topic: TopicName, path: str) -> object | None:
         """Return the answer of a topic's owner to a GET of a path, else the first answer of another broker, else None.
 
         Raises `NotServed` if there is no answer and a broker failed. For the path see `ask_all`.
@@ -120,12 +126,12 @@ class Peers:
         failed: NotServed | None = None
         if owner is not None and owner.broker != me:
             try:
-                told = await self._ask(owner, path)
+                answer = await self._ask(owner, path)
             except NotServed as error:
                 failed = error
             else:
-                if told is not None:
-                    return told
+                if answer is not None:
+                    return answer
         others = [each for each in self._worker.view.live_brokers() if PULSAR in each.joined.addresses and each.broker not in asked]
         for answer in await asyncio.gather(*(self._ask(broker, path) for broker in others), return_exceptions=True):
             if isinstance(answer, NotServed):
@@ -151,12 +157,12 @@ class Peers:
         deadline = Deadline.after(timeout_ms=self._moving_ms)
         while True:
             if all(bundle.server is not None for bundle in self._worker.view.bundles_of(namespace)):
-                told = await self._ask_all(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}")
-                listings = [*map(Listing.read, told), self.here(namespace)]
+                answers = await self.ask_all(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}")
+                listings = [*map(Listing.read, answers), self.here(namespace)]
                 if are_whole(listings):
                     return sorted({topic for listing in listings for topic in listing.topics})
             if not deadline.remaining_ms():
-                problem = f"some bundle of namespace {namespace} was served nowhere for {self._moving_ms} ms; ask for its topics again"
+                problem = f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask for its topics again"
                 raise NotServed(error=ServerError.METADATA_ERROR, problem=problem)
             await asyncio.sleep(_AGAIN_S)
 
@@ -182,23 +188,14 @@ class Peers:
 
     def _task(self, what: str, asking: Coroutine[None, None, Sequence[str]]) -> asyncio.Task[Sequence[str]]:
         task = asyncio.get_running_loop().create_task(asking, name=f"the topics of {what}")
-        task.add_done_callback(partial(self._told, what))
+        task.add_done_callback(partial(self._finished, what))
         return task
 
-    def _told(self, what: str, task: asyncio.Task[Sequence[str]]) -> None:
+    def _finished(self, what: str, task: asyncio.Task[Sequence[str]]) -> None:
         if self._running.get(what) is task:
             del self._running[what]
         if not task.cancelled():
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
-
-    async def _ask_all(self, namespace: str, path: str) -> Sequence[object]:
-        view = self._worker.view
-        others: dict[str, BrokerEntry] = {}
-        for bundle in view.bundles_of(namespace):
-            entry = None if bundle.server is None else view.live.get(bundle.server)
-            if entry is not None and entry.broker != self._worker.broker_id:
-                others[entry.broker] = entry
-        return await asyncio.gather(*(self._ask(others[broker], path) for broker in sorted(others)))
 
     async def _ask(self, broker: BrokerEntry, path: str) -> object:
         """Return a broker's answer, or None if it has none. Raise `NotServed`."""
@@ -216,5 +213,5 @@ class Peers:
                     problem = f"it answers {response.status}"
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        told = f"broker {broker.broker} does not answer for its topics: {problem}; ask again"
-        raise NotServed(error=ServerError.METADATA_ERROR, problem=told)
+        problem = f"broker {broker.broker} does not answer for its topics: {problem}; ask again"
+        raise NotServed(error=ServerError.METADATA_ERROR, problem=problem)

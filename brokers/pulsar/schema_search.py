@@ -53,7 +53,7 @@ class SchemaSearch:
             if len(self._asked) >= _ASKED_MAX:
                 raise Overloaded(what="the list of running schema searches", limit=_ASKED_MAX)
             asked = self._asked[topic.full, version] = asyncio.get_running_loop().create_task(self._ask(topic, version))
-            asked.add_done_callback(lambda done: self._told(topic, version, done))
+            asked.add_done_callback(lambda done: self._finished(topic, version, done))
         try:
             return await asyncio.shield(asked) or known
         except NotServed:
@@ -61,17 +61,17 @@ class SchemaSearch:
                 raise
             return known
 
-    def _told(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
+    def _finished(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
         del self._asked[topic.full, version]
         if not task.cancelled():
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
     async def _ask(self, topic: TopicName, version: bytes | None) -> Found | None:
         path = f"/admin/v2/schemas/{topic.namespace}/{quote(topic.local, safe='')}/schema"
-        told = await self._peers.first_told(topic, path if version is None else f"{path}/{int.from_bytes(version, 'big')}")
-        if told is None:
+        answer = await self._peers.first_answer(topic, path if version is None else f"{path}/{int.from_bytes(version, 'big')}")
+        if answer is None:
             return None
-        schema = read(told)
+        schema = read(answer)
         made = self._schemas.add(partitioned_name(topic.full), schema, is_newest=False)
         return None if version is not None and made != version else (made, schema)
 
@@ -82,12 +82,12 @@ def document(schema: Schema) -> dict[str, object]:
     return {"name": schema.name, "kind": schema.kind, "definition": definition, "properties": [list(pair) for pair in schema.properties]}
 
 
-def read(told: object) -> Schema:
+def read(answer: object) -> Schema:
     """Read a schema from a `document`. Raise `NotServed`."""
     try:
-        name, kind, definition, pairs = (told[key] for key in ("name", "kind", "definition", "properties"))  # type: ignore[index]
+        name, kind, definition, pairs = (answer[key] for key in ("name", "kind", "definition", "properties"))  # type: ignore[index]
         properties = tuple((str(key), str(value)) for key, value in pairs)
         return Schema(name=str(name), kind=int(kind), definition=b64decode(definition, validate=True), properties=properties)
     except (TypeError, KeyError, ValueError) as error:
-        problem = f"a broker answers {told!r:.80}, which is no schema; ask again when all brokers are of one release"
+        problem = f"a broker answers {answer!r:.80}, which is not a schema; ask again when all brokers run the same release"
         raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error

@@ -135,7 +135,7 @@ class Server:
         self._names = itertools.count(1)
         self._life = secrets.token_hex(4)
         self._lines = 0
-        self._told: tuple[Sequence[str], bytes] | None = None
+        self._encoded: tuple[Sequence[str], bytes] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     @asynccontextmanager
@@ -146,7 +146,7 @@ class Server:
         self._worker.metrics.register(metrics)
         server = await loop.create_server(lambda: Session(self), sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(_BACKLOG)  # asyncio uses one number for the backlog and for accepts at once.
-        sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar's clients")
+        sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
         try:
             async with self.peers.asking():
                 yield
@@ -154,11 +154,11 @@ class Server:
             sweeping.cancel()
             await asyncio.wait([sweeping])
             server.close()
-            await self.service.all_parted()
-            await self._part_with_all()
+            await self.service.all_redirected()
+            await self._close_all()
             self._worker.metrics.unregister(metrics)
 
-    async def _part_with_all(self) -> None:
+    async def _close_all(self) -> None:
         for session in list(self._sessions):
             session.close()
         if self._sessions:
@@ -181,14 +181,14 @@ class Server:
         host = _host_of(session)
         if len(self._sessions) >= self._connections_max or self._addresses[host] >= self._connections_per_address_max:
             self.counts.refused += 1
-            self._tell("a Pulsar client is turned away", session, reason="too many connections")
+            self._log("refused a Pulsar client", session, reason="too many connections")
             return False
         self.counts.accepted += 1
         self._sessions[session] = None
         self._addresses[host] += 1
         if len(self._sessions) >= self._connections_max:
             bound = "setting pulsar_connections_max, or fewer where ulimit -n is low"
-            self._worker.client_problems[PULSAR] = f"it takes no more clients of Pulsar: {self._connections_max} are connected ({bound})"
+            self._worker.client_problems[PULSAR] = f"it accepts no more Pulsar clients: {self._connections_max} are connected ({bound})"
         return True
 
     def left(self, session: Session) -> None:
@@ -218,9 +218,9 @@ class Server:
             self.unfinished.hold(session, 0)  # The client finished a frame, so its current one began just now.
         self.unfinished.hold(session, bytes_)
         while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest_above_share) is not None:
-            problem = f"it is slow to finish a frame of which {self.unfinished.held_by(oldest)} bytes are here, and others need the room"
+            problem = f"it sent only {self.unfinished.held_by(oldest)} bytes of a frame, and the memory for unfinished frames is full"
             self.unfinished.hold(oldest, 0)
-            self.broke_off(oldest, Violation.NO_ROOM, problem)
+            self.disconnected(oldest, Violation.NO_ROOM, problem)
             oldest.abort()
 
     def is_behind(self, session: Session, bytes_: int) -> Violation | None:
@@ -231,12 +231,12 @@ class Server:
         is_full = self.behind.bytes > self.settings.all_behind_bytes_max
         return Violation.NO_ROOM if is_full and bytes_ > self.behind.share_bytes else None
 
-    def broke_off(self, session: Session, violation: Violation, problem: str) -> None:
+    def disconnected(self, session: Session, violation: Violation, problem: str) -> None:
         """Count and log that a client is disconnected for a violation."""
         self.counts.violations[violation] += 1
-        self._tell("a Pulsar client is disconnected", session, reason=violation.value, problem=problem)
+        self._log("disconnected a Pulsar client", session, reason=violation.value, problem=problem)
 
-    def _tell(self, event: str, session: Session, **about: str) -> None:
+    def _log(self, event: str, session: Session, **about: str) -> None:
         self._lines += 1
         if self._lines <= _LINES_PER_TICK_MAX:
             _logger.info(event, extra={"broker": self.broker_id, "client": session.address, **about})
@@ -247,8 +247,8 @@ class Server:
             await asyncio.sleep(self.settings.tick_ms / 1_000)
             try:
                 if self._lines > _LINES_PER_TICK_MAX:
-                    untold = self._lines - _LINES_PER_TICK_MAX
-                    _logger.warning("more Pulsar clients went than are told", extra={"broker": self.broker_id, "untold": untold})
+                    suppressed = self._lines - _LINES_PER_TICK_MAX
+                    _logger.warning("suppressed log lines about Pulsar clients", extra={"broker": self.broker_id, "suppressed": suppressed})
                 self._lines = 0
                 await self._for_each(list(self._sessions), self._tick)
                 await self._relieve()
@@ -256,7 +256,7 @@ class Server:
                     rolled_ms = now_ms()
                     await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
             except Exception:  # One failing topic must not stop keep-alive.
-                _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self.broker_id})
+                _logger.exception("a sweep of Pulsar clients failed", extra={"broker": self.broker_id})
 
     async def _relieve(self) -> None:
         """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest topics."""
@@ -316,14 +316,14 @@ class Server:
         located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns())
         url = located.broker.joined.addresses.get(PULSAR)
         if url is None:
-            problem = f"broker {located.broker.broker}, which serves {topic.full}, takes no clients of Pulsar"
+            problem = f"broker {located.broker.broker}, which serves {topic.full}, accepts no Pulsar clients"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return url
 
     def check_namespace(self, namespace: str) -> None:
         """Raise `NotServed` if another service serves the namespace."""
         if self._worker.service_of(namespace) is not self.service:
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {namespace} is not served to clients of Pulsar")
+            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {namespace} does not accept Pulsar clients")
 
     async def partitions_of(self, topic: TopicName) -> int:
         """Return a topic's number of partitions, or 0 if it is not partitioned or is a partition itself.
@@ -347,24 +347,24 @@ class Server:
             return ()
         return await self.peers.topics_of(namespace)
 
-    async def topics_told(self, namespace: str, mode: TopicsMode) -> bytes:
+    async def encoded_topics(self, namespace: str, mode: TopicsMode) -> bytes:
         """Return the encoded list of `topics_of`. Raises as `topics_of`, and `NotServed` if the list is too long for a client."""
         names = await self.topics_of(namespace, mode)
-        if self._told is None or self._told[0] is not names:
-            self._told = names, replies.topics_told(names)
+        if self._encoded is None or self._encoded[0] is not names:
+            self._encoded = names, replies.encode_topics(names)
             # Share the bytes only with the callers that get the same list, which all continue in this turn.
-            asyncio.get_running_loop().call_soon(self._forget_told)
-        told = self._told[1]
-        if len(told) > self.limits.message_bytes_max:
+            asyncio.get_running_loop().call_soon(self._forget_encoded)
+        encoded = self._encoded[1]
+        if len(encoded) > self.limits.message_bytes_max:
             problem = (
-                f"the names of the {len(names)} topics of namespace {namespace} are {len(told)} bytes, and clients take no more than "
+                f"the names of the {len(names)} topics of namespace {namespace} are {len(encoded)} bytes, and clients accept at most "
                 f"{self.limits.message_bytes_max}; ask over HTTP, or spread the topics over more namespaces"
             )
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
-        return told
+        return encoded
 
-    def _forget_told(self) -> None:
-        self._told = None
+    def _forget_encoded(self) -> None:
+        self._encoded = None
 
     async def _namespace(self, name: str) -> NamespaceEntry:
         """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's view stays too old to deny it."""

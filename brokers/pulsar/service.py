@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
+from equipoise.brokers.pulsar.closed import ClosedBundles, Left
 from equipoise.brokers.pulsar.deadlines import Deadlines
 from equipoise.brokers.pulsar.hosting import Hosting, Served
-from equipoise.brokers.pulsar.parted import Left, Parted
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
@@ -79,8 +79,8 @@ class PulsarService(Service):
         self.schemas = Schemas()
         self.counts = Counts()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
-        self._parted = Parted(bytes_max=self.settings.parted_bytes_max, kept_ms=self.settings.parted_ms, on_lost=self._lost)
-        self._parting: set[asyncio.Task[None]] = set()
+        self._closed = ClosedBundles(bytes_max=self.settings.closed_bytes_max, kept_ms=self.settings.closed_ms, on_lost=self._lost)
+        self._redirecting: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
         self._counted: Mapping[str, Totals] = {}
         self._counted_since = time.monotonic()
@@ -108,7 +108,7 @@ class PulsarService(Service):
         """Create the topics that the former owner handed over."""
         try:
             states = await self._states(ownership, handover)
-            self._parted.forget(ownership.bundle)
+            self._closed.forget(ownership.bundle)
             opened = self.hosting.open(ownership, states, now_ms=now_ms())
             for served in opened:
                 self._deadlines.watch(served)
@@ -130,18 +130,18 @@ class PulsarService(Service):
             for consumer in served.topic.consumers:
                 consumers[session_of(consumer)].append(consumer)
         for producer in producers:
-            session_of(producer).part_producer(producer, url)  # 2.
+            session_of(producer).redirect_producer(producer, url)  # 2.
         for session, of_session in consumers.items():
-            self._in_background(self._part_consumers(session, of_session, url))  # 4.
+            self._in_background(self._redirect_consumers(session, of_session, url))  # 4.
         return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
         """Return what did not fit into the handover, with all undelivered messages, or None if nothing is kept."""
-        left = self._parted.get(bundle.name)
+        left = self._closed.get(bundle.name)
         if left is None:
             return None
         fetchable = await asyncio.to_thread(handovers.fetchable, left.states)
-        self._parted.fetched(left)
+        self._closed.fetched(left)
         return fetchable
 
     def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
@@ -157,7 +157,7 @@ class PulsarService(Service):
             is_awaited = is_moving and not encoded.is_complete
             left = replace(left, handover=encoded.handover, states=encoded.states, is_awaited=is_awaited)
         if left.is_awaited or not is_moving:
-            self._parted.keep(left)
+            self._closed.keep(left)
         return left.handover
 
     def _lost(self, left: Left) -> None:
@@ -216,7 +216,10 @@ class PulsarService(Service):
             if served is not None:
                 return served
             if routed.is_good:
-                raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {topic.namespace} is not served to clients of Pulsar")
+                raise NotServed(
+                    error=ServerError.NOT_ALLOWED,
+                    problem=f"namespace {topic.namespace} does not accept Pulsar clients",
+                )
 
     def publish(self, served: Served, producer: Producer, request: Published) -> None:
         """Publish one entry. Without a valid ownership it gets no receipt, and the client sends it again."""
@@ -341,27 +344,27 @@ class PulsarService(Service):
         """
         self.counts.receipts_withheld += 1
         if not is_closed:
-            session_of(producer).part_producer(producer, None)
+            session_of(producer).redirect_producer(producer, None)
             self.forget_producers(served, (producer,))
 
     async def all_fetched(self) -> None:
         """Wait until next owners have fetched what they need. Stop at a deadline, or when no fetch happens for `next_fetch_ms`."""
         deadline = Deadline.after(timeout_ms=self.settings.all_fetched_ms)
         is_fetching = True
-        while is_fetching and self._parted.awaited and deadline.remaining_ms():
-            is_fetching = await self._parted.next_fetch(timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms()))
-        if self._parted.awaited:
+        while is_fetching and self._closed.awaited and deadline.remaining_ms():
+            is_fetching = await self._closed.next_fetch(timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms()))
+        if self._closed.awaited:
             about = {"broker": self.host.broker_id}
             _logger.warning(
                 "lost the states of %d closed bundles: their next owners did not fetch them before this broker ended",
-                self._parted.awaited,
+                self._closed.awaited,
                 extra=about,
             )
 
-    async def all_parted(self) -> None:
+    async def all_redirected(self) -> None:
         """Wait until all consumers of closed bundles are redirected. The wait is bounded."""
-        if self._parting:
-            await asyncio.wait(self._parting)
+        if self._redirecting:
+            await asyncio.wait(self._redirecting)
 
     # --- opening and closing bundles ---
 
@@ -371,7 +374,7 @@ class PulsarService(Service):
             return self._states_left_here(ownership)
         try:
             if ownership.fetch is None:  # The bundle may be back here because its destination died.
-                states = self._parted.belonging_to(ownership.bundle.name, handover)
+                states = self._closed.belonging_to(ownership.bundle.name, handover)
                 if states is not None:
                     return states
             if handovers.is_complete(handover):
@@ -411,11 +414,11 @@ class PulsarService(Service):
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
         """Return the states that this broker kept when it closed these topics, if no other broker has owned them since."""
         states: dict[str, TopicState] = {}
-        for left in self._parted.of_ownership(ownership.bundle, ownership.token):
+        for left in self._closed.of_ownership(ownership.bundle, ownership.token):
             states |= left.states
         return states
 
-    async def _part_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
+    async def _redirect_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
         """Wait until a client has received its messages and its program has had time to read them, then redirect its consumers.
 
         A client that answers slowly lacks CPU, so its program gets as much time again.
@@ -430,12 +433,12 @@ class PulsarService(Service):
             settle_ms = max(settle_ms, self.settings.settle_java_ms - passed_ms)
         await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
         for consumer in consumers:
-            session.part_consumer(consumer, url)
+            session.redirect_consumer(consumer, url)
 
     def _in_background(self, operation: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(operation)
-        self._parting.add(task)
-        task.add_done_callback(self._parting.discard)
+        self._redirecting.add(task)
+        task.add_done_callback(self._redirecting.discard)
 
     async def _warmed(self, namespace: str, point: int, deadline: Deadline) -> None:
         """Wait while the bundle at `point` is moving here, so that clients are not sent back to a source that is releasing it."""
@@ -462,12 +465,12 @@ class PulsarService(Service):
             self.hosting.forget_if_idle(served)
 
 
-def tell_active(changes: Sequence[ActiveChange]) -> None:
+def send_active_changes(changes: Sequence[ActiveChange]) -> None:
     """Send consumers of Failover subscriptions, in any session, whether they are active."""
     for consumer, is_active in changes:
         session = session_of(consumer)
         session.connection.active(consumer.consumer_id, is_active=is_active)
-        session.soil()
+        session.write_at_end_of_turn()
 
 
 def session_of(thing: Producer | Consumer) -> Session:

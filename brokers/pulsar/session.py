@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.hosting import Served
-from equipoise.brokers.pulsar.service import tell_active
+from equipoise.brokers.pulsar.service import send_active_changes
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Receipt
@@ -29,7 +29,7 @@ _logger: Final = logging.getLogger(__name__)
 A = TypeVar("A", Producer, Consumer)
 
 # Time for a closed client to read the last answers; it may read nothing at all.
-_LAST_WORDS_S: Final = 1.0
+_LAST_READ_S: Final = 1.0
 
 # Deliveries up to this size count when the turn is written: the system buffers them for a client that keeps up. More counts at once. One
 # turn may deliver to thousands of clients, and none can read before it ends.
@@ -44,7 +44,7 @@ class Session(asyncio.Protocol):
         "_has_delivered",
         "_has_left",
         "_is_busy",
-        "_is_soiled",
+        "_is_write_due",
         "_probes",
         "_server",
         "_service",
@@ -64,7 +64,7 @@ class Session(asyncio.Protocol):
         self._service = server.service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
-        self._is_soiled = False
+        self._is_write_due = False
         self._has_left = False
         self._has_delivered = False
         self._probes: list[tuple[int, asyncio.Future[None]]] = []
@@ -140,10 +140,10 @@ class Session(asyncio.Protocol):
 
     # --- calls by the server and the service ---
 
-    def soil(self) -> None:
+    def write_at_end_of_turn(self) -> None:
         """Schedule a write at the end of this turn of the loop, with everything added until then."""
-        if not self._is_soiled:
-            self._is_soiled = True
+        if not self._is_write_due:
+            self._is_write_due = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def write_soon(self) -> None:
@@ -151,11 +151,11 @@ class Session(asyncio.Protocol):
         if self.connection.outgoing_bytes > self._server.settings.write_buffer_bytes:
             self.flush()
         elif self.connection.outgoing_bytes:
-            self.soil()
+            self.write_at_end_of_turn()
 
     def flush(self) -> None:
         """Write pending bytes. Disconnect a client that keeps asking and never reads."""
-        self._is_soiled = False
+        self._is_write_due = False
         transport = self._transport
         outgoing = self.connection.take_outgoing()
         if not outgoing or transport is None or transport.is_closing():
@@ -164,7 +164,7 @@ class Session(asyncio.Protocol):
         behind_bytes = transport.get_write_buffer_size()
         violation = self._server.is_behind(self, behind_bytes)
         if violation is not None:
-            self._server.broke_off(self, violation, f"it takes nothing: {behind_bytes} bytes wait for it")
+            self._server.disconnected(self, violation, f"it does not read: {behind_bytes} bytes wait for it")
             self.abort()
 
     def tick(self, now_ms: int) -> None:
@@ -179,7 +179,7 @@ class Session(asyncio.Protocol):
         self._leave()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
-            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._transport.abort)
+            asyncio.get_running_loop().call_later(_LAST_READ_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close the connection at once, because the client is dead or does not read."""
@@ -204,26 +204,26 @@ class Session(asyncio.Protocol):
             return True
         if connection.outgoing_bytes > _WRITTEN_AT_ONCE_BYTES:
             behind.hold(self, self.behind_bytes)
-        self.soil()
+        self.write_at_end_of_turn()
         return True
 
     def confirm(self, receipt: Receipt) -> None:
         """Write a receipt to a producer."""
         producer = receipt.producer
         self.connection.receipt(producer.producer_id, receipt.sequence_id, receipt.highest_sequence_id, 0, receipt.entry_id)
-        self.soil()
+        self.write_at_end_of_turn()
 
-    def part_producer(self, producer: Producer, url: str | None) -> None:
+    def redirect_producer(self, producer: Producer, url: str | None) -> None:
         """Redirect a producer to `url`, or make it look its topic up again if that is None."""
         if self.producers.pop(producer, None) is not None:
             self.connection.close_producer(producer.producer_id, url)
-            self.soil()
+            self.write_at_end_of_turn()
 
-    def part_consumer(self, consumer: Consumer, url: str | None) -> None:
-        """Redirect a consumer; see `part_producer`."""
+    def redirect_consumer(self, consumer: Consumer, url: str | None) -> None:
+        """Redirect a consumer; see `redirect_producer`."""
         if self.consumers.pop(consumer, None) is not None:
             self.connection.close_consumer(consumer.consumer_id, url)
-            self.soil()
+            self.write_at_end_of_turn()
 
     def drop_producer(self, producer: Producer, served: Served) -> None:
         """Remove a producer from its topic, and the topic if it is then idle."""
@@ -233,7 +233,7 @@ class Session(asyncio.Protocol):
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
         """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may become active."""
         self.consumers.pop(consumer, None)
-        tell_active(served.topic.remove_consumer(consumer))
+        send_active_changes(served.topic.remove_consumer(consumer))
         self._service.hosting.forget_if_idle(served)
 
     async def is_alive(self) -> bool:
@@ -261,7 +261,7 @@ class Session(asyncio.Protocol):
             return answered
         self._probes.append((self.connection.probe(), answered))
         self._has_delivered = False
-        self.soil()
+        self.write_at_end_of_turn()
         return answered
 
     def _answer_probes(self) -> None:
@@ -297,7 +297,7 @@ class Session(asyncio.Protocol):
                 return
 
     def _end(self, ended: Ended) -> None:
-        self._server.broke_off(self, ended.counted_as, ended.problem)
+        self._server.disconnected(self, ended.counted_as, ended.problem)
         if ended.counted_as is Violation.NO_ANSWER:
             self.abort()
         else:
@@ -319,7 +319,7 @@ class Session(asyncio.Protocol):
         leaving = _by_topic(self.consumers)
         self.consumers.clear()
         for served, consumers in leaving.items():
-            tell_active(served.topic.remove_consumers(consumers))
+            send_active_changes(served.topic.remove_consumers(consumers))
             self._service.hosting.forget_if_idle(served)
 
 

@@ -29,9 +29,9 @@ class Settings:
     settle_java_ms: int = 25
     # Kept states of closed bundles: all that may wait in topics (`all_waiting_bytes_max`), since a drain closes them all at once, and a
     # quarter more for rows and names. The states are not copied.
-    parted_bytes_max: int = 640 * 1024 * 1024
+    closed_bytes_max: int = 640 * 1024 * 1024
     # The next owner fetches while it opens, within 10 s by default, and perhaps once more if that fails.
-    parted_ms: int = 60_000
+    closed_ms: int = 60_000
     # A stopping broker answers fetches this long, since next owners open within 10 s. It stops earlier if no fetch comes for
     # `next_fetch_ms`.
     all_fetched_ms: int = 10_000

@@ -166,8 +166,8 @@ class Failover:
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
         insort(self._consumers, consumer, key=_rank)
-        changes = self._chosen_anew()
-        if all(told is not consumer for told, _ in changes):
+        changes = self._choose_again()
+        if all(each is not consumer for each, _ in changes):
             changes.append((consumer, False))
         return changes
 
@@ -175,9 +175,9 @@ class Failover:
         """See `Dispatcher`."""
         gone = set(consumers)
         self._consumers = [each for each in self._consumers if each not in gone]
-        return [(told, is_active) for told, is_active in self._chosen_anew() if told not in gone]
+        return [(each, is_active) for each, is_active in self._choose_again() if each not in gone]
 
-    def _chosen_anew(self) -> list[ActiveChange]:
+    def _choose_again(self) -> list[ActiveChange]:
         """Choose the active consumer again. Return the changes for the new and the former one if they differ."""
         consumers, former = self._consumers, self._active
         active = None
@@ -255,7 +255,7 @@ class Shared:
 class KeySharing:
     """Dispatch all entries of a key to one consumer (Key_Shared). If it is not ready, no other consumer gets them."""
 
-    __slots__ = ("_holders", "_is_sticky", "_ring", "_seats", "_stripes")
+    __slots__ = ("_holder_of", "_holders", "_is_sticky", "_ring", "_stripes")
 
     def __init__(self, *, is_sticky: bool) -> None:
         """Use the slots that consumers name (STICKY), or spread the slots over them (AUTO_SPLIT)."""
@@ -263,7 +263,7 @@ class KeySharing:
         self._ring = Ring()
         self._stripes = Stripes()
         self._holders: dict[Holder, Consumer] = {}
-        self._seats: dict[Consumer, Holder] = {}
+        self._holder_of: dict[Consumer, Holder] = {}
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`. A number separates consumers of the same name."""
@@ -278,25 +278,25 @@ class KeySharing:
             self._stripes.add(consumer.name, number, ranges)
         else:
             self._ring.add(consumer.name, number)
-        self._seats[consumer] = seat = (consumer.name, number)
-        self._holders[seat] = consumer
+        self._holder_of[consumer] = holder = (consumer.name, number)
+        self._holders[holder] = consumer
         return []
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        is_many = len(consumers) * _DEARER_SINGLY >= len(self._seats)
-        gone = {self._seats.pop(consumer): consumer for consumer in consumers}
-        for seat in gone:
-            del self._holders[seat]
+        is_many = len(consumers) * _DEARER_SINGLY >= len(self._holder_of)
+        gone = {self._holder_of.pop(consumer): consumer for consumer in consumers}
+        for holder in gone:
+            del self._holders[holder]
         if is_many:
             self._ring.remove_many(gone)
             self._stripes.remove_many(gone)
             return []
-        for seat, consumer in gone.items():
+        for holder, consumer in gone.items():
             if self._is_sticky:
-                self._stripes.remove(*seat, _ranges_of(consumer))
+                self._stripes.remove(*holder, _ranges_of(consumer))
             else:
-                self._ring.remove(*seat)
+                self._ring.remove(*holder)
         return []
 
     def consumer_of(self, slot: int) -> Consumer | None:

@@ -144,16 +144,16 @@ class Stripes:
     def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
         """Return why these ranges cannot be added, or None if they can."""
         if not 0 < len(ranges) <= RANGES_PER_CONSUMER_MAX:
-            return f"a STICKY consumer names 1 to {RANGES_PER_CONSUMER_MAX} ranges of hashes that it takes, not {len(ranges)}"
+            return f"a STICKY consumer must name 1 to {RANGES_PER_CONSUMER_MAX} hash ranges, not {len(ranges)}"
         for start, end in ranges:
             if not 0 <= start <= end < SLOTS:
-                return f"{start} to {end} is no range within 0 to {SLOTS - 1}"
+                return f"{start} to {end} is not a range within 0 to {SLOTS - 1}"
         taken = [start for (_, end), (start, _) in pairwise(sorted(ranges)) if start <= end]
         for start, end in ranges:
             stripe = self._stripes.from_slot(start)
             if stripe is not None and stripe[1] <= end:
                 taken.append(max(start, stripe[1]))
-        return f"two ranges take hash {min(taken)}; each hash is taken by one consumer" if taken else None
+        return f"two ranges contain hash {min(taken)}; each hash belongs to one consumer" if taken else None
 
     def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Add a holder's ranges. Check `conflict` first."""

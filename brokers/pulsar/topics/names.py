@@ -27,9 +27,7 @@ def served_topic(text: str) -> TopicName:
     except InvalidName as error:
         raise NotServed(error=ServerError.INVALID_TOPIC_NAME, problem=str(error)) from error
     if topic.domain != NON_PERSISTENT:
-        problem = (
-            f"{topic.full} would have to be stored, and this broker stores nothing; use {NON_PERSISTENT}://{topic.namespace}/{topic.local}"
-        )
+        problem = f"{topic.full} is persistent, and this broker stores no messages; use {NON_PERSISTENT}://{topic.namespace}/{topic.local}"
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
     return topic
 

@@ -78,9 +78,7 @@ class Producers:
     def _access_refused(self, producer: Producer) -> Refusal | None:
         """Return why a producer cannot have its access mode beside the current ones, or None if it can."""
         if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
-            return Refusal(
-                error=ServerError.NOT_ALLOWED, message="Of the exclusive access modes only Exclusive is served; choose it or Shared"
-            )
+            return Refusal(error=ServerError.NOT_ALLOWED, message="This access mode is not supported; use Exclusive or Shared")
         owner = next(iter(self._by_name.values()), None)
         if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # An exclusive producer is always alone.
             error = ServerError.PRODUCER_BUSY if producer.access_mode is AccessMode.SHARED else ServerError.PRODUCER_FENCED

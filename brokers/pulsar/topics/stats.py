@@ -71,7 +71,7 @@ def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_e
     total: dict[str, Value] = {}
     for name in sorted(partitions_):
         _add(total, partitions_[name])
-    _average_anew(total)
+    _average_again(total)
     total["metadata"] = {"partitions": partitions, "deleted": False, "properties": {}}
     total["partitions"] = dict(partitions_) if is_each_wanted else {}
     return total
@@ -112,13 +112,13 @@ def _added_rows(rows: Sequence[Stats], more: Sequence[Stats]) -> list[Stats]:
         key = tuple(row.get(name) for name in _ROW_NAMES)
         if key in by_name:
             _add(by_name[key], row)
-            _average_anew(by_name[key])
+            _average_again(by_name[key])
         else:
             by_name[key] = dict(row)
     return list(by_name.values())
 
 
-def _average_anew(stats: dict[str, Value]) -> None:
+def _average_again(stats: dict[str, Value]) -> None:
     byte_rate, message_rate = stats.get("msgThroughputIn"), stats.get("msgRateIn")
     if "averageMsgSize" in stats and _is_number(byte_rate) and _is_number(message_rate):
         stats["averageMsgSize"] = _quotient(byte_rate, message_rate)

@@ -153,7 +153,7 @@ class Subscription:
         is_sticky = wants_stripes(consumer, kind)
         if kind is not self.kind or is_sticky is not self.is_sticky:
             if self.consumers:
-                message = f"Subscription is of different type: {self.name} is {_spelled(self.kind, is_sticky=self.is_sticky)}"
+                message = f"Subscription is of different type: {self.name} is {_kind_text(self.kind, is_sticky=self.is_sticky)}"
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky, self.is_durable = kind, is_sticky, is_durable
             self.is_keyed = kind is SubscriptionKind.KEY_SHARED
@@ -300,5 +300,5 @@ def _entry_id_of(delivery: Delivery) -> int:
     return delivery[1].entry_id
 
 
-def _spelled(kind: SubscriptionKind, *, is_sticky: bool) -> str:
+def _kind_text(kind: SubscriptionKind, *, is_sticky: bool) -> str:
     return f"{kind.name.lower()}{' (sticky)' if is_sticky else ''}"

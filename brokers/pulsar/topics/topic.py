@@ -338,7 +338,7 @@ class Topic:
         receipts = self._held if self._holding else outcome.receipts
         receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
         if self._holding and len(self._held) > self._limits.waiting_entries_max:
-            self._let_go(outcome)
+            self._stop_holding(outcome)
         return outcome
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
@@ -373,7 +373,7 @@ class Topic:
         """Stop holding early, because an answer that must follow the receipts cannot wait."""
         outcome = Outcome()
         if self._holding:
-            self._let_go(outcome)
+            self._stop_holding(outcome)
         return outcome
 
     def tick(self, now_ms: int) -> Outcome:
@@ -385,7 +385,7 @@ class Topic:
                 self._release_noted(outcome)
             elif self._noted:
                 self._noted.clear()
-                self._let_go_if_complete(outcome)
+                self._stop_holding_if_complete(outcome)
         return outcome
 
     def fence(self) -> Outcome:
@@ -488,11 +488,11 @@ class Topic:
             outcome.dropped += home.release(outcome.deliveries)
             self._settle()
         else:
-            self._let_go_if_complete(outcome)
+            self._stop_holding_if_complete(outcome)
 
-    def _let_go_if_complete(self, outcome: Outcome) -> None:
+    def _stop_holding_if_complete(self, outcome: Outcome) -> None:
         if all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
-            self._let_go(outcome)
+            self._stop_holding(outcome)
 
     def _release_noted(self, outcome: Outcome) -> None:
         """Release noted subscriptions, bounded per step: 1,000 subscriptions may hold 10,000 entries each."""
@@ -513,7 +513,7 @@ class Topic:
     def _pass_deadlines(self, now_ms: int, outcome: Outcome) -> None:
         """End holding and waiting whose deadlines have passed."""
         if self._holding and now_ms >= self._receipt_deadline_ms:
-            self._let_go(outcome)
+            self._stop_holding(outcome)
         if self._absent_deadline_ms is not None and now_ms >= self._absent_deadline_ms and not self._holding:
             self._absent_deadline_ms = None
             self._settle_for_one(tuple(SubscriptionKind), outcome)
@@ -535,7 +535,7 @@ class Topic:
                 del self._subscriptions[subscription.name]
         self._settle()
 
-    def _let_go(self, outcome: Outcome) -> None:
+    def _stop_holding(self, outcome: Outcome) -> None:
         """Stop holding: send all held receipts, and the first waiting entries.
 
         A Shared subscription stops waiting for absent consumers, because any consumer may get what it holds.

@@ -257,9 +257,9 @@ class Connection:
         """Refuse `LookupAsked`. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
         self._answer(Asked.LOOKUP, request_id, replies.lookup_failed(request_id, error, message))
 
-    def topics(self, request_id: int, told: bytes) -> None:
-        """Answer `TopicsAsked` with full topic names, encoded by `replies.topics_told`."""
-        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, told))
+    def topics(self, request_id: int, encoded: bytes) -> None:
+        """Answer `TopicsAsked` with full topic names, encoded by `replies.encode_topics`."""
+        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, encoded))
 
     def topics_failed(self, request_id: int, error: ServerError, message: str) -> None:
         """Refuse `TopicsAsked`."""

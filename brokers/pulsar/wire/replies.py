@@ -264,31 +264,31 @@ _SEVEN_BITS: Final = 0x7F
 _MORE: Final = 0x80
 
 
-def _spell(number: int) -> bytes:
-    spelled = bytearray()
+def _encode_varint(number: int) -> bytes:
+    encoded = bytearray()
     while number > _SEVEN_BITS:
-        spelled.append(number & _SEVEN_BITS | _MORE)
+        encoded.append(number & _SEVEN_BITS | _MORE)
         number >>= 7
-    spelled.append(number)
-    return bytes(spelled)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 # Numbers of up to two bytes: the ids, sizes and partitions of nearly all messages.
-_SHORT: Final = tuple(_spell(number) for number in range(1 << 14))
+_SHORT: Final = tuple(_encode_varint(number) for number in range(1 << 14))
 
 
 def _varint(number: int) -> bytes:
-    return _SHORT[number] if number < len(_SHORT) else _spell(number)
+    return _SHORT[number] if number < len(_SHORT) else _encode_varint(number)
 
 
-def topics_told(names: Sequence[str]) -> bytes:
+def encode_topics(names: Sequence[str]) -> bytes:
     """Encode full topic names once for all clients that ask for them. Clients filter them."""
     return CommandGetTopicsOfNamespaceResponse(topics=names, filtered=False, changed=True).SerializePartialToString()
 
 
-def topics(request_id: int, told: bytes) -> bytes:
-    """GET_TOPICS_OF_NAMESPACE_RESPONSE with the result of `topics_told`, which may be megabytes and is shared by many clients."""
-    body = b"".join((b"\x08", _varint(request_id), told))
+def topics(request_id: int, encoded: bytes) -> bytes:
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE with the result of `encode_topics`, which may be megabytes and is shared by many clients."""
+    body = b"".join((b"\x08", _varint(request_id), encoded))
     return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
 
 

@@ -323,7 +323,7 @@ async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -
     theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
     for method, body in (("GET", None), ("PUT", 3)):
         status, reason = await refused(member, method, theirs, body)
-        assert (412, "namespace shop/orders is not served to clients of Pulsar") == (status, reason)
+        assert (412, "namespace shop/orders does not accept Pulsar clients") == (status, reason)
     for domain in ("persistent", "non-persistent"):
         told = await member.get(f"{lookup}/{domain}/shop/orders/t")
         assert isinstance(told, dict)

@@ -92,7 +92,7 @@ def test_a_state_that_its_owner_has_no_more_is_counted(
 
 def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A source without room for what it left has dropped its messages."""
-    settings = Settings(topics=HASTY, parted_bytes_max=100)
+    settings = Settings(topics=HASTY, closed_bytes_max=100)
 
     async def story() -> None:
         async with brokers(tmp_path, count=2, settings=settings) as running:

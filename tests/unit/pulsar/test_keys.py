@@ -155,11 +155,11 @@ def test_stripes_belong_to_who_asked_for_them() -> None:
 @pytest.mark.parametrize(
     ("word", "ranges"),
     [
-        ("names 1 to", []),
-        ("names 1 to", [(slot, slot) for slot in range(RANGES_PER_CONSUMER_MAX + 1)]),
-        ("no range", [(5, 4)]),
-        ("no range", [(-1, 4)]),
-        ("no range", [(0, SLOTS)]),
+        ("must name 1 to", []),
+        ("must name 1 to", [(slot, slot) for slot in range(RANGES_PER_CONSUMER_MAX + 1)]),
+        ("is not a range", [(5, 4)]),
+        ("is not a range", [(-1, 4)]),
+        ("is not a range", [(0, SLOTS)]),
         ("hash 30", [(0, 5), (30, 40)]),
         ("hash 20", [(0, 200)]),
         ("hash 3", [(1, 3), (3, 5)]),

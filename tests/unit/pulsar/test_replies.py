@@ -95,7 +95,7 @@ def test_success_leaves_the_error_unset() -> None:
 
 def test_topics_are_not_filtered() -> None:
     """The names of topics go out whole, and say that the client is to filter them."""
-    told = reply(replies.topics(1, replies.topics_told(["a", "b"]))).get_topics_of_namespace_response
+    told = reply(replies.topics(1, replies.encode_topics(["a", "b"]))).get_topics_of_namespace_response
     assert (["a", "b"], False, True) == (list(told.topics), told.filtered, told.changed)
 
 

@@ -134,7 +134,7 @@ async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pyte
         assert ServerError.TopicNotFound == (await told(client, version)).error_code
     assert ServerError.NotAllowedError == (await told(client, None, "persistent://public/default/x")).error_code
     monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
-    assert "asked for" in (await told(client)).error_message
+    assert "running schema searches is full" in (await told(client)).error_message
 
     async def fail(*_: object) -> object:
         raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
@@ -169,14 +169,14 @@ async def test_one_question_goes_out_for_all_who_ask_the_same(running: Brokers, 
     version = await producer(await owner.client(), 1, schema())
     server = running.other_than(owner)
     asked = 0
-    usual = Peers.first_told
+    usual = Peers.first_answer
 
-    async def first_told(peers: Peers, topic: TopicName, path: str) -> object:
+    async def first_answer(peers: Peers, topic: TopicName, path: str) -> object:
         nonlocal asked
         asked += 1
         return await usual(peers, topic, path)
 
-    monkeypatch.setattr(Peers, "first_told", first_told)
+    monkeypatch.setattr(Peers, "first_answer", first_answer)
     clients = [await server.client() for _ in range(5)]
     answers = await asyncio.gather(*(told(client, version) for client in clients))
     assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)

@@ -148,18 +148,18 @@ def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, mo
 def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one client asks at once, its questions are answered one after the other, in order."""
     under_way, most = 0, 0
-    topics_told = Server.topics_told
+    encode_topics = Server.encoded_topics
 
     async def counting(server: Server, namespace: str, mode: TopicsMode) -> bytes:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         try:
-            return await topics_told(server, namespace, mode)
+            return await encode_topics(server, namespace, mode)
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(Server, "topics_told", counting)
+    monkeypatch.setattr(Server, "encoded_topics", counting)
 
     async def story() -> None:
         async with brokers(tmp_path) as running:
@@ -191,23 +191,23 @@ async def test_more_topics_than_a_client_takes_are_not_told(running: Brokers) ->
 def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who share a list share what is made of it, and it is not kept for longer."""
     spelled = list[Sequence[str]]()
-    topics_told = replies.topics_told
+    encode_topics = replies.encode_topics
 
     def counting(names: Sequence[str]) -> bytes:
         spelled.append(names)
-        return topics_told(names)
+        return encode_topics(names)
 
-    monkeypatch.setattr(replies, "topics_told", counting)
+    monkeypatch.setattr(replies, "encode_topics", counting)
 
     async def story() -> None:
         async with brokers(tmp_path) as running:
             (member,) = running.members
             await (await member.client()).producer(1)
             server = Server(member.service, member.worker, Lookups(member.worker))
-            told = await asyncio.gather(*(server.topics_told(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
-            assert [topics_told([TOPIC])] * 20 == told
+            told = await asyncio.gather(*(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
+            assert [encode_topics([TOPIC])] * 20 == told
             assert 2 == len(spelled), "for the first who asked, and for all others"
-            assert told[0] == await server.topics_told(NAMESPACE, TopicsMode.ALL)
+            assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
             assert 3 == len(spelled)
 
     run(story)

@@ -48,7 +48,7 @@ class _Row:
         return self.left.is_awaited and not self.is_fetched
 
 
-class Parted:
+class ClosedBundles:
     """What closed bundles left, by bundle name. When bytes run out, fetched states are dropped first, the oldest first."""
 
     def __init__(self, *, bytes_max: int, kept_ms: int, on_lost: Callable[[Left], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.pulsar.parted import Left, Parted
+from equipoise.brokers.pulsar.closed import ClosedBundles, Left
 from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
@@ -24,22 +24,22 @@ class Kept:
 
     def __init__(self, *, rows_max: int = 10, kept_ms: int = 60_000) -> None:
         self.lost: list[str] = []
-        self.parted = Parted(bytes_max=rows_max * ROW_BYTES, kept_ms=kept_ms, on_lost=lambda left: self.lost.append(left.bundle.name))
+        self.table = ClosedBundles(bytes_max=rows_max * ROW_BYTES, kept_ms=kept_ms, on_lost=lambda left: self.lost.append(left.bundle.name))
 
     def names(self) -> str:
         """Which of the bundles a to f have something to fetch."""
-        return "".join(bundle for bundle in "abcdef" if self.parted.get(bundle) is not None)
+        return "".join(bundle for bundle in "abcdef" if self.table.get(bundle) is not None)
 
 
 async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
     kept = Kept(kept_ms=30)
     first, second = left("a"), left("b", place=1)
-    kept.parted.keep(first)
-    kept.parted.keep(second)
-    kept.parted.forget(left("never there", place=7).bundle)
-    kept.parted.fetched(first)
-    assert [first, first, None] == [kept.parted.get(bundle) for bundle in ("a", "a", "c")]
+    kept.table.keep(first)
+    kept.table.keep(second)
+    kept.table.forget(left("never there", place=7).bundle)
+    kept.table.fetched(first)
+    assert [first, first, None] == [kept.table.get(bundle) for bundle in ("a", "a", "c")]
     await until(lambda: not kept.names())
     assert ["b"] == kept.lost
 
@@ -49,15 +49,15 @@ async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     kept = Kept(rows_max=3)
     rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
     for name in "abc":
-        kept.parted.keep(rows[name])
-    kept.parted.fetched(rows["b"])
-    kept.parted.keep(rows["d"])
+        kept.table.keep(rows[name])
+    kept.table.fetched(rows["b"])
+    kept.table.keep(rows["d"])
     assert ("ad", []) == (kept.names(), kept.lost)
-    kept.parted.keep(rows["e"])
+    kept.table.keep(rows["e"])
     assert ("ade", []) == (kept.names(), kept.lost)
-    kept.parted.keep(rows["f"])
+    kept.table.keep(rows["f"])
     assert ("def", ["a"]) == (kept.names(), kept.lost)
-    kept.parted.keep(left("d", place=3))
+    kept.table.keep(left("d", place=3))
     assert ("def", ["a"]) == (kept.names(), kept.lost)
 
 
