@@ -11,8 +11,7 @@ from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, topic_hash
-from equipoise.brokers.testing.virtual_member import VirtualClock
-from tests.unit.agent.test_ownership import good_lease
+from tests.unit.agent.test_ownership import clock_at_start, good_lease
 from tests.unit.pulsar.topics import make_producer
 
 NAMESPACE = "public/default"
@@ -25,7 +24,7 @@ def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
     """The right to a range of the namespace."""
     name = bundle_name(NAMESPACE, low, high)
     handle = Handle(bundle=name, namespace=NAMESPACE, low=low, high=high, token=9, lease=good_lease(), is_open=True)
-    return Ownership(handle, clock=VirtualClock())
+    return Ownership(handle, clock=clock_at_start())
 
 
 def hosting(topics_max: int = 100) -> Hosting:
