@@ -15,6 +15,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
+from tests.unit.http.cluster import on_loop
 
 DEADLINE_S = 60.0
 TIMEOUT_MS = 20_000
@@ -69,137 +70,115 @@ async def named(client: Client, broker: str | None) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_the_owner_is_known_at_once() -> None:
+@on_loop
+async def test_the_owner_is_known_at_once() -> None:
     """A key's owner is told with the addresses that it advertised."""
-
-    async def story() -> None:
-        log = shown(channel_in("owned"))
-        async with Client(log.url) as client:
-            peer = await client.owner(NAMESPACE, "key", timeout_ms=0)
-        assert ("owner", {"http": "http://owner"}) == (peer.broker, peer.addresses)
-
-    run(story)
+    log = shown(channel_in("owned"))
+    async with Client(log.url) as client:
+        peer = await client.owner(NAMESPACE, "key", timeout_ms=0)
+    assert ("owner", {"http": "http://owner"}) == (peer.broker, peer.addresses)
 
 
-def test_a_caller_waits_while_nobody_serves() -> None:
+@on_loop
+async def test_a_caller_waits_while_nobody_serves() -> None:
     """While a bundle is handed over nobody is named, and the caller hears of the new owner as soon as the log tells."""
-
-    async def story() -> None:
-        log = shown(channel_in("transferring"))
-        async with Client(log.url) as client:
-            assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "source"
-            log.channel.accept(propose.prepared(log.channel.author("owner"), log.channel.bundle()))
-            log.show()
-            await named(client, None)
-            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
-            log.channel.accept(propose.hand_over(log.channel.author("source"), log.channel.bundle()))
-            log.show()
-            assert (await waiting).broker == "owner"
-
-    run(story)
+    log = shown(channel_in("transferring"))
+    async with Client(log.url) as client:
+        assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "source"
+        log.channel.accept(propose.prepared(log.channel.author("owner"), log.channel.bundle()))
+        log.show()
+        await named(client, None)
+        waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+        log.channel.accept(propose.hand_over(log.channel.author("source"), log.channel.bundle()))
+        log.show()
+        assert (await waiting).broker == "owner"
 
 
-def test_waiting_has_an_end() -> None:
+@on_loop
+async def test_waiting_has_an_end() -> None:
     """Where nobody comes to serve a key, its caller hears so after its own time."""
-
-    async def story() -> None:
-        log = shown(channel_in("free"))
-        async with Client(log.url) as client:
-            with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key"):
-                await client.owner(NAMESPACE, "key", timeout_ms=20)
-
-    run(story)
+    log = shown(channel_in("free"))
+    async with Client(log.url) as client:
+        with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key"):
+            await client.owner(NAMESPACE, "key", timeout_ms=20)
 
 
-def test_names_are_checked() -> None:
+@on_loop
+async def test_names_are_checked() -> None:
     """A namespace that is not there, and a text that is none, are errors of the caller."""
-
-    async def story() -> None:
-        log = shown(channel_in("owned"))
-        async with Client(log.url) as client:
-            with pytest.raises(UnknownNamespace):
-                await client.owner("tenant/other", "key")
-            with pytest.raises(InvalidName):
-                await client.owner("no namespace", "key")
-
-    run(story)
+    log = shown(channel_in("owned"))
+    async with Client(log.url) as client:
+        with pytest.raises(UnknownNamespace):
+            await client.owner("tenant/other", "key")
+        with pytest.raises(InvalidName):
+            await client.owner("no namespace", "key")
 
 
-def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -> None:
+@on_loop
+async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -> None:
     """After a call to an owner that is gone, the next answer is the new owner, however soon it is asked for."""
-
-    async def story() -> None:
-        log = shown(channel_in("owned", "other"))
-        async with Client(log.url) as client:
-            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
-            client.misrouted(NAMESPACE, "key", seen)
-            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            log.channel.die("owner")
-            log.channel.own("other")
-            log.show()
-            assert (await waiting).broker == "other"
-
-    run(story)
+    log = shown(channel_in("owned", "other"))
+    async with Client(log.url) as client:
+        seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+        client.misrouted(NAMESPACE, "key", seen)
+        waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        log.channel.die("owner")
+        log.channel.own("other")
+        log.show()
+        assert (await waiting).broker == "other"
 
 
-def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing new comes to be known, the trouble may have passed: the owner is named again, once distrust has ended."""
     monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
 
-    async def story() -> None:
-        log = shown(channel_in("owned"))
-        async with Client(log.url) as client:
-            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
-            client.misrouted(NAMESPACE, "key", seen)
-            assert await owner_now(client) is None
-            assert seen == await client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS)
-
-    run(story)
+    log = shown(channel_in("owned"))
+    async with Client(log.url) as client:
+        seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+        client.misrouted(NAMESPACE, "key", seen)
+        assert await owner_now(client) is None
+        assert seen == await client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS)
 
 
-def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
+@on_loop
+async def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
     """A caller that has seen an owner whom the table does not name any more tells nothing new."""
-
-    async def story() -> None:
-        log = shown(channel_in("owned", "other"))
-        async with Client(log.url) as client:
-            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
-            log.channel.die("owner")
-            log.channel.own("other")
-            log.show()
-            await named(client, "other")
-            client.misrouted(NAMESPACE, "key", seen)
-            assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
-
-    run(story)
+    log = shown(channel_in("owned", "other"))
+    async with Client(log.url) as client:
+        seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+        log.channel.die("owner")
+        log.channel.own("other")
+        log.show()
+        await named(client, "other")
+        client.misrouted(NAMESPACE, "key", seen)
+        assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Distrust beyond its bound forgets the oldest, and a caller beyond the row's end is sent away."""
     monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
     monkeypatch.setattr(client_module, "WAITERS_MAX", 1)
 
-    async def story() -> None:
-        channel = channel_in("owned")
-        channel.accept(propose.create_namespace(channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)))
-        bundle = channel.bundle(namespace="tenant/two")
-        channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation("owner")))
-        channel.accept(propose.opened(channel.author("owner"), channel.bundle(namespace="tenant/two")))
-        log = shown(channel)
-        async with Client(log.url) as client:
-            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
-            client.misrouted(NAMESPACE, "key", seen)
-            client.misrouted("tenant/two", "key", seen)
-            assert seen == await client.owner(NAMESPACE, "key", timeout_ms=0)
-            waiting = asyncio.ensure_future(client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS))
-            await asyncio.sleep(0)
-            with pytest.raises(Overloaded):
-                await client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS)
-            assert seen == await waiting
-
-    run(story)
+    channel = channel_in("owned")
+    channel.accept(propose.create_namespace(channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)))
+    bundle = channel.bundle(namespace="tenant/two")
+    channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation("owner")))
+    channel.accept(propose.opened(channel.author("owner"), channel.bundle(namespace="tenant/two")))
+    log = shown(channel)
+    async with Client(log.url) as client:
+        seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+        client.misrouted(NAMESPACE, "key", seen)
+        client.misrouted("tenant/two", "key", seen)
+        assert seen == await client.owner(NAMESPACE, "key", timeout_ms=0)
+        waiting = asyncio.ensure_future(client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS)
+        assert seen == await waiting
 
 
 def test_a_client_without_a_loop() -> None:
@@ -228,22 +207,19 @@ def test_a_log_that_is_not_there_is_told_at_the_start(tmp_path: object) -> None:
         pass
 
 
-def test_what_ends_the_following_is_told_to_every_caller() -> None:
+@on_loop
+async def test_what_ends_the_following_is_told_to_every_caller() -> None:
     """Once the log cannot be followed any more, each question is answered with the reason, those that wait included."""
-
-    async def story() -> None:
-        channel = Channel()
-        channel.genesis()
-        channel.accept(joined("owner", channel.view, nonce="n", supports=2))
-        channel.create()
-        log = shown(channel)
-        async with Client(log.url) as client:
-            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
-            channel.accept(raise_level(channel.admin(), channel.view, level=2))
-            log.show()
-            with pytest.raises(LevelTooNew):
-                await waiting
-            with pytest.raises(LevelTooNew):
-                await client.owner(NAMESPACE, "key", timeout_ms=0)
-
-    run(story)
+    channel = Channel()
+    channel.genesis()
+    channel.accept(joined("owner", channel.view, nonce="n", supports=2))
+    channel.create()
+    log = shown(channel)
+    async with Client(log.url) as client:
+        waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+        channel.accept(raise_level(channel.admin(), channel.view, level=2))
+        log.show()
+        with pytest.raises(LevelTooNew):
+            await waiting
+        with pytest.raises(LevelTooNew):
+            await client.owner(NAMESPACE, "key", timeout_ms=0)

@@ -15,6 +15,7 @@ from equipoise.brokers.client.http_source import events
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
+from tests.unit.http.cluster import on_loop
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +79,8 @@ async def owner(client: Client, namespace: str = "tenant/ns") -> str:
     return (await client.owner(namespace, "key", timeout_ms=TIMEOUT_MS)).broker
 
 
-def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is kept alive and never brings a table is given up for another."""
     monkeypatch.setattr(http_source, "TABLE_SECONDS_MAX", 0.05)
 
@@ -87,17 +89,15 @@ def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytest.Monk
             await response.write(HEARTBEAT)
             await asyncio.sleep(0.01)
 
-    async def story() -> None:
-        async with serving(dawdle) as bad, serving(well) as good, Client(bad, good) as client:
-            assert "good" == await owner(client)
-            # The table is there: from now on only silence counts.
-            await asyncio.sleep(0.1)
-            assert "good" == await owner(client)
-
-    run(story)
+    async with serving(dawdle) as bad, serving(well) as good, Client(bad, good) as client:
+        assert "good" == await owner(client)
+        # The table is there: from now on only silence counts.
+        await asyncio.sleep(0.1)
+        assert "good" == await owner(client)
 
 
-def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table alone is no success: each stream that breaks at once makes the next pause longer, up to the longest."""
     pauses: list[float] = []
 
@@ -110,18 +110,16 @@ def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.Monk
     async def hang_up(_request: web.Request, response: web.StreamResponse) -> None:
         await response.write(TABLE)
 
-    async def story() -> None:
-        async with serving(hang_up) as address, Client(address) as client:
-            assert "good" == await owner(client)
-            while len(pauses) <= len(http_source.BACK_OFF_SECONDS):  # noqa: ASYNC110 - what is watched has no event
-                await asyncio.sleep(0.002)
-        longest = http_source.BACK_OFF_SECONDS[-1]
-        assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
-
-    run(story)
+    async with serving(hang_up) as address, Client(address) as client:
+        assert "good" == await owner(client)
+        while len(pauses) <= len(http_source.BACK_OFF_SECONDS):  # noqa: ASYNC110 - what is watched has no event
+            await asyncio.sleep(0.002)
+    longest = http_source.BACK_OFF_SECONDS[-1]
+    assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
 
 
-def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that waits longer between its attempts than an owner is distrusted gets another broker's word on the second complaint."""
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 1)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
@@ -130,16 +128,14 @@ def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.Mon
         await response.write(TABLE.replace(b"good", b"gone"))
         await asyncio.Event().wait()
 
-    async def story() -> None:
-        async with serving(stale) as bad, serving(well) as good, Client(bad, good) as client:
-            while (peer := await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)).broker != "good":
-                client.misrouted("tenant/ns", "key", peer)
-                await asyncio.sleep(0.005)
-
-    run(story)
+    async with serving(stale) as bad, serving(well) as good, Client(bad, good) as client:
+        while (peer := await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)).broker != "good":
+            client.misrouted("tenant/ns", "key", peer)
+            await asyncio.sleep(0.005)
 
 
-def test_the_stream_of_a_deleted_namespace_is_left() -> None:
+@on_loop
+async def test_the_stream_of_a_deleted_namespace_is_left() -> None:
     """Once a broker has said that the namespace is deleted, the client hangs up, whether the broker does or not."""
     left = asyncio.Event()
 
@@ -152,36 +148,32 @@ def test_the_stream_of_a_deleted_namespace_is_left() -> None:
         except ConnectionError:
             left.set()
 
-    async def story() -> None:
-        async with serving(linger) as address, Client(address) as client:
-            with suppress(UnknownNamespace):
-                await owner(client)
-            await left.wait()
-            with pytest.raises(UnknownNamespace):
-                await owner(client)
-
-    run(story)
+    async with serving(linger) as address, Client(address) as client:
+        with suppress(UnknownNamespace):
+            await owner(client)
+        await left.wait()
+        with pytest.raises(UnknownNamespace):
+            await owner(client)
 
 
-def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is full takes one more namespace for one that is not there, or that nobody has asked about for long."""
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 2)
 
-    async def story() -> None:
-        async with serving(well) as address, Client(address) as client:
-            for name in ("tenant/a-not", "tenant/b-not", "tenant/c-not"):
-                with pytest.raises(UnknownNamespace):
-                    await owner(client, name)
-            assert ["good", "good"] == [await owner(client, name) for name in ("tenant/one", "tenant/two")]
-            with pytest.raises(Overloaded):
-                await owner(client, "tenant/three")
-            monkeypatch.setattr(http_source, "IDLE_SECONDS", 0.0)
-            assert "good" == await owner(client, "tenant/three")
-
-    run(story)
+    async with serving(well) as address, Client(address) as client:
+        for name in ("tenant/a-not", "tenant/b-not", "tenant/c-not"):
+            with pytest.raises(UnknownNamespace):
+                await owner(client, name)
+        assert ["good", "good"] == [await owner(client, name) for name in ("tenant/one", "tenant/two")]
+        with pytest.raises(Overloaded):
+            await owner(client, "tenant/three")
+        monkeypatch.setattr(http_source, "IDLE_SECONDS", 0.0)
+        assert "good" == await owner(client, "tenant/three")
 
 
-def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that tells of more and more bundles is given up for another before it fills the memory."""
     monkeypatch.setattr(http_source, "ROWS_MAX", 3)
     told: list[int] = []
@@ -194,65 +186,59 @@ def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> No
             await response.write(f'event: change\ndata: {{"offset": 1, "bundles": [{row}], "gone": []}}\n\n'.encode())
             await asyncio.sleep(0.002)
 
-    async def story() -> None:
-        async with serving(flood) as bad, serving(well) as good, Client(bad, good) as client:
-            while True:
-                peer = await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)
-                if peer.broker == "good":
-                    break
-                await asyncio.sleep(0.002)
-            assert len(told) > http_source.ROWS_MAX
-
-    run(story)
+    async with serving(flood) as bad, serving(well) as good, Client(bad, good) as client:
+        while True:
+            peer = await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)
+            if peer.broker == "good":
+                break
+            await asyncio.sleep(0.002)
+        assert len(told) > http_source.ROWS_MAX
 
 
-def test_who_waits_is_told_that_the_client_has_ended() -> None:
+@on_loop
+async def test_who_waits_is_told_that_the_client_has_ended() -> None:
     """A caller that waits when the client is left hears of it at once, and so do those who come before its start or after its end."""
 
     async def silent(_request: web.Request, _response: web.StreamResponse) -> None:
         await asyncio.Event().wait()
 
-    async def story() -> None:
-        async with serving(silent) as address:
-            client = Client(address)
-            peer = Peer(broker="b", addresses={})
-            with pytest.raises(CallerError, match="it has not been started"):
-                await owner(client)
-            async with client:
-                with pytest.raises(DeadlineExceeded):
-                    await client.owner("tenant/ns", "key", timeout_ms=0)
-                waiting = asyncio.ensure_future(client.owner("tenant/ns", "key", timeout_ms=24 * 3_600_000))
-                await asyncio.sleep(0)
-            with pytest.raises(CallerError, match="it has ended"):
-                await waiting
-            with pytest.raises(CallerError, match="it has ended"):
-                client.misrouted("tenant/ns", "key", peer)
-            with pytest.raises(CallerError, match="it was started before"):
-                await client.__aenter__()
-
-    run(story)
+    async with serving(silent) as address:
+        client = Client(address)
+        peer = Peer(broker="b", addresses={})
+        with pytest.raises(CallerError, match="it has not been started"):
+            await owner(client)
+        async with client:
+            with pytest.raises(DeadlineExceeded):
+                await client.owner("tenant/ns", "key", timeout_ms=0)
+            waiting = asyncio.ensure_future(client.owner("tenant/ns", "key", timeout_ms=24 * 3_600_000))
+            await asyncio.sleep(0)
+        with pytest.raises(CallerError, match="it has ended"):
+            await waiting
+        with pytest.raises(CallerError, match="it has ended"):
+            client.misrouted("tenant/ns", "key", peer)
+        with pytest.raises(CallerError, match="it was started before"):
+            await client.__aenter__()
 
 
-def test_no_path_is_made_of_what_is_no_name() -> None:
+@on_loop
+async def test_no_path_is_made_of_what_is_no_name() -> None:
     """What is no namespace's name reaches no broker, in a question or in a complaint."""
     asked: list[str] = []
 
     async def note(request: web.Request, _response: web.StreamResponse) -> None:
         asked.append(request.path)
 
-    async def story() -> None:
-        async with serving(note) as address, Client(address) as client:
-            for name in ("../../admin/v2/brokers", "tenant/ns?x", "tenant/ns/more", ""):
-                with pytest.raises(InvalidName):
-                    await owner(client, name)
-                with pytest.raises(InvalidName):
-                    client.misrouted(name, "key", Peer(broker="b", addresses={}))
-        assert [] == asked
-
-    run(story)
+    async with serving(note) as address, Client(address) as client:
+        for name in ("../../admin/v2/brokers", "tenant/ns?x", "tenant/ns/more", ""):
+            with pytest.raises(InvalidName):
+                await owner(client, name)
+            with pytest.raises(InvalidName):
+                client.misrouted(name, "key", Peer(broker="b", addresses={}))
+    assert [] == asked
 
 
-def test_events_are_read_however_they_are_cut() -> None:
+@on_loop
+async def test_events_are_read_however_they_are_cut() -> None:
     """Wherever the network cuts a stream, the same events come out."""
     data = HEARTBEAT + b"id: 1\nevent: table\ndata: {}\n\n" + HEARTBEAT + b"event: change\ndata: [1]\n\n"
 
@@ -260,10 +246,7 @@ def test_events_are_read_however_they_are_cut() -> None:
         for start in (0, *range(first, len(data), size)):
             yield data[start : first if start == 0 else start + size]
 
-    async def story() -> None:
-        for size in range(1, len(data)):
-            for first in range(1, len(data)):
-                found = [event async for event in events(chunks(size, first))]
-                assert [("table", b"{}"), ("change", b"[1]")] == found
-
-    run(story)
+    for size in range(1, len(data)):
+        for first in range(1, len(data)):
+            found = [event async for event in events(chunks(size, first))]
+            assert [("table", b"{}"), ("change", b"[1]")] == found

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from equipoise.brokers.http import assignment, assignment_feed
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, run, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, path_of, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -222,17 +222,15 @@ async def test_a_slow_follower_gets_the_newest_state_only(brokers: Cluster) -> N
     feed.close()
 
 
-def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing happens a stream says nothing, but says it."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
-            await events.event()
-            await events.comment()
-            await events.comment()
-
-    run(story)
+    async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
+        await events.event()
+        await events.comment()
+        await events.comment()
 
 
 @with_cluster()
@@ -262,23 +260,22 @@ async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
     assert 204 == (await poll).status
 
 
-def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many follow as may, one more is answered 503, and has its turn when another has gone."""
     monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            async with stream(broker) as events:
-                await events.event()
-                for headers in ({}, {"Accept": "text/event-stream"}):
-                    answer = await broker.ask("GET", f"{PATH}?after=0", headers=headers)
-                    assert (503, True) == (answer.status, "is full" in answer.reason)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        async with stream(broker) as events:
+            await events.event()
+            for headers in ({}, {"Accept": "text/event-stream"}):
+                answer = await broker.ask("GET", f"{PATH}?after=0", headers=headers)
+                assert (503, True) == (answer.status, "is full" in answer.reason)
 
 
-def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is not read until all buffers are full is ended, and its place is free again."""
     monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
@@ -286,17 +283,14 @@ def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(assignment, "HEARTBEAT", b":" + b" " * 1_000_000 + b"\n\n")
     monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            host, port = broker.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port), limit=1)
-            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())
-            await until_answered(broker, 503)
-            await until_answered(broker, 200)
-            writer.close()
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        host, port = broker.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())
+        await until_answered(broker, 503)
+        await until_answered(broker, 200)
+        writer.close()
 
 
 async def until_answered(broker: Broker, status: int) -> None:
@@ -305,36 +299,32 @@ async def until_answered(broker: Broker, status: int) -> None:
         await asyncio.sleep(0.002)
 
 
-def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes away leaves no poll behind, and its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
     monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            host, port = broker.url.removeprefix("http://").split(":")
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            await until_answered(broker, 503)
-            writer.close()
-            await until_answered(broker, 200)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        host, port = broker.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        await until_answered(broker, 503)
+        writer.close()
+        await until_answered(broker, 200)
 
 
-def test_the_tables_that_are_remembered_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_the_tables_that_are_remembered_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table is told anew when more namespaces were asked for than are remembered, and is the same."""
     monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
-            await brokers.settled()
-            before = await table(broker)
-            assert 200 == (await broker.get("/v1/assignment/acme/other")).status
-            assert before == await table(broker)
-            assert before == await table(broker)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
+        await brokers.settled()
+        before = await table(broker)
+        assert 200 == (await broker.get("/v1/assignment/acme/other")).status
+        assert before == await table(broker)
+        assert before == await table(broker)

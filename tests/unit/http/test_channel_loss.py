@@ -13,7 +13,7 @@ from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.errors import LogUnavailable
 from tests.troubled_log import TroubledLog
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, run, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, on_loop, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -74,90 +74,78 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
-def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the lease its ownerships are good and no others; the one that is good after the outage is the one from before it."""
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        keys = [f"key-{number}" for number in range(20)]
 
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            keys = [f"key-{number}" for number in range(20)]
+        def good(namespace: str) -> int:
+            return sum(broker.worker.ownership(namespace, key) is not None for broker in brokers.brokers for key in keys)
 
-            def good(namespace: str) -> int:
-                return sum(broker.worker.ownership(namespace, key) is not None for broker in brokers.brokers for key in keys)
-
-            tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
-            incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
-            await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
-            logs.go()
-            await until(lambda: all(map(is_fenced, brokers.brokers)))
-            assert [0, 20] == [good(NAMESPACE), good(SERVING)]
-            logs.come_back()
-            await until(lambda: not any(map(is_fenced, brokers.brokers)))
-            assert [20, 20] == [good(NAMESPACE), good(SERVING)]
-            await brokers.settled()
-            assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
-            assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
-
-    run(story)
+        tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+        incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
+        await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
+        logs.go()
+        await until(lambda: all(map(is_fenced, brokers.brokers)))
+        assert [0, 20] == [good(NAMESPACE), good(SERVING)]
+        logs.come_back()
+        await until(lambda: not any(map(is_fenced, brokers.brokers)))
+        assert [20, 20] == [good(NAMESPACE), good(SERVING)]
+        await brokers.settled()
+        assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
+        assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
 
 
-def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the lease a lookup of what fences ends with 503 and the reason, one of what serves on is answered and says since when."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
-            logs.go()
-            await until(lambda: all(map(is_fenced, brokers.brokers)))
-            for broker, body in zip(brokers.brokers, before, strict=True):
-                answer = await broker.get(lookup(SERVING))
-                assert (200, body) == (answer.status, answer.body)
-                assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
-                answer = await broker.get(lookup(NAMESPACE))
-                assert (503, "1", "ChannelLost") == (answer.status, answer.headers["Retry-After"], answer.json()["error"])  # type: ignore[index]
-                assert f"broker {broker.id} lost the channel" in answer.reason
-            logs.come_back()
-            await until(lambda: not any(map(is_fenced, brokers.brokers)))
-            for broker in brokers.brokers:
-                for namespace in (SERVING, NAMESPACE):
-                    answer = await broker.get(lookup(namespace))
-                    assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
-
-    run(story)
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
+        logs.go()
+        await until(lambda: all(map(is_fenced, brokers.brokers)))
+        for broker, body in zip(brokers.brokers, before, strict=True):
+            answer = await broker.get(lookup(SERVING))
+            assert (200, body) == (answer.status, answer.body)
+            assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
+            answer = await broker.get(lookup(NAMESPACE))
+            assert (503, "1", "ChannelLost") == (answer.status, answer.headers["Retry-After"], answer.json()["error"])  # type: ignore[index]
+            assert f"broker {broker.id} lost the channel" in answer.reason
+        logs.come_back()
+        await until(lambda: not any(map(is_fenced, brokers.brokers)))
+        for broker in brokers.brokers:
+            for namespace in (SERVING, NAMESPACE):
+                answer = await broker.get(lookup(namespace))
+                assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
 
 
-def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what fences, too, it is told who serves it as long as that broker's lease may run, with since when the channel is lost."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
-            before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
-            logs.go()
-            await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
-            for broker, body in zip(brokers.brokers, before, strict=True):
-                for _ in range(2):
-                    answer = await broker.get(lookup(NAMESPACE))
-                    assert (200, body) == (answer.status, answer.body)
-                    assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
-                documents = (await broker.get("/v1/brokers")).json()
-                assert isinstance(documents, list)
-                assert [False, False] == [document["suspect"] for document in documents]
-
-    run(story)
+    async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
+        before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
+        logs.go()
+        await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
+        for broker, body in zip(brokers.brokers, before, strict=True):
+            for _ in range(2):
+                answer = await broker.get(lookup(NAMESPACE))
+                assert (200, body) == (answer.status, answer.body)
+                assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
+            documents = (await broker.get("/v1/brokers")).json()
+            assert isinstance(documents, list)
+            assert [False, False] == [document["suspect"] for document in documents]
 
 
-def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage that is over before its deadline costs a lookup the wait, and no error."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
-            logs.go()
-            await until(lambda: all(map(is_fenced, brokers.brokers)))
-            asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
-            await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
-            logs.come_back()
-            assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
-
-    run(story)
+    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
+        logs.go()
+        await until(lambda: all(map(is_fenced, brokers.brokers)))
+        asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
+        await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
+        logs.come_back()
+        assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
 def is_out_of_touch(broker: Broker) -> bool:
@@ -175,44 +163,38 @@ async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 6_000])
-def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
+@on_loop
+async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
     """A broker that lost the channel does not deny a namespace, with or without a lease, and answers once it has read of it."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
-            cut_off = await created_unseen(brokers, logs)
-            asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
-            await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
-            assert not asked[0].done(), asked[0].result()
-            logs.come_back()
-            assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
-
-    run(story)
+    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
+        cut_off = await created_unseen(brokers, logs)
+        asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
+        await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
+        assert not asked[0].done(), asked[0].result()
+        logs.come_back()
+        assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
-def test_what_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_what_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that lost the channel answers 503 where it would else say that something does not exist."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            paths = (
-                f"/admin/v2/namespaces/{NEW}",
-                f"/admin/v2/namespaces/{NEW}/bundles",
-                f"/v1/assignment/{NEW}",
-                f"{lookup(NEW)}/bundle",
-                "/admin/v2/policies/pin/unknown",
-            )
-            assert {404} == {(await brokers.brokers[1].get(path)).status for path in paths}
-            cut_off = await created_unseen(brokers, logs)
-            answer = await cut_off.get(lookup(NEW))
-            assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
-            for path in paths:
-                answer = await cut_off.get(path)
-                assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
-                assert "it has lost the channel" in answer.reason
-            assert 200 == (await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")).status
-
-    run(story)
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        paths = (
+            f"/admin/v2/namespaces/{NEW}",
+            f"/admin/v2/namespaces/{NEW}/bundles",
+            f"/v1/assignment/{NEW}",
+            f"{lookup(NEW)}/bundle",
+            "/admin/v2/policies/pin/unknown",
+        )
+        assert {404} == {(await brokers.brokers[1].get(path)).status for path in paths}
+        cut_off = await created_unseen(brokers, logs)
+        answer = await cut_off.get(lookup(NEW))
+        assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
+        for path in paths:
+            answer = await cut_off.get(path)
+            assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
+            assert "it has lost the channel" in answer.reason
+        assert 200 == (await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")).status
 
 
 def series(name: str, answer: bytes) -> list[float]:
@@ -220,62 +202,56 @@ def series(name: str, answer: bytes) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
 
 
-def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health, readiness and metrics tell since when the channel is lost and what is served on; and nothing of it afterwards."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            broker = brokers.brokers[0]
-            assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
-            logs.go()
-            await until(lambda: is_fenced(broker))
-            for path, status in (("/health", "ok"), ("/ready", "serving on")):
-                answer = await broker.get(path)
-                said = answer.json()
-                assert isinstance(said, dict)
-                loss = said["channel_loss"]
-                assert (200, status, [SERVING], True) == (
-                    answer.status,
-                    said["status"],
-                    loss["serving_on"],
-                    "it is away" in loss["problem"],
-                )
-                assert loss["lost_ms"] >= 500
-                assert loss["since"].endswith("Z")
-            assert b"its lease has run out" in (await broker.get("/ready")).body
-            assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
-            scraped = (await broker.get("/metrics")).body
-            (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
-            assert lost_s >= 0.5
-            mine = [bundle for bundle in brokers.view.bundles_of(SERVING) if bundle.owner == broker.worker.agent.incarnation]
-            assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
-            logs.come_back()
-            await until(lambda: broker.worker.channel_loss is None)
-            assert {"status": "ready", "problems": [], "channel_loss": None, "broker": broker.id} == (await broker.get("/ready")).json()
-            assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
-
-    run(story)
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        broker = brokers.brokers[0]
+        assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
+        logs.go()
+        await until(lambda: is_fenced(broker))
+        for path, status in (("/health", "ok"), ("/ready", "serving on")):
+            answer = await broker.get(path)
+            said = answer.json()
+            assert isinstance(said, dict)
+            loss = said["channel_loss"]
+            assert (200, status, [SERVING], True) == (
+                answer.status,
+                said["status"],
+                loss["serving_on"],
+                "it is away" in loss["problem"],
+            )
+            assert loss["lost_ms"] >= 500
+            assert loss["since"].endswith("Z")
+        assert b"its lease has run out" in (await broker.get("/ready")).body
+        assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
+        scraped = (await broker.get("/metrics")).body
+        (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
+        assert lost_s >= 0.5
+        mine = [bundle for bundle in brokers.view.bundles_of(SERVING) if bundle.owner == broker.worker.agent.incarnation]
+        assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
+        logs.come_back()
+        await until(lambda: broker.worker.channel_loss is None)
+        assert {"status": "ready", "problems": [], "channel_loss": None, "broker": broker.id} == (await broker.get("/ready")).json()
+        assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
 
 
-def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open goes by what its namespace says when the channel is lost, not by what it said when it was opened."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            (one, other) = brokers.brokers
-            assert ["serve"] == [(await one.get(POLICY)).json()]
-            assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
-            assert 204 == (await one.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"')).status
-            await brokers.settled()
-            assert ["fence", "serve"] == [
-                (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
-                for broker, namespace in ((one, SERVING), (other, NAMESPACE))
-            ]
-            logs.go()
-            await until(lambda: all(map(is_fenced, brokers.brokers)))
-            assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
-
-    run(story)
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        (one, other) = brokers.brokers
+        assert ["serve"] == [(await one.get(POLICY)).json()]
+        assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
+        assert 204 == (await one.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"')).status
+        await brokers.settled()
+        assert ["fence", "serve"] == [
+            (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
+            for broker, namespace in ((one, SERVING), (other, NAMESPACE))
+        ]
+        logs.go()
+        await until(lambda: all(map(is_fenced, brokers.brokers)))
+        assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b'"sometimes"', b"true", b"{}"])
@@ -290,16 +266,13 @@ async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -
     assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
-def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that only fences is not ready while it has lost the channel."""
-
-    async def story() -> None:
-        async with losing(tmp_path, monkeypatch) as (brokers, logs):
-            assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
-            await brokers.settled()
-            logs.go()
-            await until(lambda: all(map(is_fenced, brokers.brokers)))
-            assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
-            assert {503} == {(await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers}
-
-    run(story)
+    async with losing(tmp_path, monkeypatch) as (brokers, logs):
+        assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
+        await brokers.settled()
+        logs.go()
+        await until(lambda: all(map(is_fenced, brokers.brokers)))
+        assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
+        assert {503} == {(await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, run, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -136,28 +136,26 @@ async def test_a_connection_is_kept_for_a_while_and_no_longer(brokers: Cluster) 
     caller.close()
 
 
-def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long poll and a stream last for several times `http_idle_ms`, and get their news then."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
 
-    async def story() -> None:
-        async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
-            broker = brokers.brokers[0]
-            offset = broker.worker.view.offset
-            stream, poll = await Caller.to(broker), await Caller.to(broker)
-            stream.say(f"/v1/assignment/{NAMESPACE}", "Accept: text/event-stream")
-            await stream.reader.readuntil(b"event: table")
-            poll.say(f"/v1/assignment/{NAMESPACE}?after={offset}")
-            for _ in range(5):
-                await stream.reader.readuntil(b":\n\n")
-            bundle = brokers.bundles()[0]
-            assert HTTPStatus.NO_CONTENT == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
-            await stream.reader.readuntil(b"event: change")
-            assert HTTPStatus.OK == (await poll.answer())[0]
-            stream.close()
-            poll.close()
-
-    run(story)
+    async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
+        broker = brokers.brokers[0]
+        offset = broker.worker.view.offset
+        stream, poll = await Caller.to(broker), await Caller.to(broker)
+        stream.say(f"/v1/assignment/{NAMESPACE}", "Accept: text/event-stream")
+        await stream.reader.readuntil(b"event: table")
+        poll.say(f"/v1/assignment/{NAMESPACE}?after={offset}")
+        for _ in range(5):
+            await stream.reader.readuntil(b":\n\n")
+        bundle = brokers.bundles()[0]
+        assert HTTPStatus.NO_CONTENT == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
+        await stream.reader.readuntil(b"event: change")
+        assert HTTPStatus.OK == (await poll.answer())[0]
+        stream.close()
+        poll.close()
 
 
 @with_cluster(http_idle_ms=IDLE_MS)
@@ -183,40 +181,34 @@ BAD = (
 
 
 @pytest.mark.parametrize("rest", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunks"])
-def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@on_loop
+async def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A caller that goes away in the middle of a body writes no traceback into the log of the broker."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance=False) as brokers:
-            broker = brokers.brokers[0]
-            begun = len(asyncio.all_tasks())
-            for _ in range(20):
-                caller = await Caller.to(broker)
-                caller.writer.write(UPLOAD + rest)
-                while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110 - what is watched is on the other side
-                    await asyncio.sleep(0.001)
-                caller.writer.transport.abort()
-                while len(asyncio.all_tasks()) > begun:  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(0.001)
-
-    run(story)
+    async with cluster(tmp_path, balance=False) as brokers:
+        broker = brokers.brokers[0]
+        begun = len(asyncio.all_tasks())
+        for _ in range(20):
+            caller = await Caller.to(broker)
+            caller.writer.write(UPLOAD + rest)
+            while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110 - what is watched is on the other side
+                await asyncio.sleep(0.001)
+            caller.writer.transport.abort()
+            while len(asyncio.all_tasks()) > begun:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.001)
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("said", BAD, ids=["header", "version", "path", "encoding"])
-def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@on_loop
+async def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The caller's mistake is answered 400, and writes no traceback; the answer gives no version of anything."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance=False) as brokers:
-            caller = await Caller.to(brokers.brokers[0])
-            caller.writer.write(said)
-            answer = await caller.is_over()
-            assert b" 400 Bad Request\r\n" in answer
-            assert b"\r\nServer: equipoise\r\n" in answer
-            caller.close()
-
-    run(story)
+    async with cluster(tmp_path, balance=False) as brokers:
+        caller = await Caller.to(brokers.brokers[0])
+        caller.writer.write(said)
+        answer = await caller.is_over()
+        assert b" 400 Bad Request\r\n" in answer
+        assert b"\r\nServer: equipoise\r\n" in answer
+        caller.close()
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 

@@ -10,7 +10,7 @@ import pytest
 from equipoise.brokers.http import lookup
 from equipoise.brokers.runtime import lookups
 from equipoise.channel.core.ranges import bundle_name, topic_hash
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, run, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, path_of, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -106,25 +106,23 @@ async def test_a_lookup_is_not_held_for_ever(brokers: Cluster) -> None:
     assert 3 == metric(broker, "timed_out")
 
 
-def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many lookups wait as may, one more is answered 503 at once."""
     monkeypatch.setattr(lookups, "HELD_MAX", 2)
 
-    async def story() -> None:
-        async with cluster(tmp_path, bundles=1) as brokers:
-            (broker,), (bundle,) = brokers.brokers, brokers.bundles()
-            broker.service.taking.clear()
-            await broker.put(f"{path_of(bundle)}/unload")
-            asked = [asyncio.ensure_future(broker.get(f"{PATH}/orders")) for _ in range(3)]
-            done, held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            (refused,) = done
-            assert 503 == refused.result().status
-            assert "Overloaded" in refused.result().body.decode()
-            broker.service.taking.set()
-            assert [200, 200] == [answer.status for answer in await asyncio.gather(*held)]
-            assert 1 == metric(broker, "refused")
-
-    run(story)
+    async with cluster(tmp_path, bundles=1) as brokers:
+        (broker,), (bundle,) = brokers.brokers, brokers.bundles()
+        broker.service.taking.clear()
+        await broker.put(f"{path_of(bundle)}/unload")
+        asked = [asyncio.ensure_future(broker.get(f"{PATH}/orders")) for _ in range(3)]
+        done, held = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        assert 503 == refused.result().status
+        assert "Overloaded" in refused.result().body.decode()
+        broker.service.taking.set()
+        assert [200, 200] == [answer.status for answer in await asyncio.gather(*held)]
+        assert 1 == metric(broker, "refused")
 
 
 @with_cluster(brokers=2, bundles=1)
@@ -144,35 +142,33 @@ async def test_lookups_follow_a_transfer(brokers: Cluster) -> None:
     assert target.url.encode() in (await asked).body
 
 
-def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is not given again after its bundle moved or was split, while its broker is suspect, or without a lease."""
     monkeypatch.setattr(lookup, "ANSWERS_REMEMBERED_MAX", 2)
 
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, bundles=1, lookup_ms=100) as brokers:
-            one, _ = brokers.brokers
+    async with cluster(tmp_path, brokers=2, bundles=1, lookup_ms=100) as brokers:
+        one, _ = brokers.brokers
 
-            async def owner() -> str:
-                urls = set()
-                for topic in ("a", "b", "c", "a", "a", "t" * 600):
-                    answer = await one.get(f"{PATH}/{topic}")
-                    assert 200 == answer.status
-                    urls.add(str(answer.json()["httpUrl"]))  # type: ignore[index]
-                (url,) = urls
-                return url
+        async def owner() -> str:
+            urls = set()
+            for topic in ("a", "b", "c", "a", "a", "t" * 600):
+                answer = await one.get(f"{PATH}/{topic}")
+                assert 200 == answer.status
+                urls.add(str(answer.json()["httpUrl"]))  # type: ignore[index]
+            (url,) = urls
+            return url
 
-            source = brokers.owner_of(brokers.bundles()[0])
-            assert source.url == await owner()
-            target = brokers.other_than(source)
-            assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/unload?destinationBroker={target.id}")).status
-            assert target.url == await owner()
-            assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/split")).status
-            assert target.url == await owner()
-            with monkeypatch.context() as patched:
-                patched.setattr(type(one.worker.agent), "is_suspect", lambda *_, **__: True)
-                assert 503 == (await one.get(f"{PATH}/a")).status
-            assert target.url == await owner()
-            one.worker.agent.lease.lose()
+        source = brokers.owner_of(brokers.bundles()[0])
+        assert source.url == await owner()
+        target = brokers.other_than(source)
+        assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/unload?destinationBroker={target.id}")).status
+        assert target.url == await owner()
+        assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/split")).status
+        assert target.url == await owner()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(one.worker.agent), "is_suspect", lambda *_, **__: True)
             assert 503 == (await one.get(f"{PATH}/a")).status
-
-    run(story)
+        assert target.url == await owner()
+        one.worker.agent.lease.lose()
+        assert 503 == (await one.get(f"{PATH}/a")).status

@@ -10,13 +10,14 @@ import pytest
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.channel.core.view import View
 from tests.openapi import document
-from tests.unit.http.cluster import cluster, run
+from tests.unit.http.cluster import cluster, on_loop
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
 
 @pytest.mark.integration
-def test_every_path_is_documented(tmp_path: Path) -> None:
+@on_loop
+async def test_every_path_is_documented(tmp_path: Path) -> None:
     """The page about HTTP has a row for each path and method, and for none that is not there."""
     page = (REFERENCE / "http.md").read_text(encoding="utf-8")
     # What is served to Pulsar's clients has its own test, beside it.
@@ -24,16 +25,13 @@ def test_every_path_is_documented(tmp_path: Path) -> None:
     documented = set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", page, flags=re.MULTILINE))
     lookups = {path for path in documented if "/lookup/" in path}
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            routes = {f"{route.method} {route.resource.canonical}" for route in broker.app.router.routes() if route.resource is not None}
-            # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there to refuse what no other takes.
-            served = {route for route in routes if not route.startswith("HEAD ")} - {"GET /lookup/v2/topic/{path}", "* /{path}"}
-            assert served == documented - lookups
-            assert 2 == len(lookups)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        routes = {f"{route.method} {route.resource.canonical}" for route in broker.app.router.routes() if route.resource is not None}
+        # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there to refuse what no other takes.
+        served = {route for route in routes if not route.startswith("HEAD ")} - {"GET /lookup/v2/topic/{path}", "* /{path}"}
+        assert served == documented - lookups
+        assert 2 == len(lookups)
 
 
 def test_openapi_has_every_path() -> None:

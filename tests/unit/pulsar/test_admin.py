@@ -20,7 +20,7 @@ from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
-from tests.unit.http.cluster import Gate, run
+from tests.unit.http.cluster import Gate, on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
@@ -71,7 +71,8 @@ async def test_partitions_are_made_added_to_and_taken_away(running: Brokers) -> 
     assert [] == await other.get(f"{TOPICS}/partitioned")
 
 
-def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes second is refused with the number that there is now, so that partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
 
@@ -82,22 +83,19 @@ def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path:
     set_alone = Topics._set_partitions  # noqa: SLF001
     monkeypatch.setattr(Topics, "_set_partitions", set_together)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            one, other = running.members
-            for method, counts in (("PUT", (8, 4)), ("POST", (32, 16))):
-                asked = (member.ask(method, f"{PATH}/partitions", count) for member, count in zip((one, other), counts, strict=True))
-                answers = await asyncio.gather(*asked)
-                assert [204, 409] == sorted(status for status, _ in answers)
-                count = next(count for count, (status, _) in zip(counts, answers, strict=True) if status == 204)
-                told = next(answer for status, answer in answers if status == 409)
-                assert isinstance(told, dict)
-                assert f"is now {count}" in str(told["reason"])
-                await running.settled()
-                for member in (one, other):
-                    assert count == field(await member.get(f"{PATH}/partitions"), "partitions")
-
-    run(story)
+    async with brokers(tmp_path, count=2) as running:
+        one, other = running.members
+        for method, counts in (("PUT", (8, 4)), ("POST", (32, 16))):
+            asked = (member.ask(method, f"{PATH}/partitions", count) for member, count in zip((one, other), counts, strict=True))
+            answers = await asyncio.gather(*asked)
+            assert [204, 409] == sorted(status for status, _ in answers)
+            count = next(count for count, (status, _) in zip(counts, answers, strict=True) if status == 204)
+            told = next(answer for status, answer in answers if status == 409)
+            assert isinstance(told, dict)
+            assert f"is now {count}" in str(told["reason"])
+            await running.settled()
+            for member in (one, other):
+                assert count == field(await member.get(f"{PATH}/partitions"), "partitions")
 
 
 @pytest.mark.parametrize(
@@ -254,54 +252,49 @@ async def test_the_load_report_says_what_pulsar_says(running: Brokers) -> None:
     assert 3 == rates["sessions"]
 
 
-def test_a_name_is_decoded_once(tmp_path: Path) -> None:
+@on_loop
+async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
     """A topic may have spaces and percent signs in its name, even what looks like an encoded character."""
-
-    async def story() -> None:
-        topic = f"{TOPIC} a b%25c"
-        async with brokers(tmp_path) as running:
-            await used(running, topic)
-            stats = await running.members[0].get(f"{TOPICS}/{quote('orders a b%25c', safe='')}/stats")
-            assert 1 == len(field(stats, "publishers"))  # type: ignore[arg-type]  # as above
-
-    run(story)
+    topic = f"{TOPIC} a b%25c"
+    async with brokers(tmp_path) as running:
+        await used(running, topic)
+        stats = await running.members[0].get(f"{TOPICS}/{quote('orders a b%25c', safe='')}/stats")
+        assert 1 == len(field(stats, "publishers"))  # type: ignore[arg-type]  # as above
 
 
-def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
+@on_loop
+async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
     """Every command of the group, with the words of pulsar-admin; what a broker refuses is told in its words."""
     log_url = f"sqlite:{tmp_path / 'channel.db'}"
 
     async def ask(*words: str) -> Result:
         return await asyncio.to_thread(command, "topics", *words, log=log_url)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, log_url=log_url) as running:
-            await used(running, f"{TOPIC}-partition-1")
-            parts = f"{TOPIC} has 2 partitions\n"
-            assert parts == (await ask("create-partitioned-topic", TOPIC, "-p", "2")).stdout
-            again = await ask("create-partitioned-topic", TOPIC, "-p", "2")
-            assert (2, True) == (again.exit_code, "already exists" in again.stderr)
-            assert parts.replace("2", "3") == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
-            await running.settled()
-            assert 3 == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
-            assert [TOPIC] == json.loads((await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout)
-            assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE)).stdout
-            bundle = running.bundle_of(f"{TOPIC}-partition-1").rpartition("/")[2]
-            assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE, "--bundle", bundle)).stdout
-            assert 1 == len(json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"])
-            stats = json.loads((await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout)
-            assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
-            gone = await ask("stats", f"{TOPIC}-nobody")
-            assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
-            assert 0 == (await ask("delete-partitioned-topic", TOPIC)).exit_code
-            await running.settled()
-            assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
-            await running.members[0].worker.stop()
-            assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
-        nobody = await ask("list", NAMESPACE)
-        assert (3, True) == (nobody.exit_code, "no broker is alive" in nobody.stderr)
-
-    run(story)
+    async with brokers(tmp_path, count=2, log_url=log_url) as running:
+        await used(running, f"{TOPIC}-partition-1")
+        parts = f"{TOPIC} has 2 partitions\n"
+        assert parts == (await ask("create-partitioned-topic", TOPIC, "-p", "2")).stdout
+        again = await ask("create-partitioned-topic", TOPIC, "-p", "2")
+        assert (2, True) == (again.exit_code, "already exists" in again.stderr)
+        assert parts.replace("2", "3") == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
+        await running.settled()
+        assert 3 == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
+        assert [TOPIC] == json.loads((await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout)
+        assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE)).stdout
+        bundle = running.bundle_of(f"{TOPIC}-partition-1").rpartition("/")[2]
+        assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE, "--bundle", bundle)).stdout
+        assert 1 == len(json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"])
+        stats = json.loads((await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout)
+        assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
+        gone = await ask("stats", f"{TOPIC}-nobody")
+        assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
+        assert 0 == (await ask("delete-partitioned-topic", TOPIC)).exit_code
+        await running.settled()
+        assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
+        await running.members[0].worker.stop()
+        assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
+    nobody = await ask("list", NAMESPACE)
+    assert (3, True) == (nobody.exit_code, "no broker is alive" in nobody.stderr)
 
 
 def bare(path: str) -> str:
@@ -330,17 +323,15 @@ async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -
         assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
 
 
-def test_every_path_is_documented(tmp_path: Path) -> None:
+@on_loop
+async def test_every_path_is_documented(tmp_path: Path) -> None:
     """The section about topics has a row for each path and method, and for none that is not there."""
     page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^## Topics$.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            lookups = Lookups(member.worker)
-            routes = Topics(member.worker, Server(member.service, member.worker, lookups), lookups).routes()
-            served = {f"{route.method} {bare(route.path)}" for route in routes}
-            assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        lookups = Lookups(member.worker)
+        routes = Topics(member.worker, Server(member.service, member.worker, lookups), lookups).routes()
+        served = {f"{route.method} {bare(route.path)}" for route in routes}
+        assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))

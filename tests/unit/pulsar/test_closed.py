@@ -7,7 +7,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle
-from tests.unit.http.cluster import until
+from tests.unit.http.cluster import on_loop, until
 
 STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}
 ROW_BYTES = 512 + size_of(STATES)
@@ -31,6 +31,7 @@ class Kept:
         return "".join(bundle for bundle in "abcdef" if self.table.get(bundle) is not None)
 
 
+@on_loop
 async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
     kept = Kept(kept_ms=30)
@@ -44,6 +45,7 @@ async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     assert ["b"] == kept.lost
 
 
+@on_loop
 async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     """Behind them, and those that nobody waits for, go the oldest, which is told: what was receipted is lost with them."""
     kept = Kept(rows_max=3)
@@ -61,36 +63,39 @@ async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     assert ("def", ["a"]) == (kept.names(), kept.lost)
 
 
+@on_loop
 async def test_it_is_known_what_is_still_to_be_fetched() -> None:
     """A fetch of what an earlier ownership left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
-    parted = Kept().parted
+    table = Kept().table
     former, current = left("a"), left("a", token=2)
     for each in (former, current, left("b", place=1, is_awaited=False)):
-        parted.keep(each)
-    parted.fetched(former)
-    assert 1 == parted.awaited
-    assert not await parted.next_fetch(timeout_ms=1)
-    parted.fetched(current)
-    assert 0 == parted.awaited
+        table.keep(each)
+    table.fetched(former)
+    assert 1 == table.awaited
+    assert not await table.next_fetch(timeout_ms=1)
+    table.fetched(current)
+    assert 0 == table.awaited
 
 
+@on_loop
 async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     """With one that somebody else wrote meanwhile it would be delivered twice."""
-    parted = Kept().parted
-    parted.keep(left("a", handover=b"mine"))
-    assert [STATES, None] == [parted.belonging_to("a", handover) for handover in (b"mine", b"another's")]
-    assert parted.belonging_to("b", b"mine") is None
+    table = Kept().table
+    table.keep(left("a", handover=b"mine"))
+    assert [STATES, None] == [table.belonging_to("a", handover) for handover in (b"mine", b"another's")]
+    assert table.belonging_to("b", b"mine") is None
 
 
+@on_loop
 async def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
     """A union goes on under the greater of two tokens, and under any other there was another owner; what is taken up is forgotten."""
-    parted = Kept().parted
+    table = Kept().table
     lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
     for each in (lower, upper, other):
-        parted.keep(each)
+        table.keep(each)
     union = Bundle(name="union", namespace="n", low=0, high=20)
-    assert [[], [lower, upper], []] == [[*parted.of_ownership(union, token)] for token in (8, 7, 9)]
-    assert () == parted.of_ownership(Bundle(name="union", namespace="m", low=0, high=20), 7)
-    parted.forget(union)
-    assert () == parted.of_ownership(union, 7)
-    assert (other,) == tuple(parted.of_ownership(other.bundle, 8))
+    assert [[], [lower, upper], []] == [[*table.of_ownership(union, token)] for token in (8, 7, 9)]
+    assert () == table.of_ownership(Bundle(name="union", namespace="m", low=0, high=20), 7)
+    table.forget(union)
+    assert () == table.of_ownership(union, 7)
+    assert (other,) == tuple(table.of_ownership(other.bundle, 8))

@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import PeerError
-from tests.unit.http.cluster import run, until
+from tests.unit.http.cluster import on_loop, run, until
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.wire_client import Brokers, Member, WireClient, brokers
 
@@ -48,7 +48,8 @@ def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, 
     monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
 
 
-def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one broken connection would cost are receipted messages."""
     asked: list[str] = []
 
@@ -58,15 +59,12 @@ def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pyte
             raise PeerError("a broken connection")
         return await usual(source, bundle)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
-            _, destination = await waiting(running)
-            with_fetches(monkeypatch, fail_once)
-            await running.transfer(destination)
-            assert "1" == await delivered(destination)
-            assert (2, 0) == (len(asked), destination.service.counts.handovers_damaged)
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
+        _, destination = await waiting(running)
+        with_fetches(monkeypatch, fail_once)
+        await running.transfer(destination)
+        assert "1" == await delivered(destination)
+        assert (2, 0) == (len(asked), destination.service.counts.handovers_damaged)
 
 
 def test_a_state_that_its_owner_has_no_more_is_counted(
@@ -106,7 +104,8 @@ def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog:
     assert "lost 1 messages and the names of 1 topics" in caplog.text
 
 
-def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A destination that is slow to fetch finds the source's HTTP still there, and nothing is lost in a graceful stop."""
     leaving = asyncio.Event()
 
@@ -123,18 +122,15 @@ def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(PulsarService, "all_fetched", all_fetched)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
-            source, destination = await waiting(running)
-            with_fetches(monkeypatch, late)
-            await source.stop()
-            await destination.worker.until(
-                lambda view: all(each.phase == "owned" for each in view.bundles.values()) or None, timeout_ms=20_000, what="all being owned"
-            )
-            assert "1" == await delivered(destination)
-            assert 0 == destination.service.counts.handovers_damaged
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
+        source, destination = await waiting(running)
+        with_fetches(monkeypatch, late)
+        await source.stop()
+        await destination.worker.until(
+            lambda view: all(each.phase == "owned" for each in view.bundles.values()) or None, timeout_ms=20_000, what="all being owned"
+        )
+        assert "1" == await delivered(destination)
+        assert 0 == destination.service.counts.handovers_damaged
 
 
 def test_a_broker_that_stops_waits_for_nobody_who_does_not_ask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
-from tests.unit.http.cluster import run, until
+from tests.unit.http.cluster import on_loop, until
 
 HERE, THERE = bundle_name("t/n", 0, 1 << 31), bundle_name("t/n", 1 << 31, HASH_MAX)
 
@@ -66,100 +66,82 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
         await runner.cleanup()
 
 
-def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their_question() -> None:
+@on_loop
+async def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their_question() -> None:
     """A question under way is left to who asked it; all who come meanwhile share the next, and see what was made before."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        async with asking(stand_in) as peers:
-            first = asyncio.ensure_future(peers.topics_of("t/n"))
-            await until(lambda: stand_in.asked == 1)
-            stand_in.topics.append("new")
-            others = [asyncio.ensure_future(peers.topics_of("t/n")) for _ in range(20)]
-            others[0].cancel()
-            stand_in.gate.set()
-            assert [] == await first
-            assert [["new"]] * 19 == await asyncio.gather(*others[1:])
-            assert 2 == stand_in.asked
-            assert ["new"] == await peers.topics_of("t/n")
-            assert 3 == stand_in.asked
-
-    run(story)
+    stand_in = StandIn()
+    async with asking(stand_in) as peers:
+        first = asyncio.ensure_future(peers.topics_of("t/n"))
+        await until(lambda: stand_in.asked == 1)
+        stand_in.topics.append("new")
+        others = [asyncio.ensure_future(peers.topics_of("t/n")) for _ in range(20)]
+        others[0].cancel()
+        stand_in.gate.set()
+        assert [] == await first
+        assert [["new"]] * 19 == await asyncio.gather(*others[1:])
+        assert 2 == stand_in.asked
+        assert ["new"] == await peers.topics_of("t/n")
+        assert 3 == stand_in.asked
 
 
-def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
+@on_loop
+async def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
     """Its program, which clients find under `http`, has none of a broker's paths."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        stand_in.gate.set()
-        stand_in.topics = ["a"]
-        async with asking(stand_in, program="http://127.0.0.1:1") as peers:
-            assert ["a"] == await peers.topics_of("t/n")
-
-    run(story)
+    stand_in = StandIn()
+    stand_in.gate.set()
+    stand_in.topics = ["a"]
+    async with asking(stand_in, program="http://127.0.0.1:1") as peers:
+        assert ["a"] == await peers.topics_of("t/n")
 
 
-def test_a_broker_that_does_not_answer_well_is_named() -> None:
+@on_loop
+async def test_a_broker_that_does_not_answer_well_is_named() -> None:
     """Its status is told to all who share the answer, and the next question is asked anew."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        stand_in.gate.set()
-        stand_in.status = 503
-        async with asking(stand_in) as peers:
-            for _ in range(2):
-                with pytest.raises(NotServed, match="broker other does not answer for its topics: it answers 503"):
-                    await peers.topics_of("t/n")
-            assert 2 == stand_in.asked
-
-    run(story)
-
-
-def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
-    """The broker that the channel names may not have opened it yet: only answers that tell of all bundles make a list."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        stand_in.gate.set()
-        stand_in.bundles = []
-        async with asking(stand_in) as peers:
-            asked = asyncio.ensure_future(peers.topics_of("t/n"))
-            await until(lambda: stand_in.asked >= 2)
-            assert not asked.done()
-            stand_in.topics.append("moved")
-            stand_in.bundles = [THERE]
-            assert ["moved"] == await asked
-
-    run(story)
-
-
-def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
-    """Nobody waits for ever, and nobody gets a list that is short."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        stand_in.gate.set()
-        async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
-            with pytest.raises(NotServed, match="a bundle of namespace t/n had no broker for 50 ms"):
+    stand_in = StandIn()
+    stand_in.gate.set()
+    stand_in.status = 503
+    async with asking(stand_in) as peers:
+        for _ in range(2):
+            with pytest.raises(NotServed, match="broker other does not answer for its topics: it answers 503"):
                 await peers.topics_of("t/n")
+        assert 2 == stand_in.asked
 
-    run(story)
+
+@on_loop
+async def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
+    """The broker that the channel names may not have opened it yet: only answers that tell of all bundles make a list."""
+    stand_in = StandIn()
+    stand_in.gate.set()
+    stand_in.bundles = []
+    async with asking(stand_in) as peers:
+        asked = asyncio.ensure_future(peers.topics_of("t/n"))
+        await until(lambda: stand_in.asked >= 2)
+        assert not asked.done()
+        stand_in.topics.append("moved")
+        stand_in.bundles = [THERE]
+        assert ["moved"] == await asked
+
+
+@on_loop
+async def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
+    """Nobody waits for ever, and nobody gets a list that is short."""
+    stand_in = StandIn()
+    stand_in.gate.set()
+    async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
+        with pytest.raises(NotServed, match="a bundle of namespace t/n had no broker for 50 ms"):
+            await peers.topics_of("t/n")
 
 
 @pytest.mark.parametrize("bundles", [None, 7, ["no bundle"]])
-def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> None:
+@on_loop
+async def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> None:
     """Another release may answer otherwise; that is told, and is no empty list."""
-
-    async def story() -> None:
-        stand_in = StandIn()
-        stand_in.gate.set()
-        stand_in.bundles = bundles
-        async with asking(stand_in) as peers:
-            with pytest.raises(NotServed, match="is not a list of topics"):
-                await peers.topics_of("t/n")
-
-    run(story)
+    stand_in = StandIn()
+    stand_in.gate.set()
+    stand_in.bundles = bundles
+    async with asking(stand_in) as peers:
+        with pytest.raises(NotServed, match="is not a list of topics"):
+            await peers.topics_of("t/n")
 
 
 @pytest.mark.parametrize(

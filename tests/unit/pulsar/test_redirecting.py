@@ -11,7 +11,7 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPong
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar_speech import connect, framed
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)
@@ -92,42 +92,37 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
 
 
-def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
+@on_loop
+async def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
     """What it took of one bundle as another left is still before its program when the one leaves in turn, a moment later."""
     settle_ms = 400
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=Settings(settle_java_ms=settle_ms)) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            if source is not running.owner_of(ELSEWHERE):
-                await running.transfer(source, ELSEWHERE)
-            client = await source.client(handshake=False)
-            client.say(connect(client_version="Pulsar-Java-v4.0.8"))
-            await client.hear(T.CONNECTED)
-            for number, topic in enumerate((TOPIC, ELSEWHERE)):
-                await client.consumer(number, topic)
-                await client.producer(number, topic)
-                client.publish(number, 0, "x")
-                await client.hear_message()
-            taken_ms = now_ms()
-            await running.transfer(destination)
-            await running.transfer(destination, ELSEWHERE)
-            for _ in range(2):
-                await client.hear(T.CLOSE_CONSUMER)
-                assert now_ms() - taken_ms >= settle_ms - TICK_MS
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=Settings(settle_java_ms=settle_ms)) as running:
+        source = running.owner_of()
+        destination = running.other_than(source)
+        if source is not running.owner_of(ELSEWHERE):
+            await running.transfer(source, ELSEWHERE)
+        client = await source.client(handshake=False)
+        client.say(connect(client_version="Pulsar-Java-v4.0.8"))
+        await client.hear(T.CONNECTED)
+        for number, topic in enumerate((TOPIC, ELSEWHERE)):
+            await client.consumer(number, topic)
+            await client.producer(number, topic)
+            client.publish(number, 0, "x")
+            await client.hear_message()
+        taken_ms = now_ms()
+        await running.transfer(destination)
+        await running.transfer(destination, ELSEWHERE)
+        for _ in range(2):
+            await client.hear(T.CLOSE_CONSUMER)
+            assert now_ms() - taken_ms >= settle_ms - TICK_MS
 
 
-def test_a_broker_that_stops_waits_until_its_consumers_are_told(tmp_path: Path) -> None:
+@on_loop
+async def test_a_broker_that_stops_waits_until_its_consumers_are_told(tmp_path: Path) -> None:
     """It does not end while a client still takes what it was sent: the connection is closed behind CLOSE_CONSUMER."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(drain_wait_ms=50)) as running:
-            (member,) = running.members
-            client = await member.client()
-            await behind(member, client, TOPIC)
-        assert "CLOSE_CONSUMER" in client.names()
-
-    run(story)
+    async with brokers(tmp_path, settings=Settings(drain_wait_ms=50)) as running:
+        (member,) = running.members
+        client = await member.client()
+        await behind(member, client, TOPIC)
+    assert "CLOSE_CONSUMER" in client.names()

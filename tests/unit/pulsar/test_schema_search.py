@@ -24,7 +24,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
 from tests.pulsar_speech import framed
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 JSON, AUTO_CONSUME = 2, 21
@@ -144,22 +144,20 @@ async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pyte
     assert ServerError.MetadataError == (await told(client)).error_code
 
 
-def test_schemas_over_http(tmp_path: Path) -> None:
+@on_loop
+async def test_schemas_over_http(tmp_path: Path) -> None:
     """As Pulsar spells them, at any broker, for clients whose service URL is one of HTTP."""
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            owner = running.owner_of()
-            assert 404 == (await owner.ask("GET", path))[0]
-            version = int.from_bytes(await producer(await owner.client(), 1, schema()), "big")
-            expected = {"version": version, "type": "JSON", "timestamp": 0, "data": OLD.decode(), "properties": {}}
-            other = running.other_than(owner)
-            for member in (other, owner):
-                assert [expected] * 2 == [await member.get(each) for each in (path, f"{path}/{version}")]
-                assert 404 == (await member.ask("GET", f"{path}/17"))[0]
-
-    run(story)
+    async with brokers(tmp_path, count=2) as running:
+        owner = running.owner_of()
+        assert 404 == (await owner.ask("GET", path))[0]
+        version = int.from_bytes(await producer(await owner.client(), 1, schema()), "big")
+        expected = {"version": version, "type": "JSON", "timestamp": 0, "data": OLD.decode(), "properties": {}}
+        other = running.other_than(owner)
+        for member in (other, owner):
+            assert [expected] * 2 == [await member.get(each) for each in (path, f"{path}/{version}")]
+            assert 404 == (await member.ask("GET", f"{path}/17"))[0]
 
 
 @with_brokers(count=2)

@@ -19,7 +19,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from tests.house_rules import ROOT
 from tests.pulsar_speech import entry as entry_of
 from tests.pulsar_speech import lookup, ping, send
-from tests.unit.http.cluster import PATIENCE_MS, run, until
+from tests.unit.http.cluster import PATIENCE_MS, on_loop, until
 from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
@@ -40,93 +40,85 @@ async def test_names_are_given_once(running: Brokers) -> None:
     assert all(running.owner_of().worker.broker_id in name for name in names)
 
 
-def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that lost the channel holds lookups and questions for partitions in a namespace that it has not read of."""
-
-    async def story() -> None:
-        logs, topic = Logs(), "non-persistent://public/new/orders"
-        monkeypatch.setattr(workers, "open_log", logs.open)
-        async with brokers(tmp_path, count=2, config={**QUICK, "lookup_ms": PATIENCE_MS}) as running:
-            seeing, cut_off = running.members
-            client = await cut_off.client()
-            try:
-                logs.go(first=1)
-                agent, clock = cut_off.worker.agent, cut_off.worker.clock
-                await until(lambda: agent.out_of_touch_ms(clock.now()) is not None)
-                new = CreateNamespace(name="public/new", boundaries=even_boundaries(1))
-                await seeing.worker.request(new, timeout_ms=PATIENCE_MS)
-                client.say(lookup(client.request_id(), topic))
-                client.ask_partitions(topic)
-                client.say(ping())
-                await client.hear(BaseCommand.PONG)
-                assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())
-                logs.come_back()
-                answer = (await client.hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
-                assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (answer.response, answer.partitions)
-                found = (await client.hear(BaseCommand.LOOKUP_RESPONSE)).lookup_response
-                assert CommandLookupTopicResponse.Connect == found.response
-            finally:
-                logs.come_back()  # Otherwise the broker would have to be killed.
-
-    run(story)
+    logs, topic = Logs(), "non-persistent://public/new/orders"
+    monkeypatch.setattr(workers, "open_log", logs.open)
+    async with brokers(tmp_path, count=2, config={**QUICK, "lookup_ms": PATIENCE_MS}) as running:
+        seeing, cut_off = running.members
+        client = await cut_off.client()
+        try:
+            logs.go(first=1)
+            agent, clock = cut_off.worker.agent, cut_off.worker.clock
+            await until(lambda: agent.out_of_touch_ms(clock.now()) is not None)
+            new = CreateNamespace(name="public/new", boundaries=even_boundaries(1))
+            await seeing.worker.request(new, timeout_ms=PATIENCE_MS)
+            client.say(lookup(client.request_id(), topic))
+            client.ask_partitions(topic)
+            client.say(ping())
+            await client.hear(BaseCommand.PONG)
+            assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())
+            logs.come_back()
+            answer = (await client.hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
+            assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (answer.response, answer.partitions)
+            found = (await client.hear(BaseCommand.LOOKUP_RESPONSE)).lookup_response
+            assert CommandLookupTopicResponse.Connect == found.response
+        finally:
+            logs.come_back()  # Otherwise the broker would have to be killed.
 
 
-def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Path) -> None:
+@on_loop
+async def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Path) -> None:
     """A series that appears with its first event has no rate; one that is on no page means nothing to anybody."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            text = str(await running.members[0].get("/metrics"))
-            told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE equipoise_pulsar_")}
-            assert told == set(re.findall(r"`(equipoise_pulsar_\w+)`", page))
-            reasons = [
-                violation.value
-                for violation in Violation
-                if f'disconnections_total{{broker="{running.members[0].worker.broker_id}",reason="{violation.value}"}} 0.0' in text
-            ]
-            assert [violation.value for violation in Violation] == reasons
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        text = str(await running.members[0].get("/metrics"))
+        told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE equipoise_pulsar_")}
+        assert told == set(re.findall(r"`(equipoise_pulsar_\w+)`", page))
+        reasons = [
+            violation.value
+            for violation in Violation
+            if f'disconnections_total{{broker="{running.members[0].worker.broker_id}",reason="{violation.value}"}} 0.0' in text
+        ]
+        assert [violation.value for violation in Violation] == reasons
 
 
-def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@on_loop
+async def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line names the client, the broker and the reason, as fields."""
     caplog.set_level(logging.INFO, module.__name__)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            await breach(running.members[0])
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        await breach(running.members[0])
     (line,) = [record for record in caplog.records if record.name == module.__name__]
     assert ("disconnected a Pulsar client", "unexpected_command") == (line.message, line.__dict__["reason"])
     assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
-def test_clients_cannot_fill_a_disk_with_log_lines(
+@on_loop
+async def test_clients_cannot_fill_a_disk_with_log_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many lines in one tick only some are told, and then how many more there were."""
     monkeypatch.setattr(module, "_LINES_PER_TICK_MAX", 3)
     caplog.set_level(logging.INFO, module.__name__)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            for _ in range(10):
-                await breach(running.members[0])
-            while not [record for record in caplog.records if "suppressed log lines" in record.message]:
-                await running.members[0].metric("connections")
-            await metric_becomes(running.members[0], "connections", 0)
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        for _ in range(10):
+            await breach(running.members[0])
+        while not [record for record in caplog.records if "suppressed log lines" in record.message]:
+            await running.members[0].metric("connections")
+        await metric_becomes(running.members[0], "connections", 0)
     lines = [record.message for record in caplog.records if record.name == module.__name__]
     assert lines.count("disconnected a Pulsar client") < 10
     untold = sum(record.__dict__.get("suppressed", 0) for record in caplog.records)
     assert 10 == untold + lines.count("disconnected a Pulsar client")
 
 
-def test_one_client_does_not_keep_the_sweep_from_the_others(
+@on_loop
+async def test_one_client_does_not_keep_the_sweep_from_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose tick fails is given up and told of, and those behind it are still asked for a sign of life."""
@@ -138,14 +130,11 @@ def test_one_client_does_not_keep_the_sweep_from_the_others(
             raise RuntimeError("boom")
         tick(session, now_ms)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
-            first, second = await running.members[0].client(), await running.members[0].client()
-            with monkeypatch.context() as broken:
-                broken.setattr(Session, "tick", failing)
-                await first.closed()
-                await second.hear(BaseCommand.PING)
-            assert not second.is_closed
-
-    run(story)
+    async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
+        first, second = await running.members[0].client(), await running.members[0].client()
+        with monkeypatch.context() as broken:
+            broken.setattr(Session, "tick", failing)
+            await first.closed()
+            await second.hear(BaseCommand.PING)
+        assert not second.is_closed
     assert "the sweep of a Pulsar client failed" in caplog.text

@@ -17,7 +17,7 @@ from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.pulsar_speech import connect
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
@@ -95,28 +95,26 @@ async def test_messages_wait_for_a_consumer_that_is_late(running: Brokers) -> No
     assert (0, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
 
 
-def test_receipts_of_one_topic_do_not_wait_for_another_one(tmp_path: Path) -> None:
+@on_loop
+async def test_receipts_of_one_topic_do_not_wait_for_another_one(tmp_path: Path) -> None:
     """While a topic waits long for a consumer, the time of one that comes later is not overlooked."""
     other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=HASTY) as running:
-            source, destination, client = await busy(running)
-            if running.owner_of(other) is destination:
-                await running.transfer(source, other)
-            await client.consumer(2, other, name="me")
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
-            await there.receipt(1, 1)
-            await running.transfer(destination, other)
-            await there.producer(2, other)
-            there.publish(2, 0, "x")
-            await there.receipt(2, 0)
-            assert 2 == await destination.metric("topics_waiting")
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=HASTY) as running:
+        source, destination, client = await busy(running)
+        if running.owner_of(other) is destination:
+            await running.transfer(source, other)
+        await client.consumer(2, other, name="me")
+        await running.transfer(destination)
+        there = await destination.client()
+        await there.producer(1, name="mine", epoch=1)
+        there.publish(1, 1, "1")
+        await there.receipt(1, 1)
+        await running.transfer(destination, other)
+        await there.producer(2, other)
+        there.publish(2, 0, "x")
+        await there.receipt(2, 0)
+        assert 2 == await destination.metric("topics_waiting")
 
 
 @with_brokers(count=2, settings=Settings(topics=TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=150)))
@@ -129,21 +127,18 @@ async def test_who_never_comes_back_is_not_waited_for_for_ever(running: Brokers)
     await metric_becomes(destination, "topics", 0)
 
 
-def test_a_topic_of_producers_alone_is_not_kept_without_them(tmp_path: Path) -> None:
+@on_loop
+async def test_a_topic_of_producers_alone_is_not_kept_without_them(tmp_path: Path) -> None:
     """A topic that came with its bundle only for the sake of its entry ids goes when nobody came to it."""
-
-    async def story() -> None:
-        other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30)
-        settings = Settings(topics=TopicLimits(reconnect_wait_ms=100))
-        async with brokers(tmp_path, count=2, settings=settings) as running:
-            _, destination, client = await busy(running)
-            await client.producer(2, other)
-            client.publish(2, 0, "x")
-            await client.receipt(2, 0)
-            await running.transfer(destination)
-            await metric_becomes(destination, "topics", 0)
-
-    run(story)
+    other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30)
+    settings = Settings(topics=TopicLimits(reconnect_wait_ms=100))
+    async with brokers(tmp_path, count=2, settings=settings) as running:
+        _, destination, client = await busy(running)
+        await client.producer(2, other)
+        client.publish(2, 0, "x")
+        await client.receipt(2, 0)
+        await running.transfer(destination)
+        await metric_becomes(destination, "topics", 0)
 
 
 @with_brokers(count=2, settings=HASTY)
@@ -292,19 +287,17 @@ async def test_a_client_that_does_not_answer_keeps_no_move(running: Brokers) -> 
     assert (destination.url, destination.url) == await sent_away(client)
 
 
-def test_a_handover_that_cannot_be_read_costs_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_handover_that_cannot_be_read_costs_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topics begin anew, which is counted; nobody is waited for."""
     encoded = handovers.encode({})
     monkeypatch.setattr(handovers, "encode", lambda _: encoded._replace(handover=b"nonsense"))
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            _, destination, _ = await busy(running)
-            await running.transfer(destination)
-            assert 1 == await destination.metric("handovers_damaged_total")
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
-            await there.receipt(1, 1)
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+        _, destination, _ = await busy(running)
+        await running.transfer(destination)
+        assert 1 == await destination.metric("handovers_damaged_total")
+        there = await destination.client()
+        await there.producer(1, name="mine", epoch=1)
+        there.publish(1, 1, "1")
+        await there.receipt(1, 1)

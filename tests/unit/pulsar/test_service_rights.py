@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.system.deadline import Deadline
 from tests.pulsar_speech import entry, send
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
@@ -38,26 +38,24 @@ async def holding(running: Brokers) -> tuple[Member, WireClient]:
     return destination, there
 
 
-def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: Path) -> None:
+@on_loop
+async def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: Path) -> None:
     """What is written to a client that does not read leads back to the topic; the message just taken passes its check all the same."""
     path = tmp_path / "evidence"
     numbers = range(12)
 
-    async def story() -> None:
-        async with brokers(tmp_path, config={"evidence": path}) as running:
-            (member,) = running.members
-            silent, client = await member.client(), await member.client()
-            await silent.consumer(1)
-            await silent.stop_reading()
-            await client.producer(1, name="mine")
-            for number in numbers:
-                client.publish(1, number, "x", padding=2_000_000)
-                await client.receipt(1, number)
-            assert not next(iter(served_at(member).topic.consumers)).is_writable
-            assert {} == served_at(member).works
-            silent.vanish()
-
-    run(story)
+    async with brokers(tmp_path, config={"evidence": path}) as running:
+        (member,) = running.members
+        silent, client = await member.client(), await member.client()
+        await silent.consumer(1)
+        await silent.stop_reading()
+        await client.producer(1, name="mine")
+        for number in numbers:
+            client.publish(1, number, "x", padding=2_000_000)
+            await client.receipt(1, number)
+        assert not next(iter(served_at(member).topic.consumers)).is_writable
+        assert {} == served_at(member).works
+        silent.vanish()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
     assert [(f"mine:{number}", f"{NAMESPACE}/{TOPIC}") for number in numbers] == [(line["message"], line["key"]) for line in lines]
 
@@ -195,36 +193,33 @@ async def test_a_merge_right_behind_a_transfer_loses_nothing(running: Brokers) -
     assert (1, 2, "1") == await there.hear_message()
 
 
-def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
+@on_loop
+async def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
     """One that leaves a fenced topic makes another active there; its client has the id for something else by now."""
-
-    async def story() -> None:
-        failover = CommandSubscribe.Failover
-        async with brokers(tmp_path, count=2, settings=Settings(drain_wait_ms=PATIENCE_MS)) as running:
-            source = running.owner_of()
-            destination = running.other_than(source)
-            slow, quick, client = [await source.client() for _ in range(3)]
-            await slow.consumer(1, name="a", kind=failover)
-            await quick.consumer(1, name="b", kind=failover)
-            await client.producer(1)
-            slow.answers_pings = False
-            client.publish(1, 0, "0")
-            await slow.hear_message()
-            await running.transfer(destination)
-            await quick.hear(T.CLOSE_CONSUMER)
-            await running.transfer(source)
-            third = await source.client()
-            await third.consumer(1, name="a", kind=failover)
-            await quick.consumer(1, name="b", kind=failover)
-            await quick.located()
-            quick.inbox.clear()
-            connections = await source.metric("connections")
-            slow.vanish()
-            await metric_becomes(source, "connections", connections - 1)
-            await quick.located()
-            assert [] == quick.names()
-
-    run(story)
+    failover = CommandSubscribe.Failover
+    async with brokers(tmp_path, count=2, settings=Settings(drain_wait_ms=PATIENCE_MS)) as running:
+        source = running.owner_of()
+        destination = running.other_than(source)
+        slow, quick, client = [await source.client() for _ in range(3)]
+        await slow.consumer(1, name="a", kind=failover)
+        await quick.consumer(1, name="b", kind=failover)
+        await client.producer(1)
+        slow.answers_pings = False
+        client.publish(1, 0, "0")
+        await slow.hear_message()
+        await running.transfer(destination)
+        await quick.hear(T.CLOSE_CONSUMER)
+        await running.transfer(source)
+        third = await source.client()
+        await third.consumer(1, name="a", kind=failover)
+        await quick.consumer(1, name="b", kind=failover)
+        await quick.located()
+        quick.inbox.clear()
+        connections = await source.metric("connections")
+        slow.vanish()
+        await metric_becomes(source, "connections", connections - 1)
+        await quick.located()
+        assert [] == quick.names()
 
 
 @with_brokers(count=2, settings=PATIENT)

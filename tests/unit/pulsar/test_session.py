@@ -11,7 +11,7 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from tests.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
 
 NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"
@@ -81,22 +81,20 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-def test_who_breaks_the_protocol_is_disconnected(breach: str, tmp_path: Path) -> None:
+@on_loop
+async def test_who_breaks_the_protocol_is_disconnected(breach: str, tmp_path: Path) -> None:
     """The connection is closed and counted by what was wrong, and other clients do not notice."""
     data, reason, handshake = BREACHES[breach]
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            before = await member.client()
-            client = await member.client(handshake=handshake)
-            client.say(data)
-            await client.closed()
-            assert 1 == await member.metric("disconnections_total", reason=reason)
-            assert not before.is_closed
-            await neighbour_is_served(member)
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        before = await member.client()
+        client = await member.client(handshake=handshake)
+        client.say(data)
+        await client.closed()
+        assert 1 == await member.metric("disconnections_total", reason=reason)
+        assert not before.is_closed
+        await neighbour_is_served(member)
 
 
 @with_brokers()
@@ -209,17 +207,15 @@ async def test_a_client_that_does_not_answer_a_ping_is_given_up(running: Brokers
     assert not alive.is_closed
 
 
-def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who connects and says nothing is not waited for for ever."""
     monkeypatch.setattr("equipoise.brokers.pulsar.server.Limits", lambda **bounds: Limits(handshake_ms=50, **bounds))
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=Settings(tick_ms=20)) as running:
-            client = await running.members[0].client(handshake=False)
-            await client.closed()
-            assert 1 == await running.members[0].metric("disconnections_total", reason="no_handshake")
-
-    run(story)
+    async with brokers(tmp_path, settings=Settings(tick_ms=20)) as running:
+        client = await running.members[0].client(handshake=False)
+        await client.closed()
+        assert 1 == await running.members[0].metric("disconnections_total", reason="no_handshake")
 
 
 @with_brokers()
@@ -362,33 +358,27 @@ async def test_a_subscription_of_two_does_not_end_by_one(running: Brokers) -> No
     assert 2 == await member.metric("consumers")
 
 
-def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@on_loop
+async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What nobody thought of ends the connection that asked, is told with its traceback, and nothing else."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.producer(1)
-            with monkeypatch.context() as broken:
-                broken.setattr(member.service, "publish", None)
-                client.publish(1, 0, "boom")
-                await client.closed()
-            await neighbour_is_served(member)
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        client = await member.client()
+        await client.producer(1)
+        with monkeypatch.context() as broken:
+            broken.setattr(member.service, "publish", None)
+            client.publish(1, 0, "boom")
+            await client.closed()
+        await neighbour_is_served(member)
     assert "a request of a Pulsar client failed" in caplog.text
 
 
-def test_clients_are_parted_with_at_the_end(tmp_path: Path) -> None:
+@on_loop
+async def test_clients_are_parted_with_at_the_end(tmp_path: Path) -> None:
     """A broker that stops tells producers and consumers to look elsewhere, and closes their connections."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            client = await running.members[0].client()
-            await client.producer(1)
-            await client.consumer(1)
-        await client.closed()
-        assert {"CLOSE_PRODUCER", "CLOSE_CONSUMER"} <= set(client.names())
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        client = await running.members[0].client()
+        await client.producer(1)
+        await client.consumer(1)
+    await client.closed()
+    assert {"CLOSE_PRODUCER", "CLOSE_CONSUMER"} <= set(client.names())

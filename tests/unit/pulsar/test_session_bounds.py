@@ -19,7 +19,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGet
 from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
 from tests.pulsar_speech import framed, ping, producer
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
@@ -54,73 +54,68 @@ def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that asks on and on, and takes no answer, costs a bounded amount of memory, also within one turn; then it is cut off."""
     settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
     peak_bytes = watch_behind(monkeypatch)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=settings) as running:
-            (member,) = running.members
-            client = await member.client()
-            await know_schema(client)
-            await client.stop_reading()
-            while await member.metric("disconnections_total", reason="never_reads") == 0:
-                client.say(b"".join(ask_schema(client.request_id()) for _ in range(200)))
-            await metric_becomes(member, "connections", 0)
-            await neighbour_is_served(member)
-            client.vanish()
-
-    run(story)
+    async with brokers(tmp_path, settings=settings) as running:
+        (member,) = running.members
+        client = await member.client()
+        await know_schema(client)
+        await client.stop_reading()
+        while await member.metric("disconnections_total", reason="never_reads") == 0:
+            client.say(b"".join(ask_schema(client.request_id()) for _ in range(200)))
+        await metric_becomes(member, "connections", 0)
+        await neighbour_is_served(member)
+        client.vanish()
     bound_bytes = settings.behind_bytes_max + settings.write_buffer_bytes + 2 * SCHEMA_BYTES
     assert settings.behind_bytes_max < max(peak_bytes) < bound_bytes
 
 
-def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
+@on_loop
+async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
     """Many that are each within their own bound are cut off all the same, once they are too much together."""
     settings = Settings(write_buffer_bytes=32 * 1024, all_messages_behind_bytes_max=256 * 1024, all_behind_bytes_max=512 * 1024)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=settings) as running:
-            (member,) = running.members
-            clients = [await member.client() for _ in range(4)]
-            await know_schema(clients[0])
+    async with brokers(tmp_path, settings=settings) as running:
+        (member,) = running.members
+        clients = [await member.client() for _ in range(4)]
+        await know_schema(clients[0])
+        for client in clients:
+            await client.stop_reading()
+        while await member.metric("disconnections_total", reason="no_room") == 0:
             for client in clients:
-                await client.stop_reading()
-            while await member.metric("disconnections_total", reason="no_room") == 0:
-                for client in clients:
-                    client.say(b"".join(ask_schema(client.request_id()) for _ in range(50)))
-            assert 0 == await member.metric("disconnections_total", reason="never_reads")
-            for client in clients:
-                client.vanish()
-            await metric_becomes(member, "connections", 0)
-            await neighbour_is_served(member)
-
-    run(story)
+                client.say(b"".join(ask_schema(client.request_id()) for _ in range(50)))
+        assert 0 == await member.metric("disconnections_total", reason="never_reads")
+        for client in clients:
+            client.vanish()
+        await metric_becomes(member, "connections", 0)
+        await neighbour_is_served(member)
 
 
-def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> None:
+@on_loop
+async def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> None:
     """Where all have begun more than there is room for, the one whose frame was begun first is cut off, and no other."""
     settings = Settings(all_unfinished_bytes_max=250_000)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=settings) as running:
-            (member,) = running.members
-            slow, other, last = [await member.client() for _ in range(3)]
-            for client in (slow, other, last):
-                client.say(struct.pack(">II", 1_000_000, 20) + b"x" * 100_000)
-                await client.drained()
-                if client is slow:
-                    while await member.metric("unfinished_bytes") == 0:
-                        pass
-            await slow.closed()
-            assert 1 == await member.metric("disconnections_total", reason="no_room")
-            assert (False, False) == (other.is_closed, last.is_closed)
-
-    run(story)
+    async with brokers(tmp_path, settings=settings) as running:
+        (member,) = running.members
+        slow, other, last = [await member.client() for _ in range(3)]
+        for client in (slow, other, last):
+            client.say(struct.pack(">II", 1_000_000, 20) + b"x" * 100_000)
+            await client.drained()
+            if client is slow:
+                while await member.metric("unfinished_bytes") == 0:
+                    pass
+        await slow.closed()
+        assert 1 == await member.metric("disconnections_total", reason="no_room")
+        assert (False, False) == (other.is_closed, last.is_closed)
 
 
-def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come in one chunk, a turn takes so many; others are served between, and all are answered in the end."""
     turns = list[int]()
     receive = Connection.receive
@@ -132,20 +127,18 @@ def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, mo
 
     monkeypatch.setattr(Connection, "receive", counting)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            client.say(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
-            await client.hear(T.PONG)
-            for _ in range(500):
-                await client.hear(T.PRODUCER_SUCCESS)
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        client = await member.client()
+        client.say(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
+        await client.hear(T.PONG)
+        for _ in range(500):
+            await client.hear(T.PRODUCER_SUCCESS)
     assert 64 == max(turns)
 
 
-def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one client asks at once, its questions are answered one after the other, in order."""
     under_way, most = 0, 0
     encode_topics = Server.encoded_topics
@@ -161,17 +154,14 @@ def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Server, "encoded_topics", counting)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            client = await running.members[0].client()
-            await client.producer(1)
-            for _ in range(10):
-                client.ask_topics()
-            told = [(await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
-            assert [[TOPIC]] * 10 == [list(each.topics) for each in told]
-            assert sorted(each.request_id for each in told) == [each.request_id for each in told]
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        client = await running.members[0].client()
+        await client.producer(1)
+        for _ in range(10):
+            client.ask_topics()
+        told = [(await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
+        assert [[TOPIC]] * 10 == [list(each.topics) for each in told]
+        assert sorted(each.request_id for each in told) == [each.request_id for each in told]
     assert 1 == most
 
 
@@ -188,7 +178,8 @@ async def test_more_topics_than_a_client_takes_are_not_told(running: Brokers) ->
     await client.producer(3)
 
 
-def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who share a list share what is made of it, and it is not kept for longer."""
     spelled = list[Sequence[str]]()
     encode_topics = replies.encode_topics
@@ -199,39 +190,35 @@ def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Pat
 
     monkeypatch.setattr(replies, "encode_topics", counting)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            await (await member.client()).producer(1)
-            server = Server(member.service, member.worker, Lookups(member.worker))
-            told = await asyncio.gather(*(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
-            assert [encode_topics([TOPIC])] * 20 == told
-            assert 2 == len(spelled), "for the first who asked, and for all others"
-            assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
-            assert 3 == len(spelled)
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        await (await member.client()).producer(1)
+        server = Server(member.service, member.worker, Lookups(member.worker))
+        told = await asyncio.gather(*(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
+        assert [encode_topics([TOPIC])] * 20 == told
+        assert 2 == len(spelled), "for the first who asked, and for all others"
+        assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
+        assert 3 == len(spelled)
 
 
-def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
+@on_loop
+async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
     """Where more waits after moves than a broker has room for, it waits no longer, and is dropped and counted."""
     forever = TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=3_600_000)
 
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20)) as running:
-            _, destination, _ = await busy(running)
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1", padding=20_000)
-            await there.receipt(1, 1)
-            await metric_becomes(destination, "messages_dropped_total", 1)
-            await metric_becomes(destination, "topics_waiting", 0)
-
-    run(story)
+    async with brokers(tmp_path, count=2, settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20)) as running:
+        _, destination, _ = await busy(running)
+        await running.transfer(destination)
+        there = await destination.client()
+        await there.producer(1, name="mine", epoch=1)
+        there.publish(1, 1, "1", padding=20_000)
+        await there.receipt(1, 1)
+        await metric_becomes(destination, "messages_dropped_total", 1)
+        await metric_becomes(destination, "topics_waiting", 0)
 
 
-def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there once, and topics go on waiting as long as there is room for that."""
     forever = TopicLimits(receipt_wait_ms=10, absent_wait_ms=3_600_000, reconnect_wait_ms=3_600_000)
     swept = asyncio.Event()
@@ -243,44 +230,39 @@ def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Server, "_relieve", counting)
 
-    async def story() -> None:
-        settings = Settings(topics=forever, all_waiting_bytes_max=50_000, tick_ms=20)
-        async with brokers(tmp_path, count=2, settings=settings) as running:
-            source, destination, _ = await busy(running)
-            for number in range(3):
-                await (await source.client()).consumer(1, subscription=f"more{number}", name=f"c{number}")
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1", padding=20_000)
-            await there.receipt(1, 1)
-            for _ in range(4):  # Of either broker, and some that began before.
-                swept.clear()
-                await swept.wait()
-            assert (1, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
-
-    run(story)
+    settings = Settings(topics=forever, all_waiting_bytes_max=50_000, tick_ms=20)
+    async with brokers(tmp_path, count=2, settings=settings) as running:
+        source, destination, _ = await busy(running)
+        for number in range(3):
+            await (await source.client()).consumer(1, subscription=f"more{number}", name=f"c{number}")
+        await running.transfer(destination)
+        there = await destination.client()
+        await there.producer(1, name="mine", epoch=1)
+        there.publish(1, 1, "1", padding=20_000)
+        await there.receipt(1, 1)
+        for _ in range(4):  # Of either broker, and some that began before.
+            swept.clear()
+            await swept.wait()
+        assert (1, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
 
 
-def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages for one that is within its own bound are dropped all the same, once all that waits for clients is too much."""
     peak_bytes = watch_behind(monkeypatch)
     bounds = Settings(all_messages_behind_bytes_max=256 * 1024)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=bounds) as running:
-            (member,) = running.members
-            client, slow = await member.client(), await member.client()
-            await slow.consumer(1, permits=1_000_000)
-            await client.producer(1)
-            await slow.stop_reading()
-            sent = 0
-            while await member.metric("messages_dropped_total") == 0:
-                for _ in range(20):
-                    client.publish(1, sent, str(sent), padding=64 * 1024)
-                    await client.receipt(1, sent)
-                    sent += 1
-            assert not slow.is_closed
-
-    run(story)
+    async with brokers(tmp_path, settings=bounds) as running:
+        (member,) = running.members
+        client, slow = await member.client(), await member.client()
+        await slow.consumer(1, permits=1_000_000)
+        await client.producer(1)
+        await slow.stop_reading()
+        sent = 0
+        while await member.metric("messages_dropped_total") == 0:
+            for _ in range(20):
+                client.publish(1, sent, str(sent), padding=64 * 1024)
+                await client.receipt(1, sent)
+                sent += 1
+        assert not slow.is_closed
     assert 128 * 1024 < max(peak_bytes) <= 256 * 1024

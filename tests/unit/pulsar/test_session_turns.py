@@ -12,7 +12,7 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
 from tests.pulsar_speech import close_producer, connect, framed, producer
-from tests.unit.http.cluster import run
+from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 SHARED = CommandSubscribe.Shared
@@ -88,7 +88,8 @@ async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> 
     assert (2, "on") == (await other.hear_message())[::2]
 
 
-def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many one client asks for, so many have a task; the others follow in order, unless they are cancelled before."""
     opened = list[int]()
     go_on, other_came = asyncio.Event(), asyncio.Event()
@@ -103,43 +104,38 @@ def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Answers, "_open_producer", counting)
 
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client, other = await member.client(), await member.client()
-            client.say(b"".join(producer(number, number, TOPIC) for number in range(100)) + close_producer(90, 1_000))
-            await client.hear(T.SUCCESS)
-            assert list(range(64)) == opened
-            waiting = other.ask_producer(1_000)
-            await other_came.wait()
-            go_on.set()
-            names = {(await client.hear(T.PRODUCER_SUCCESS)).producer_success.request_id for _ in range(99)}
-            assert {*range(100)} - {90} == names
-            assert [each for each in opened if each != 1_000] == sorted(names)
-            assert waiting == (await other.hear(T.PRODUCER_SUCCESS)).producer_success.request_id
-
-    run(story)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        client, other = await member.client(), await member.client()
+        client.say(b"".join(producer(number, number, TOPIC) for number in range(100)) + close_producer(90, 1_000))
+        await client.hear(T.SUCCESS)
+        assert list(range(64)) == opened
+        waiting = other.ask_producer(1_000)
+        await other_came.wait()
+        go_on.set()
+        names = {(await client.hear(T.PRODUCER_SUCCESS)).producer_success.request_id for _ in range(99)}
+        assert {*range(100)} - {90} == names
+        assert [each for each in opened if each != 1_000] == sorted(names)
+        assert waiting == (await other.hear(T.PRODUCER_SUCCESS)).producer_success.request_id
 
 
-def test_nobody_is_cut_off_for_a_message_to_many(tmp_path: Path) -> None:
+@on_loop
+async def test_nobody_is_cut_off_for_a_message_to_many(tmp_path: Path) -> None:
     """A message that would be too much for all together is dropped for some: none of them had a turn to take it."""
     bounds = Settings(all_messages_behind_bytes_max=3 * 1024 * 1024, all_behind_bytes_max=4 * 1024 * 1024)
 
-    async def story() -> None:
-        async with brokers(tmp_path, settings=bounds) as running:
-            (member,) = running.members
-            publisher = await member.client()
-            await publisher.producer(1)
-            slow = [await member.client() for _ in range(12)]
-            for number, client in enumerate(slow):
-                await client.consumer(1, subscription=f"s{number}")
-                await client.stop_reading()
-            for sequence_id in range(6):
-                publisher.publish(1, sequence_id, "large", padding=1_500_000)
-                await publisher.receipt(1, sequence_id)
-            assert 0 < await member.metric("messages_dropped_total")
-            assert 0 == await member.metric("disconnections_total", reason="no_room")
-            for client in slow:
-                client.vanish()
-
-    run(story)
+    async with brokers(tmp_path, settings=bounds) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        await publisher.producer(1)
+        slow = [await member.client() for _ in range(12)]
+        for number, client in enumerate(slow):
+            await client.consumer(1, subscription=f"s{number}")
+            await client.stop_reading()
+        for sequence_id in range(6):
+            publisher.publish(1, sequence_id, "large", padding=1_500_000)
+            await publisher.receipt(1, sequence_id)
+        assert 0 < await member.metric("messages_dropped_total")
+        assert 0 == await member.metric("disconnections_total", reason="no_room")
+        for client in slow:
+            client.vanish()
