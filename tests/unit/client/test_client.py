@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -17,7 +16,6 @@ from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 from tests.unit.http.cluster import on_loop
 
-DEADLINE_S = 60.0
 TIMEOUT_MS = 20_000
 
 
@@ -35,16 +33,6 @@ class Shown:
         for offset, data in self.channel.entries[self.shown :]:
             assert [offset] == list(self.log.append([data], timeout_ms=0))
         self.shown = len(self.channel.entries)
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on a loop of its own, with a bound on the whole of it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await story()
-
-    asyncio.run(bounded())
 
 
 def shown(channel: Channel) -> Shown:
@@ -134,7 +122,6 @@ async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -
 async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing new comes to be known, the trouble may have passed: the owner is named again, once distrust has ended."""
     monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
-
     log = shown(channel_in("owned"))
     async with Client(log.url) as client:
         seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
@@ -162,7 +149,6 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     """Distrust beyond its bound forgets the oldest, and a caller beyond the row's end is sent away."""
     monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
     monkeypatch.setattr(client_module, "WAITERS_MAX", 1)
-
     channel = channel_in("owned")
     channel.accept(propose.create_namespace(channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)))
     bundle = channel.bundle(namespace="tenant/two")

@@ -20,7 +20,6 @@ from tests.unit.http.cluster import on_loop
 pytestmark = pytest.mark.integration
 
 TIMEOUT_MS = 20_000
-DEADLINE_S = 60.0
 ROW = '{"bundle": "tenant/ns/%s", "low": 0, "high": 4294967295, "state": "owned", "broker": "good", "addresses": {"http": "x"}, "token": 1}'
 TABLE = f'event: table\ndata: {{"offset": 1, "bundles": [{ROW % "all"}]}}\n\n'.encode()
 DELETED = b"event: deleted\ndata: {}\n\n"
@@ -56,16 +55,6 @@ async def well(_request: web.Request, response: web.StreamResponse) -> None:
     """What a good broker does."""
     await response.write(TABLE)
     await asyncio.Event().wait()
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on a loop of its own, with a bound on the whole of it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await story()
-
-    asyncio.run(bounded())
 
 
 @pytest.fixture(autouse=True)
