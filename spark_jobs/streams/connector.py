@@ -70,9 +70,9 @@ def cache_folder() -> Path:
     return root / "equipoise" / f"spark-connector-{digest}"
 
 
-def connector_jars(*, folder: Path | None = None, note: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
+def connector_jars(*, note: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
     """Return the verified jars, after fetching missing ones (reported to `note`). Raise `OperatorError`."""
-    folder = cache_folder() if folder is None else folder
+    folder = cache_folder()
     jars = jars_of_connector()
     with _locked(folder):
         missing = [jar for jar in jars if not (folder / jar.file_name).is_file()]

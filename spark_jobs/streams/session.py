@@ -148,9 +148,9 @@ def spark_session(
     return session
 
 
-def driver_memory(environment: Mapping[str, str] = os.environ) -> str:
+def driver_memory() -> str:
     """Return the memory limit of the JVM of a local session, in Java's notation: `1g`."""
-    return environment.get(MEMORY_VARIABLE) or DRIVER_MEMORY
+    return os.environ.get(MEMORY_VARIABLE) or DRIVER_MEMORY
 
 
 def check_extra() -> None:

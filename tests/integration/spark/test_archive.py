@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +21,7 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.archived import archived, arrivals_of
 from tests.repeats import times
+from tests.spark_kills import BATCHES_MIN, PER_TRIGGER, run_with_kills
 from tests.walk import Walk
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
-PATIENCE_S = 500
 OF_THE_CHANNEL = (Table.RECORDS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
 # Times differ from those of the reference, because the file says when its records were appended.
 WITHOUT_TIMES = {
@@ -110,47 +106,14 @@ def test_an_archive_is_read_whatever_its_folder_is_called(spark: SparkSession, t
     assert (1, 1) == (frame.count(), frame.select("day").distinct().count())
 
 
-def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str) -> None:
-    """Wait for something that a process is to do."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, f"it ended before {what}"
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
-
-
-def started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """A driver in a process of its own, which does not outlive this one."""
-    command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "spark", *words, "--stop-on-eof"]
-    with (folder / "driver.log").open("ab") as out:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
-
-
 @pytest.mark.repeats
 @pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
 def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """A driver that is killed in the middle of its work leaves, once another has ended, the tables of one that nobody killed."""
     url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
-    append(url, walk, 400)
-    words = ["archive", "--log", url, "--archive", str(folder)]
-
-    def has_files(least: int) -> Callable[[], bool]:
-        return lambda: files() >= least
-
-    def files() -> int:
-        return len(list(folder.glob("records/day=*/g*.parquet")))
-
-    for round_ in range(times(1, many=6)):
-        before = files()
-        with started(words, tmp_path) as driver:
-            until(has_files(before + 1), driver, what="a batch")
-            append(url, walk, 150)
-            if round_ % 2:
-                until(has_files(before + 2), driver, what="another batch")
-            driver.send_signal(signal.SIGKILL)
-    with started([*words, "--to-end"], tmp_path) as driver:
-        assert 0 == driver.wait(PATIENCE_S), (tmp_path / "driver.log").read_text(errors="replace")[-2_000:]
+    kills = times(1, many=6)
+    append(url, walk, PER_TRIGGER * (1 + BATCHES_MIN * (kills + 1)))
+    assert kills == run_with_kills(JOB, url, folder, kills=kills, chance=random.Random(9))
     archive, expected = Archive(folder), reference(walk, tmp_path / "expected")
     for table in OF_THE_CHANNEL:
         assert rows_of(expected, table).equals(rows_of(archive, table)), table
-    assert (folder / CHECKPOINTS / JOB).is_dir()

@@ -19,7 +19,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from equipoise.channel.core.errors import LogUnavailable, OperatorError, PeerError
-from equipoise.spark_jobs.audit.findings_out import not_published
 from equipoise.spark_jobs.streams import streams
 from equipoise.spark_jobs.streams.causes import Cause, cause_of_error
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts, interruptible
@@ -103,59 +102,65 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[s
     return run
 
 
-def test_a_place_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
-    """A stream that can no longer put down what it makes ends with words about that place, and not about what it reads."""
-
-    def put(_number: int, _rows: pa.Table) -> None:
-        raise not_published("to the topic channel-findings", "no answer")
-
-    with pytest.raises(
-        PeerError, match=r"findings cannot be written to the topic channel-findings: no answer; .*; start it again"
-    ) as caught:
-        run(frame=OneBatch, take=put)
-    assert "log" not in str(caught.value)
+def refused(_number: int, _rows: pa.Table) -> None:
+    """Fail to take a batch."""
+    raise PeerError("the topic of findings does not answer")
 
 
-def test_what_failed_is_named_although_its_story_cannot_be_written(run: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Where the disk is full, say, it is the error of the stream that is told, not that of noting it."""
-    (tmp_path / "audit-failure.txt").mkdir()
+def raising(error: Exception) -> Callable[[], object]:
+    """Return a frame that cannot be made."""
 
-    def put(_number: int, _rows: pa.Table) -> None:
-        raise not_published("to the topic channel-findings", "no answer")
+    def frame() -> object:
+        raise error
 
-    with pytest.raises(PeerError, match="findings cannot be written to the topic channel-findings: no answer"):
-        run(frame=OneBatch, take=put)
+    return frame
 
 
-def test_a_log_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
-    """A stream that can no longer read ends with words about its log."""
-
-    def away() -> object:
-        raise LogUnavailable(log="sqlite:x", problem="busy")
-
-    with pytest.raises(PeerError, match=r"the audit has waited 0 s for its log: .*sqlite:x"):
-        run(frame=away, take=lambda _number, _rows: None)
+def ignored(_number: int, _rows: pa.Table) -> None:
+    """Take a batch."""
 
 
-def test_workers_that_do_not_start_are_named(run: Callable[..., list[str]]) -> None:
-    """A machine too busy to start Spark's workers is waited for, and at the end named: neither the log nor what is written is at fault."""
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """A stream that ends with an error: a `PeerError` for what may pass, an `OperatorError` for what does not."""
 
-    def busy() -> object:
-        raise PySparkException("terminated with exception: Python worker failed to connect back.")
+    frame: Callable[[], object] = OneBatch
+    take: Callable[[int, pa.Table], None] = ignored
+    error: type[Exception] = PeerError
+    message: str
+    names_log: bool = False
 
-    with pytest.raises(PeerError, match=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again") as caught:
-        run(frame=busy, take=lambda _number, _rows: None)
-    assert "log" not in str(caught.value)
+
+ENDINGS = {
+    "an output that stays away": Ending(take=refused, message=r"the topic of findings does not answer; start it again"),
+    "a log that stays away": Ending(
+        frame=raising(LogUnavailable(log="sqlite:x", problem="busy")),
+        message=r"the audit has waited 0 s for its log: .*sqlite:x",
+        names_log=True,
+    ),
+    "a machine too busy to start workers": Ending(
+        frame=raising(PySparkException("terminated with exception: Python worker failed to connect back.")),
+        message=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again",
+    ),
+    "an error of Java, which is no death of Java": Ending(
+        frame=raising(Refused()),
+        error=OperatorError,
+        message="the audit cannot continue: PYSPARK_PYTHON names an interpreter that does not exist",
+    ),
+}
 
 
-def test_an_error_of_java_is_no_death_of_java(run: Callable[..., list[str]]) -> None:
-    """What Java answers a call with is a failure of the stream, tried again and then told, not the end of the Java process."""
-
-    def refused() -> object:
-        raise Refused
-
-    with pytest.raises(OperatorError, match="the audit cannot continue: PYSPARK_PYTHON names an interpreter that does not exist"):
-        run(frame=refused, take=lambda _number, _rows: None)
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("can_write_details", [True, False])
+def test_a_stream_that_cannot_continue_names_the_cause(
+    run: Callable[..., list[str]], tmp_path: Path, ending: Ending, *, can_write_details: bool
+) -> None:
+    """The error names what was missing and nothing else, also if its details cannot be written."""
+    if not can_write_details:
+        (tmp_path / "audit-failure.txt").mkdir()
+    with pytest.raises(ending.error, match=ending.message) as caught:
+        run(frame=ending.frame, take=ending.take)
+    assert ending.names_log == (" log" in str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -179,14 +184,14 @@ def test_a_java_that_is_gone_is_named_with_its_memory(
 def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that comes back within the time gets the batch, and each try is told."""
     monkeypatch.setattr(streams, "AWAY_MAX_S", 900)
-    refusals = [not_published("elsewhere", "it is read-only")] * (streams.ATTEMPTS_MAX + 1)
+    refusals = [PeerError("the topic is read-only")] * (streams.ATTEMPTS_MAX + 1)
 
     def put(_number: int, _rows: pa.Table) -> None:
         if refusals:
             raise refusals.pop()
 
     notes = run(frame=OneBatch, take=put)
-    assert streams.ATTEMPTS_MAX + 1 == sum("findings cannot be written elsewhere: it is read-only" in note for note in notes)
+    assert streams.ATTEMPTS_MAX + 1 == sum("the topic is read-only" in note for note in notes)
 
 
 @pytest.mark.parametrize(("waited", "starts"), [(True, 6), (False, 2)])
