@@ -1,11 +1,14 @@
-"""Exports: every byte of a log can be had back, and a file that is not what it claims to be is refused."""
+"""Exports: every byte of a log can be restored, and a file that is not what it claims to be is refused."""
 
 from __future__ import annotations
 
 import io
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import orjson
 import pytest
@@ -60,14 +63,24 @@ def written_to(log: Log, channel: Channel) -> Log:
     return log
 
 
+OPEN: Final = ExitStack()
+"""The logs of a test, which are closed after it."""
+
+
+@pytest.fixture(autouse=True)
+def _closes_logs() -> Iterator[None]:
+    with OPEN:
+        yield
+
+
 def memory(name: str) -> MemoryLog:
     """A log in memory."""
-    return MemoryLog(name=f"memory:{name}")
+    return OPEN.enter_context(closing(MemoryLog(name=f"memory:{name}")))
 
 
 def sqlite(path: Path) -> SqliteLog:
     """A log in a file."""
-    return SqliteLog(str(path), name=f"sqlite:{path}")
+    return OPEN.enter_context(closing(SqliteLog(str(path), name=f"sqlite:{path}")))
 
 
 def imported(export: bytes | list[bytes], path: Path, *, ahead: int = AHEAD) -> tuple[Imported, SqliteLog]:
@@ -92,8 +105,6 @@ def test_an_import_gives_the_same_log(tmp_path: Path) -> None:
     assert (True, len(channel.entries) + 2, 1_001) == (done.same, done.entries, done.offset)
     assert first.identity != second.identity
     assert [] == [path.name for path in tmp_path.iterdir() if ".part" in path.name]
-    first.close()
-    second.close()
 
 
 def test_an_import_leaves_out_as_many_offsets_as_it_is_told(tmp_path: Path) -> None:
@@ -101,8 +112,6 @@ def test_an_import_leaves_out_as_many_offsets_as_it_is_told(tmp_path: Path) -> N
     first = written_to(memory("ahead"), odd_channel())
     _, second = imported(list(exported(first)), tmp_path / "two.db", ahead=0)
     assert first.end() == second.end()
-    second.close()
-    first.close()
 
 
 def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> None:
@@ -119,8 +128,6 @@ def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> 
     assert (5, whole.digest()) == (second.start(), view_of_log(second).digest())
     # And so it is from there: an export of the import says the same, but of which log it is.
     assert list(exported(first))[2:-1] == list(exported(second))[2:-1]
-    second.close()
-    first.close()
 
 
 def test_a_snapshot_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> None:
@@ -133,8 +140,6 @@ def test_a_snapshot_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> Non
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert second.compacted_snapshot().load() is not None
     assert view_of_log(first).digest() == view_of_log(second).digest()
-    second.close()
-    first.close()
 
 
 def test_a_part_is_no_export(tmp_path: Path) -> None:
@@ -144,7 +149,6 @@ def test_a_part_is_no_export(tmp_path: Path) -> None:
     assert [first.end() - 1, first.end()] == [orjson.loads(line)["offset"] for line in part]
     with pytest.raises(OperatorError, match="only a part of one"):
         imported(part, tmp_path / "two.db")
-    first.close()
 
 
 def test_what_is_no_json_object_comes_in_base64() -> None:
@@ -152,7 +156,6 @@ def test_what_is_no_json_object_comes_in_base64() -> None:
     first = written_to(memory("base64"), odd_channel())
     found = {orjson.loads(line)["data"] for line in exported(first) if "data" in orjson.loads(line)}
     assert set(ODD) - {'{"ä":1}'.encode()} == {b64decode(data) for data in found}
-    first.close()
 
 
 def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
@@ -165,8 +168,6 @@ def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
     view = view_of_log(second)
     assert (first.end() + 7, first.end() + 8) == (view.base, view.genesis)
     assert view_of_log(first).bundles == view.bundles
-    first.close()
-    second.close()
 
 
 def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,14 +178,11 @@ def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: p
     first, empty = written_to(memory("closed"), channel), memory("empty")
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert entries_of(first) == entries_of(second)
-    second.close()
     monkeypatch.setattr("equipoise.compaction.importing.open_log", lambda _: pytest.fail("no log is to be made"))
     with pytest.raises(LogClosed):
         import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon())
     with pytest.raises(LogNotBegun):
         import_to("memory:to", iter(list(exported(empty))), file="the file", deadline=soon())
-    first.close()
-    empty.close()
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,6 @@ def test_a_damaged_export_is_refused(damage: Damage, tmp_path: Path) -> None:
     """The error names the line and what is wrong, and no log is made."""
     log = written_to(memory("damaged"), odd_channel())
     export = list(exported(log))
-    log.close()
     if damage.cut is not None:
         export = export[: damage.cut]
     else:
@@ -252,7 +249,6 @@ def test_what_stands_behind_the_end_is_refused(tmp_path: Path) -> None:
     log = written_to(memory("twice"), odd_channel())
     with pytest.raises(OperatorError, match="something stands behind the end"):
         imported([*exported(log), *exported(log)], tmp_path / "two.db")
-    log.close()
 
 
 @pytest.mark.parametrize("below", [5, 1], ids=["cut", "whole"])
@@ -261,7 +257,6 @@ def test_an_altered_snapshot_is_refused(below: int, tmp_path: Path) -> None:
     log = written_to(memory(f"twin-{below}"), odd_channel())
     cut_off(log, horizon=8, below=below)
     export = [line.replace(b'"status":"up"', b'"status":"left"') if b'"twin"' in line else line for line in exported(log)]
-    log.close()
     with pytest.raises(OperatorError, match="does not match its checksum"):
         imported(export, tmp_path / "two.db")
 
@@ -278,8 +273,6 @@ def test_a_damaged_snapshot_of_a_whole_log_is_left_out(tmp_path: Path) -> None:
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert second.compacted_snapshot().load() is None
     assert view_of_log(first).digest() == view_of_log(second).digest()
-    second.close()
-    first.close()
 
 
 def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,18 +285,15 @@ def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(monkeypatch: 
         with pytest.raises(LogTruncated):
             list(exported(log))
     assert 5 == orjson.loads(next(exported(log)))["start"]
-    log.close()
 
 
 def test_an_export_without_a_checksum_is_read(tmp_path: Path) -> None:
     """Backups that an earlier version made are still good; one that has a checksum is held to it."""
     log = written_to(memory("format-1"), odd_channel())
     export = [orjson.loads(line) for line in exported(log)]
-    log.close()
     export[0]["format"] = 1
     promised = export[-1].pop("sha256")
-    _, second = imported([orjson.dumps(line) + b"\n" for line in export], tmp_path / "two.db")
-    second.close()
+    imported([orjson.dumps(line) + b"\n" for line in export], tmp_path / "two.db")
     export[-1]["sha256"] = promised
     with pytest.raises(OperatorError, match=ALTERED):
         imported([orjson.dumps(line) + b"\n" for line in export], tmp_path / "three.db")
@@ -314,7 +304,6 @@ def test_digests_are_compared_on_the_way(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(exporting, "DIGEST_INTERVAL", 4)
     log = written_to(memory("digests"), odd_channel())
     export = list(exported(log))
-    log.close()
     assert b'"digest"' in export[4]
     with pytest.raises(OperatorError, match="line 5: it promises digest"):
         imported([*export[:4], export[4].replace(b'"digest":"0x', b'"digest":"0x1', 1), *export[5:]], tmp_path / "two.db")
@@ -329,14 +318,12 @@ def test_nothing_is_imported_over_a_log(tmp_path: Path) -> None:
     assert b"something" == (tmp_path / "two.db").read_bytes()
     with pytest.raises(CallerError, match="nothing can be copied to"):
         import_to(log.name, iter(list(exported(log))), file="the file", deadline=soon())
-    log.close()
 
 
 def test_an_import_has_a_deadline(tmp_path: Path) -> None:
     """One that takes too long makes no log."""
     log = written_to(memory("late"), odd_channel())
     export = iter(list(exported(log)))
-    log.close()
     with pytest.raises(DeadlineExceeded):
         import_to(f"sqlite:{tmp_path}/two.db", export, file="the file", deadline=Deadline.after(timeout_ms=0))
     assert [] == list(tmp_path.iterdir())
@@ -380,7 +367,6 @@ def test_a_damaged_compressed_file_is_refused(spoil: str, tmp_path: Path) -> Non
     with written(file, compressed=True) as stream:
         for line in exported(log):
             stream.write(line)
-    log.close()
     packed = bytearray(file.getvalue())
     if spoil == "cut":
         del packed[len(packed) // 2 :]
@@ -407,12 +393,9 @@ def test_any_log_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, 
     _, second = imported(list(exported(first)), folder / "two.db")
     assert entries_of(first) == entries_of(second)
     assert view_of_log(first).digest() == view_of_log(second).digest()
-    second.close()
-    first.close()
 
 
 def test_an_encoded_record_is_exact() -> None:
     """What our own code writes always stands as JSON: nobody reads base64 by eye."""
     log = written_to(memory("exact"), channel_with("a", bundles=2))
     assert all("data" not in orjson.loads(line) for line in exported(log))
-    log.close()
