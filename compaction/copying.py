@@ -290,23 +290,23 @@ class _Copier:
 
     def _listen(self, silence: Deadline) -> None:
         """Raise `OperatorError` if any broker writes before the deadline. Name all that write within one renewal."""
-        heard: set[str] = set()
+        active: set[str] = set()
         while remaining_ms := silence.remaining_ms():
             self._check()
             self._log.wait(self._reader.position, timeout_ms=min(remaining_ms, LOOK_MS))
-            was_silent = not heard
+            was_silent = not active
             for entry in self._log.read(self._reader.position, limit=READ_ENTRIES_MAX):
                 folded = self._reader.feed(entry)
                 publisher = self.view.live.get(folded.record.incarnation or folded.offset)
                 if publisher is not None:
-                    heard.add(publisher.broker)
+                    active.add(publisher.broker)
             living = self.view.live_brokers()
-            if heard and heard.issuperset(broker.broker for broker in living):
+            if active and active.issuperset(broker.broker for broker in living):
                 break
-            if heard and was_silent:
+            if active and was_silent:
                 silence = Deadline.after(timeout_ms=min(remaining_ms, max(broker.joined.renew_ms for broker in living)))
-        if heard:
-            raise _in_use(self._log.name, *sorted(heard))
+        if active:
+            raise _in_use(self._log.name, *sorted(active))
 
     def close(self, target: Log) -> _Closing:
         """Append the record that closes the source in favour of `target`, and fold up to it."""

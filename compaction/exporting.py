@@ -8,7 +8,7 @@ The lines
 2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold begins there:
    `{"twin": KEY, "row": {...}}`. The marker comes first, under the key `marker`.
 3. One line per entry: its physical `position`, its logical `offset`, the `record`, and the verdict (`accepted`, `reason`, `problem`).
-   * If `record`, written without blanks, is not byte for byte what stands on the log, it is null and `data` has the bytes in base64.
+   * If `record`, written without blanks, does not give the bytes on the log, it is null and `data` has the bytes in base64.
    * Entries below the start of the fold have no verdict: `accepted` is null.
    * Every `DIGEST_INTERVAL` entries a line has the `digest` of the view after it.
 4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export without a tail is cut off. The
@@ -63,13 +63,13 @@ def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Pr
     count = 0
     for count, (entry, line) in enumerate(_entries(log, reader, start, end, check), start=1):
         if not count % DIGEST_INTERVAL:
-            line["digest"] = spelled(reader.view.digest())
+            line["digest"] = digest_text(reader.view.digest())
             progress(entry.offset - start, end + 1 - start)
         if entry.offset + reader.view.base >= first:
             yield checksum.of(_line(line))
     if not first:
-        digest = spelled(reader.view.digest())
-        yield _line({"entries": count, "offset": reader.view.offset, "digest": digest, "sha256": checksum.spelled()})
+        digest = digest_text(reader.view.digest())
+        yield _line({"entries": count, "offset": reader.view.offset, "digest": digest, "sha256": checksum.text()})
 
 
 class Checksum:
@@ -83,12 +83,12 @@ class Checksum:
         self._sum.update(line if line.endswith(b"\n") else line + b"\n")
         return line
 
-    def spelled(self) -> str:
+    def text(self) -> str:
         """Return the checksum as the tail has it."""
         return self._sum.hexdigest()
 
 
-def spelled(digest: int) -> str:
+def digest_text(digest: int) -> str:
     """Return a digest as lines have it."""
     return f"0x{digest:016x}"
 
@@ -170,7 +170,7 @@ def _entry(entry: Entry, view: View, verdict: Verdict | None) -> Line:
 
 
 def _exact(data: bytes, name: str) -> Line:
-    """Return `data` as JSON under `name` if that preserves its bytes, else in base64 beside it."""
+    """Return `data` as JSON under `name` if that preserves its bytes, else in base64 under `data`."""
     try:
         value = orjson.loads(data)
         if type(value) is dict and orjson.dumps(value) == data:

@@ -34,7 +34,7 @@ from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker,
 from equipoise.channel.sqlite.file import sync_folder, usable_path
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import begin_above, empty_target, not_empty
-from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
+from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, digest_text
 
 AHEAD: Final = 1_000_000_000
 """Offsets left out above the end of an export by default. It must exceed what the original log issued since: at 1,000 records/s it
@@ -106,22 +106,22 @@ class Export:
         while "entries" not in self._next:
             entry = self._entry(self._next)
             if not last < entry.offset <= self.head.end:
-                raise self._refusal(f"position {entry.offset} stands out of order")
+                raise self._refusal(f"position {entry.offset} is out of order")
             last = entry.offset
             self.count += 1
             self._fold(entry, self._next)
             yield entry
             self._next = self._read()
-        self.offset, self.digest = self.view.offset, spelled(self.view.digest())
+        self.offset, self.digest = self.view.offset, digest_text(self.view.digest())
         self._compare("entries", self.count, self._next)
         self._compare("offset", self.offset, self._next)
         self._compare("digest", self.digest, self._next)
         promised = self._next.get("sha256")
-        if promised != self._checksum.spelled() and not (promised is None and self.head.format == FORMAT_WITHOUT_CHECKSUM):
+        if promised != self._checksum.text() and not (promised is None and self.head.format == FORMAT_WITHOUT_CHECKSUM):
             raise self._refusal("the checksum of the lines above is another one: some of them are not as they were exported")
         self._number += 1
         if next(self._lines, None) is not None:
-            raise self._refusal("something stands behind the end")
+            raise self._refusal("there are lines after the end")
 
     def _fold(self, entry: Entry, line: Line) -> None:
         if entry.offset >= self._reader.position and not self.is_closed:
@@ -133,7 +133,7 @@ class Export:
                 self.is_closed = True
         self._compare("offset", entry.offset + self.view.base, line)
         if "digest" in line:
-            self._compare("digest", spelled(self.view.digest()), line)
+            self._compare("digest", digest_text(self.view.digest()), line)
 
     def _read_head(self) -> Head:
         line = self._read()

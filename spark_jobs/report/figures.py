@@ -326,7 +326,7 @@ def columns_of(period: Period, interval_ms: int) -> int:
     return max(1, min(BINS, period.length_ms // max(1, interval_ms)))
 
 
-class Heard(NamedTuple):
+class LoadSample(NamedTuple):
     """One broker's reports in one column: the average, the last value and the last report's Unix time."""
 
     mean: float
@@ -334,19 +334,19 @@ class Heard(NamedTuple):
     last_ms: int
 
 
-def held(reports: Mapping[int, Heard], period: Period, *, columns: int, interval_ms: int) -> tuple[float | None, ...]:
+def held(reports: Mapping[int, LoadSample], period: Period, *, columns: int, interval_ms: int) -> tuple[float | None, ...]:
     """Return the figure of each column, given a broker's reports.
 
     A figure holds until the next report. It ends when the broker has missed `REPORTS_MISSED` reports, due every `interval_ms`.
     """
     row: list[float | None] = []
-    before: Heard | None = None
+    before: LoadSample | None = None
     for number in range(columns):
         begin_ms = period.from_ms + number * period.length_ms / columns
-        heard = reports.get(number)
-        if heard is not None:
-            row.append(heard.mean)
-            before = heard
+        sample = reports.get(number)
+        if sample is not None:
+            row.append(sample.mean)
+            before = sample
         else:
             holds = before is not None and begin_ms - before.last_ms <= REPORTS_MISSED * interval_ms
             row.append(before.last if before is not None and holds else None)

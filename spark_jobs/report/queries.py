@@ -178,10 +178,10 @@ class Queries:
         usual = loads.withColumn("gap", gap).groupBy("broker").agg(F.percentile_approx("gap", 0.9).alias("gap"))
         due_ms = {row["broker"]: row["gap"] or 0 for row in usual.collect()}
         columns = figures.columns_of(self._period, median_low(due_ms.values() or [0]))
-        found: dict[str, dict[int, figures.Heard]] = {broker: {} for broker in brokers}
-        heard = loads.groupBy("broker", self._bin("at", columns).alias("bin")).agg(F.avg("cpu"), F.max_by("cpu", "ms"), F.max("ms"))
-        for row in heard.collect():
-            found[row["broker"]][row["bin"]] = figures.Heard(*row[2:])
+        found: dict[str, dict[int, figures.LoadSample]] = {broker: {} for broker in brokers}
+        samples = loads.groupBy("broker", self._bin("at", columns).alias("bin")).agg(F.avg("cpu"), F.max_by("cpu", "ms"), F.max("ms"))
+        for row in samples.collect():
+            found[row["broker"]][row["bin"]] = figures.LoadSample(*row[2:])
         rows = tuple(figures.held(found[broker], self._period, columns=columns, interval_ms=due_ms[broker]) for broker in brokers)
         return Grid(brokers=tuple(brokers), rows=rows, left_out=left_out)
 

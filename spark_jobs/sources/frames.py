@@ -80,7 +80,7 @@ def channel_frame(
 def _sqlite_frame(spark: SparkSession, options: dict[str, str], *, streaming: bool) -> DataFrame:
     if not (spark.sparkContext.master or "").startswith("local"):
         raise invalid_log_url(
-            url=options["url"], problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master"
+            url=options["url"], problem="the file is on this machine, so only Spark on this machine can read it: omit --master"
         )
     from equipoise.spark_jobs.sources.sqlite_source import NAME, SqliteChannel  # noqa: PLC0415 - as above
 

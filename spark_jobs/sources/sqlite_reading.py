@@ -187,7 +187,7 @@ class ChannelFiles:
             cursor = taken.enter_context(contextlib.closing(self._storage.connection.execute(query, (begin, end, ROWS_AT_ONCE))))
             for offset, data, checksum, appended_ms in cursor:
                 if offset < begin:  # A damaged page may point backwards. Following it would loop for ever.
-                    raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
+                    raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} is out of order", offset=offset)
                 is_whole = type(data) is bytes and checksum_of(offset, data) == checksum
                 begin = offset + 1
                 found.append(Arrival(Source.CHANNEL.value, offset, _time_ms(appended_ms), None, data if is_whole else None))

@@ -123,7 +123,7 @@ class SqliteBatchReader(DataSourceReader):
                 planned += pieces(source.value, begin, end, identity=files.identity)
             return planned
 
-        return insisted(self._url, plan, sources=self._sources)
+        return when_available(self._url, plan, sources=self._sources)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `DataSourceReader.read`."""
@@ -154,7 +154,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """See `SupportsTriggerAvailableNow`: entries added after this call are not read."""
-        self._until = insisted(self._url, ChannelFiles.ends, sources=self._sources)
+        self._until = when_available(self._url, ChannelFiles.ends, sources=self._sources)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """See `DataSourceStreamReader.latestOffset`. Return `start` while the file is unavailable."""
@@ -230,7 +230,7 @@ def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPar
 
 
 def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of a piece as Arrow batches, in order. Raises what `insisted` raises, and `LogDamaged`."""
+    """Yield the entries of a piece as Arrow batches, in order. Raises what `when_available` raises, and `LogDamaged`."""
     begin = piece.begin
     while begin < piece.end:
         at = begin
@@ -243,7 +243,7 @@ def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
                     break
             return found
 
-        arrivals = insisted(url, some, identity=piece.identity or None)
+        arrivals = when_available(url, some, identity=piece.identity or None)
         if not arrivals:
             return
         yield record_batch(arrivals)
@@ -264,7 +264,7 @@ def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def insisted(
+def when_available(
     url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
 ) -> _Answer:
     """Open the files and return the result of `ask`. Wait while they are unavailable.
@@ -272,7 +272,7 @@ def insisted(
     Raises `PeerError` after `AWAY_S_MAX`, and what `ask` raises.
     """
     began_s = time.monotonic()
-    told_s = began_s
+    reported_s = began_s
     while True:
         try:
             with contextlib.closing(ChannelFiles(_path(url), name=url, identity=identity, sources=sources)) as files:
@@ -282,8 +282,8 @@ def insisted(
             if now_s - began_s >= AWAY_S_MAX:
                 what = f"{url} was unavailable for {AWAY_S_MAX} s: {error}"
                 raise PeerError(f"{what}; start the job again once it is back: it continues where it stopped") from error
-            if now_s - told_s >= _TOLD_EVERY_S:
-                told_s = now_s
+            if now_s - reported_s >= _TOLD_EVERY_S:
+                reported_s = now_s
                 problem = getattr(error, "problem", error)
                 sys.stderr.write(f"{url} is unavailable: {problem}; a task waits for it, for at most {AWAY_S_MAX} s\n")
                 sys.stderr.flush()

@@ -37,10 +37,10 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions:
-    """Options of `run_audit`, which audits the log at `log_url` and its notes.
+class StreamOptions:
+    """Options of all jobs that read the log at `log_url` as a stream.
 
-    * `archive`: folder for findings and checkpoints.
+    * `archive`: folder for tables and checkpoints.
     * `to_end`: stop after the entries that existed at the start. Default: run until interrupted.
     * `master`: a Spark cluster; None for this machine.
     * `metrics_port`: serves `/metrics`; None for no metrics.
@@ -51,28 +51,28 @@ class AuditOptions:
     to_end: bool = False
     master: str | None = None
     metrics_port: int | None = None
-    in_flight_max_s: int = IN_FLIGHT_MAX_S
-    per_trigger: int = PER_TRIGGER
     as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveOptions:
-    """Options of `run_archive`, which writes the tables of `archive` from the log at `log_url`. See also `AuditOptions`.
+class AuditOptions(StreamOptions):
+    """Options of `run_audit`, which audits a log and the evidence next to it."""
+
+    in_flight_max_s: int = IN_FLIGHT_MAX_S
+    per_trigger: int = PER_TRIGGER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveOptions(StreamOptions):
+    """Options of `run_archive`, which writes the tables of `archive`.
 
     * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no hold.
     * `release`: only release the retention hold of this name.
     """
 
-    log_url: str
-    archive: Path
-    to_end: bool = False
-    master: str | None = None
-    metrics_port: int | None = None
     per_trigger: int = ARCHIVE_PER_TRIGGER
     hold: str | None = None
     release: str | None = None
-    as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,21 +59,21 @@ class Silence:
         self._has_batches = False
         self._is_looking = False
         self._idle_ms: int | None = None
-        self._lack: Seen | None = None
-        self._lack_told_ms = 0
-        self._told: str | None = None
+        self._outage: Seen | None = None
+        self._outage_reported_ms = 0
+        self._reported: str | None = None
 
     @property
     def missed_since_ms(self) -> int | None:
         """Since when nothing has come from a log that does not answer; None if it answers, as far as is known."""
-        return None if self._lack is None else self._there_ms
+        return None if self._outage is None else self._there_ms
 
     def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
         """Record the end of a batch and yield messages. It proves that the log was available when the batch began, not later."""
-        if self._lack is None or began_ms > self._looked_ms:
+        if self._outage is None or began_ms > self._looked_ms:
             yield from self._there(began_ms, now_ms)
         self._batch_ms = self._quiet_ms = now_ms
-        self._has_batches, self._idle_ms, self._told = True, None, None
+        self._has_batches, self._idle_ms, self._reported = True, None, None
 
     def idle(self, now_ms: int) -> None:
         """Record that Spark found nothing new, which it reports every 10 s. No batch is running then."""
@@ -100,21 +100,21 @@ class Silence:
         if self._is_looking and now_ms - max(self._looked_ms, self._there_ms) >= SILENCE_MS:
             yield from self._missed(now_ms, _NO_ANSWER)
 
-    def _missed(self, now_ms: int, lack: Seen) -> Iterator[str]:
-        is_known = self._lack is not None
-        self._lack = lack
-        if is_known and now_ms - self._lack_told_ms < REMIND_MS:
+    def _missed(self, now_ms: int, outage: Seen) -> Iterator[str]:
+        is_known = self._outage is not None
+        self._outage = outage
+        if is_known and now_ms - self._outage_reported_ms < REMIND_MS:
             return
-        self._lack_told_ms = now_ms
-        what = "is away" if lack.is_away else "cannot be read"
+        self._outage_reported_ms = now_ms
+        what = "is unavailable" if outage.is_away else "cannot be read"
         missed_s = (now_ms - self._there_ms) // 1_000
-        yield f"{self._name} {what}, and nothing has come from it for {missed_s} s: {lack.problem}; waiting for it"
+        yield f"{self._name} {what}, and nothing has come from it for {missed_s} s: {outage.problem}; waiting"
 
     def _there(self, at_ms: int, now_ms: int) -> Iterator[str]:
         """Record, at `now_ms`, that the log was available at `at_ms`."""
-        if self._lack is not None:
-            yield f"{self._name} is there again; nothing came from it for {(at_ms - self._there_ms) // 1_000} s"
-            self._lack = None
+        if self._outage is not None:
+            yield f"{self._name} is available again; nothing came from it for {(at_ms - self._there_ms) // 1_000} s"
+            self._outage = None
             self._quiet_ms = now_ms  # The wait until now has been reported.
         self._there_ms = max(self._there_ms, at_ms)
 
@@ -122,11 +122,11 @@ class Silence:
         if now_ms - self._quiet_ms < SILENCE_MS:
             return
         if self._idle_ms is not None and now_ms - self._idle_ms < SILENCE_MS:
-            why = f"nothing new is on {self._name}; waiting for it"
+            why = f"{self._name} has no new entries; waiting"
         elif self._has_batches:
-            why = f"{self._name} answers, and this machine takes long over what is on it; waiting"
+            why = f"{self._name} answers, but this machine is slow to process its entries; waiting"
         else:
-            why = "the first takes the longest, the more so where this machine is busy; waiting"
-        if why != self._told:
-            self._told = why
+            why = "the first batch takes longest, especially on a busy machine; waiting"
+        if why != self._reported:
+            self._reported = why
             yield f"no batch has ended for {(now_ms - self._batch_ms) // 1_000} s: {why}"

@@ -16,7 +16,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import LevelRecord
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.sqlite.log import SqliteLog
-from equipoise.compaction.exporting import spelled
+from equipoise.compaction.exporting import digest_text
 from equipoise.compaction.importing import Export, import_to
 from tests.carried import entries_of, soon
 
@@ -43,8 +43,8 @@ def digest_at_end(log: SqliteLog, reader: Reader) -> str:
             try:
                 reader.feed(entry)
             except LogClosed:
-                return spelled(reader.view.digest())
-    return spelled(reader.view.digest())
+                return digest_text(reader.view.digest())
+    return digest_text(reader.view.digest())
 
 
 @pytest.mark.parametrize("name", EXPORTS)
@@ -61,7 +61,7 @@ def test_a_file_is_restored_to_what_it_was(name: str, tmp_path: Path) -> None:
     entries = list(export.entries())
     log = file_of(name, tmp_path)
     assert entries == entries_of(log)
-    assert spelled(export.view.digest()) == digest_at_end(log, restored(log)) == digest_at_end(log, earliest(log))
+    assert digest_text(export.view.digest()) == digest_at_end(log, restored(log)) == digest_at_end(log, earliest(log))
     log.close()
 
 
@@ -83,7 +83,7 @@ def test_a_file_of_format_1_is_brought_up(tmp_path: Path) -> None:
     for _ in range(2):
         log = SqliteLog(str(tmp_path / "format_1.db"), name="sqlite:format_1.db", create=False)
         assert entries == entries_of(log)
-        assert spelled(export.view.digest()) == digest_at_end(log, restored(log))
+        assert digest_text(export.view.digest()) == digest_at_end(log, restored(log))
         assert FIRST_OFFSET == log.position_at(0)
         log.close()
 

@@ -29,7 +29,7 @@ _OFFSET_FORMAT: Final = ("INT64", 1, 0)
 """Parquet's description of the column `offset`: its physical type, that cells may be null, and that it is not a list."""
 
 _UNLIKE: Final = frozenset({"bytes", "document", "text"})
-"""Columns with unique values, for which a dictionary saves nothing."""
+"""Columns with unique values, where a dictionary saves nothing."""
 
 
 def write_file(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> None:
@@ -81,7 +81,7 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
         bounds = [_bounds(file, group) for group in range(file.num_row_groups)]
         found = [each for each in bounds if each is not None]
         if not found or len(found) < len(bounds):
-            raise pa.ArrowInvalid("it does not say which offsets are in it")
+            raise pa.ArrowInvalid("it has no statistics of its offsets")
         return min(first for first, _ in found), max(last for _, last in found), file.metadata.num_rows
 
 

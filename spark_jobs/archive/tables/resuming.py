@@ -31,7 +31,7 @@ def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     except LogWentBack as error:
         raise ArchiveDamaged(archive=str(archive.path), problem=f"its records are not in order of their offsets: {error}") from error
     if last + 1 != manifest.positions[Source.CHANNEL]:
-        problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
+        problem = f"its records lead to position {last}, but its description continues at {manifest.positions[Source.CHANNEL]}"
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)
     return Beginning(positions=dict(manifest.positions), snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None)
 

@@ -26,7 +26,7 @@ from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction import exporting
 from equipoise.compaction.compressed import lines, written
-from equipoise.compaction.exporting import exported, spelled
+from equipoise.compaction.exporting import digest_text, exported
 from equipoise.compaction.importing import AHEAD, Imported, import_to
 from tests.carried import TIMEOUT_MS, cut_off, entries_of, soon, view_of_log
 from tests.folding import Channel, channel_with
@@ -164,7 +164,7 @@ def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
     second = memory("to")
     done = import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon(), ahead=7)
     assert (False, first.end(), first.end() + 7) == (done.same, done.offset, done.base)
-    assert spelled(view_of_log(first).digest()) == done.digest
+    assert digest_text(view_of_log(first).digest()) == done.digest
     view = view_of_log(second)
     assert (first.end() + 7, first.end() + 8) == (view.base, view.genesis)
     assert view_of_log(first).bundles == view.bundles
@@ -208,8 +208,8 @@ DAMAGES = [
     Damage("no JSON", "line 4: it cannot be read", line=3, old=b"{", new=b"\xff{"),
     Damage("no object", "line 4: it is no JSON object", line=3, old=b'{"position":3', new=b'[]\n{"position":3'),
     Damage("no position", "line 4: it is no entry", line=3, old=b"position", new=b"location"),
-    Damage("out of order", "line 4: position 2 stands out of order", line=3, old=b'"position":3', new=b'"position":2'),
-    Damage("beyond the end", "line 4: position 99 stands out of order", line=3, old=b'"position":3', new=b'"position":99'),
+    Damage("out of order", "line 4: position 2 is out of order", line=3, old=b'"position":3', new=b'"position":2'),
+    Damage("beyond the end", "line 4: position 99 is out of order", line=3, old=b'"position":3', new=b'"position":99'),
     Damage("no record", "line 4: it has neither record nor data", line=3, old=b'"record"', new=b'"recall"'),
     Damage("no base64", "its data are not base64", line=9, old=b'"data":"', new=b'"data":"*'),
     Damage("another verdict", "line 4: it promises accepted False", line=3, old=b'"accepted":true', new=b'"accepted":false'),
@@ -247,7 +247,7 @@ def test_a_damaged_export_is_refused(damage: Damage, tmp_path: Path) -> None:
 def test_what_stands_behind_the_end_is_refused(tmp_path: Path) -> None:
     """Two exports in one file are none."""
     log = written_to(memory("twice"), odd_channel())
-    with pytest.raises(OperatorError, match="something stands behind the end"):
+    with pytest.raises(OperatorError, match="there are lines after the end"):
         imported([*exported(log), *exported(log)], tmp_path / "two.db")
 
 

@@ -14,8 +14,8 @@ from equipoise.spark_jobs.report.figures import (
     BINS,
     PAUSE_BINS_PER_DECADE,
     Few,
-    Heard,
     Lane,
+    LoadSample,
     Period,
     averages,
     by_namespace,
@@ -77,11 +77,11 @@ def test_averages_are_those_of_the_time_in_each_column(spans: list[tuple[float, 
 MINUTE = Period(from_ms=0, to_ms=60_000)
 
 
-def heard(*times_ms: int, columns: int) -> dict[int, Heard]:
+def heard(*times_ms: int, columns: int) -> dict[int, LoadSample]:
     """What reports at these times come to by column: each says its own time."""
-    found: dict[int, Heard] = {}
+    found: dict[int, LoadSample] = {}
     for time_ms in times_ms:
-        found[time_ms * columns // MINUTE.length_ms] = Heard(mean=time_ms, last=time_ms, last_ms=time_ms)
+        found[time_ms * columns // MINUTE.length_ms] = LoadSample(mean=time_ms, last=time_ms, last_ms=time_ms)
     return found
 
 

@@ -20,9 +20,9 @@ from equipoise.spark_jobs.streams.stream_progress import batch_done
 AWAY = Seen("Kafka did not answer")
 THERE = Seen()
 WAITED = "no batch has ended for 30 s: "
-NOTHING_NEW = "nothing new is on kafka://k/t; waiting for it"
-BUSY = "kafka://k/t answers, and this machine takes long over what is on it; waiting"
-FIRST = "the first takes the longest, the more so where this machine is busy; waiting"
+NOTHING_NEW = "kafka://k/t has no new entries; waiting"
+BUSY = "kafka://k/t answers, but this machine is slow to process its entries; waiting"
+FIRST = "the first batch takes longest, especially on a busy machine; waiting"
 
 
 def told(silence: Silence, *looks: Seen, is_idle: bool = False) -> list[str]:
@@ -47,8 +47,8 @@ def test_a_log_that_is_away_is_named_and_so_is_its_return() -> None:
     """The first look that finds it away tells, the next ones do not, and the first that finds it again tells for how long."""
     silence = after_a_batch()
     assert [
-        "kafka://k/t is away, and nothing has come from it for 10 s: Kafka did not answer; waiting for it",
-        "kafka://k/t is there again; nothing came from it for 40 s",
+        "kafka://k/t is unavailable, and nothing has come from it for 10 s: Kafka did not answer; waiting",
+        "kafka://k/t is available again; nothing came from it for 40 s",
     ] == told(silence, AWAY, AWAY, AWAY, THERE)
     assert silence.missed_since_ms is None
     silence.idle(4 * LOOK_MS)
@@ -61,7 +61,9 @@ def test_a_batch_is_a_return_too() -> None:
     silence = after_a_batch()
     assert 1 == len(told(silence, AWAY))
     assert 0 == silence.missed_since_ms
-    assert ["kafka://k/t is there again; nothing came from it for 11 s"] == list(silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS + 1_000))
+    assert ["kafka://k/t is available again; nothing came from it for 11 s"] == list(
+        silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS + 1_000)
+    )
     assert silence.missed_since_ms is None
 
 
@@ -73,7 +75,7 @@ def test_a_batch_that_was_read_before_an_outage_is_no_return() -> None:
     assert 0 == silence.missed_since_ms
     assert silence.wants_look(2 * LOOK_MS + 2_000)
     assert [] == list(silence.seen(2 * LOOK_MS + 3_000, AWAY))
-    assert ["kafka://k/t is there again; nothing came from it for 31 s"] == list(silence.batch(32_000, began_ms=31_000))
+    assert ["kafka://k/t is available again; nothing came from it for 31 s"] == list(silence.batch(32_000, began_ms=31_000))
 
 
 def test_a_batch_that_began_before_a_look_does_not_answer_for_it() -> None:
@@ -81,7 +83,7 @@ def test_a_batch_that_began_before_a_look_does_not_answer_for_it() -> None:
     silence = after_a_batch()
     assert silence.wants_look(LOOK_MS)
     assert [] == list(silence.batch(LOOK_MS + 1_000, began_ms=LOOK_MS - 1_000))
-    expected = "kafka://k/t is away, and nothing has come from it for 6 s: Kafka did not answer; waiting for it"
+    expected = "kafka://k/t is unavailable, and nothing has come from it for 6 s: Kafka did not answer; waiting"
     assert [expected] == list(silence.seen(LOOK_MS + 5_000, AWAY))
 
 
@@ -94,7 +96,7 @@ def test_an_outage_is_told_again_now_and_then() -> None:
 
 def test_a_log_that_cannot_be_read_is_not_away() -> None:
     """Where the log is there, and does not let anybody in, waiting may not be enough: its own words are told."""
-    expected = "kafka://k/t cannot be read, and nothing has come from it for 10 s: access denied; waiting for it"
+    expected = "kafka://k/t cannot be read, and nothing has come from it for 10 s: access denied; waiting"
     assert [expected] == told(after_a_batch(), Seen("access denied", is_away=False))
 
 
@@ -113,10 +115,10 @@ def test_a_look_that_does_not_end_is_told() -> None:
     assert silence.wants_look(LOOK_MS)
     assert not silence.wants_look(3 * LOOK_MS)
     assert [] == list(silence.wait(LOOK_MS + SILENCE_MS - 1))
-    expected = "kafka://k/t is away, and nothing has come from it for 40 s: it has not answered within 30 s; waiting for it"
+    expected = "kafka://k/t is unavailable, and nothing has come from it for 40 s: it has not answered within 30 s; waiting"
     assert [expected] == list(silence.wait(LOOK_MS + SILENCE_MS))
     assert [] == list(silence.wait(LOOK_MS + SILENCE_MS + 250))
-    assert ["kafka://k/t is there again; nothing came from it for 44 s"] == list(silence.batch(45_000, began_ms=44_000))
+    assert ["kafka://k/t is available again; nothing came from it for 44 s"] == list(silence.batch(45_000, began_ms=44_000))
     assert [] == list(silence.wait(44_000 + SILENCE_MS - 1))
     assert [] == list(silence.seen(50_000, THERE))
     assert silence.wants_look(45_000 + LOOK_MS)
@@ -193,10 +195,10 @@ def test_a_watch_looks_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
             break
         time.sleep(0.01)
     watch.show()
-    assert ["kafka://k/t is away, and nothing has come from it for 10 s: Kafka did not answer; waiting for it"] == notes
+    assert ["kafka://k/t is unavailable, and nothing has come from it for 10 s: Kafka did not answer; waiting"] == notes
     assert b"spark_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
     now_ms[0] += 1_000
     watch.batch(batch_done(b"{}"))
     watch.show()
-    assert "kafka://k/t is there again; nothing came from it for 11 s" in notes
+    assert "kafka://k/t is available again; nothing came from it for 11 s" in notes
     assert b"spark_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)

@@ -16,7 +16,7 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ChannelFiles
-from equipoise.spark_jobs.sources.sqlite_source import SCHEMA, Piece, SqliteStreamReader, insisted, pieces, read_piece, record_batch
+from equipoise.spark_jobs.sources.sqlite_source import SCHEMA, Piece, SqliteStreamReader, pieces, read_piece, record_batch, when_available
 
 RECORDS = tuple(b"%d" % number for number in range(1, 11))
 
@@ -245,7 +245,7 @@ def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch:
     """A task whose file does not come back ends with an error that says so."""
     monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
     with pytest.raises(PeerError, match="start the job again"):
-        insisted(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
+        when_available(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
 
 
 @pytest.mark.parametrize("url", ["memory:x", "sqlite:", "nonsense"])
