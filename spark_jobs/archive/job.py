@@ -27,7 +27,7 @@ from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
-from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import spark_session
 from equipoise.spark_jobs.streams.silence import look
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
@@ -108,7 +108,9 @@ def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -
     entries = channel_frame(
         spark, options.log_url, streaming=True, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger
     )
-    return sequence_operator(entries, wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
+    return sequence_operator(
+        entries, SequentialProcessor(wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
+    )
 
 
 def _beginning(sink: Sink, log_url: str) -> Beginning:

@@ -31,7 +31,7 @@ from equipoise.spark_jobs.streams.errors import WITHOUT_CHECKPOINT, ArchiveDamag
 from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
-from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from equipoise.spark_jobs.streams.session import spark_session
 from equipoise.spark_jobs.streams.silence import look
 from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
@@ -93,12 +93,14 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
     entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
     facts = sequence_operator(
         entries,
-        wants=_WANTS,
-        begin=beginning.snapshot,
-        run_id=str(uuid4()),
-        log_url=options.log_url,
-        in_flight_max_ms=1_000 * options.in_flight_max_s,
-        log=identity,
+        SequentialProcessor(
+            wants=_WANTS,
+            begin=beginning.snapshot,
+            run_id=str(uuid4()),
+            log_url=options.log_url,
+            in_flight_max_ms=1_000 * options.in_flight_max_s,
+            log=identity,
+        ),
     )
     return findings_of(facts)
 

@@ -59,34 +59,8 @@ _TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(),
 _COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in _ROWS_DDL.split(", "))}
 
 
-def sequence_operator(
-    frame: DataFrame,
-    *,
-    wants: frozenset[Table],
-    begin: bytes | None,
-    run_id: str,
-    log_url: str,
-    snapshot_records: int = SNAPSHOT_RECORDS,
-    in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
-    log: str | None = None,
-) -> DataFrame:
-    """Return the rows (`EMITTED_DDL`) of a streaming frame of arrivals (`FRAME_DDL`).
-
-    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin with the log's first record. An existing
-      checkpoint continues from its own state.
-    * `run_id`: different at each start of the query.
-    * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
-    * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
-    """
-    processor = SequentialProcessor(
-        wants=wants,
-        begin=begin,
-        run_id=run_id,
-        log_url=log_url,
-        snapshot_records=snapshot_records,
-        in_flight_max_ms=in_flight_max_ms,
-        log=log,
-    )
+def sequence_operator(frame: DataFrame, processor: SequentialProcessor) -> DataFrame:
+    """Return the rows (`EMITTED_DDL`) that `processor` makes of a streaming frame of arrivals (`FRAME_DDL`)."""
     rows = packed(frame).groupBy("log").transformWithStateInPandas(processor, _ROWS_DDL, "Append", "None")
     return rows.select(
         "table", "subject", "offset", "ordinal", F.timestamp_millis("at_ms").alias("at"), "kind", "publisher", "verdict", "body"
@@ -107,7 +81,14 @@ _kept: dict[str, Kept] = {}
 
 
 class SequentialProcessor(StatefulProcessor):
-    """Run one `Sequence` as a Spark processor. All rows have one key."""
+    """Run one `Sequence` as a Spark processor. All rows have one key.
+
+    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin with the log's first record. An existing
+      checkpoint continues from its own state.
+    * `run_id`: different at each start of the query.
+    * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
+    * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence
-from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from tests.walk import Walk
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path
 
         frame = spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
         rows = sequence_operator(
-            frame, wants=WANTS, begin=None, run_id=f"run {dies_at}", log_url=log_url, snapshot_records=SNAPSHOT_RECORDS
+            frame, SequentialProcessor(wants=WANTS, begin=None, run_id=f"run {dies_at}", log_url=log_url, snapshot_records=SNAPSHOT_RECORDS)
         )
         writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
