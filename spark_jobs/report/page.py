@@ -25,7 +25,7 @@ ACCEPTED: Final = "accepted"
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """The page fetches nothing and runs nothing, even if a record contains a tag."""
 
-_KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared down", "left": "left", "joined": "joined again"}
+_KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared dead", "left": "left", "joined": "joined again"}
 _OFFSETS_SHOWN: Final = 6
 _BROKERS_OF_LANE: Final = 4
 

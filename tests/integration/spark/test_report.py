@@ -270,7 +270,7 @@ def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) ->
     assert [str(path) for path in pictures] == about["pictures"]
     assert [b"\x89PNG"] * 2 == [path.read_bytes()[:4] for path in pictures]
     page = out.read_text(encoding="utf-8")
-    assert [True] * 3 == [words in page for words in ("No findings", "No move ended in this period.", "declared down")]
+    assert [True] * 3 == [words in page for words in ("No findings", "No move ended in this period.", "declared dead")]
 
 
 def test_where_nothing_can_be_told(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
