@@ -76,19 +76,6 @@ def test_only_what_changed_is_written(log: GapLog) -> None:
     assert all_rows(channel.view) == image_of(log).rows
 
 
-def test_a_rejected_record_moves_the_marker_and_no_row(log: GapLog) -> None:
-    """What was rejected raises its publisher's sequence, which is the marker's, and changes no row."""
-    channel = written(log, channel_with("a:1", "b:1"))
-    compacted(log)
-    stale = replace(propose.unload(channel.author("a:1"), channel.bundle()), based_on=1)
-    assert not channel.put(stale).accepted
-    written(log, channel)
-    done = compacted(log)
-    assert (1, 0, 0) == (done.records, done.rows, done.tombstones)
-    assert {channel.incarnation("a:1"): 1, channel.incarnation("b:1"): 0} == marker_in(log).sequences
-    assert all_of(channel.view) == all_of(restored_to_end(log))
-
-
 def test_a_dry_run_changes_nothing(log: GapLog) -> None:
     """A dry run says what a compaction would say, fences nobody, writes nothing and removes nothing."""
     written(log, channel_with("a:1"))

@@ -18,8 +18,7 @@ from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.compacted import compact as compact_without_history_snapshot
-from tests.compacting import TIMEOUT_MS, begin_copy, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
+from tests.compacting import TIMEOUT_MS, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
 from tests.folding import Channel, channel_with
 from tests.gap_log import GapLog
 from tests.unit.sqlite_files import edit, open_at
@@ -90,26 +89,6 @@ def test_a_history_is_not_lowered(log: GapLog, channel: Channel) -> None:
     compacted(log, retain=Retention(unit="offsets", amount=100))
     assert before == log.history_snapshot().load()
     assert [] == untold(log)
-
-
-def test_a_copy_begins_with_its_history(log: GapLog) -> None:
-    """What the snapshot of a copy says before it is first replaced stays known, with all that came after."""
-    begin_copy(log, channel_with("a:1"), base=1_000)
-    compacted(log, retain=Retention(unit="offsets", amount=100))
-    assert (1, 1, [1_000, 1_001]) == (log.start(), history_position(log), list(told_by(log)))
-
-
-def test_a_log_that_was_cut_is_told_from_its_snapshot_on(log: GapLog, channel: Channel) -> None:
-    """Of a log that was cut by one who knew of no history snapshot the snapshot becomes it, also where the retention asks for more."""
-    written(log, channel)
-    compact_without_history_snapshot(log, below=4)
-    assert [4, 5, 6, 7, 8, 9, 10] == untold(log)
-    written(log, renewed(channel, 3))
-    compacted(log, retain=Retention(unit="offsets", amount=100))
-    assert (4, 11, list(range(10, 14))) == (log.start(), history_position(log), list(told_by(log)))
-    written(log, renewed(channel, 3))
-    compacted(log, retain=KEPT)
-    assert 12 == log.start() == history_position(log)
 
 
 def test_a_cut_in_a_gap_is_lowered_to_the_record_before(log: GapLog, channel: Channel) -> None:
