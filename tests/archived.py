@@ -1,4 +1,4 @@
-"""Archives that are made without Spark: the same operator and the same sink, in one process."""
+"""Make archives without Spark, with the same operator and sink."""
 
 from __future__ import annotations
 

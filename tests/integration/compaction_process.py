@@ -1,4 +1,4 @@
-"""A compactor in a process of its own, which is killed: at one of its named steps, at one of its SQL statements, or at some time."""
+"""Run a compactor in its own process, and kill it at a step, at an SQL statement or after a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compactors that are killed, at each of their steps and at many other moments: nothing is lost, and the next one goes on."""
+"""Kill compactors at each step and at random moments: nothing is lost, and the next compactor continues."""
 
 from __future__ import annotations
 

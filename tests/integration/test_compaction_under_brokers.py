@@ -1,4 +1,4 @@
-"""Brokers in processes of their own, whose log is compacted and cut off: who starts from nothing, and who was stopped meanwhile."""
+"""Compact the log of running brokers: one starts from nothing, one was paused meanwhile."""
 
 from __future__ import annotations
 

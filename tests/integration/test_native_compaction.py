@@ -1,4 +1,4 @@
-"""Why the channel is not compacted by Kafka itself: its cleaner keeps the last record of a key, even one that was rejected."""
+"""Show why Kafka itself must not compact the channel: its cleaner keeps the last record of a key, even a rejected one."""
 
 from __future__ import annotations
 

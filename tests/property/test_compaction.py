@@ -1,4 +1,4 @@
-"""Any history, compacted wherever: what is left comes to the same view as all of it, digest for digest."""
+"""Compare the view of a compacted log with the fold of the whole history."""
 
 from __future__ import annotations
 

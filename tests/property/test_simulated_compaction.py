@@ -1,4 +1,4 @@
-"""Compaction under a simulated cluster: however often the log is cut off, and under whatever faults, every invariant holds."""
+"""Run compaction in a simulated cluster with faults, and check every invariant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A compaction step by step: what it writes, what it removes, what it refuses, and who gets in its way."""
+"""Test a compaction step by step: what it writes, removes and refuses."""
 
 from __future__ import annotations
 

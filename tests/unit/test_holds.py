@@ -1,4 +1,4 @@
-"""Holds: what archives have not read stays on the log, as long as they are alive."""
+"""Test retention holds: unread records stay on the log while their archives are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a log stays: how it is written, and where it lets the log be cut."""
+"""Test how a retention is written, and where it cuts a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive as a job: the same tables as without Spark, whatever happens to the process and to its checkpoint."""
+"""Test the archive job: the same tables as without Spark, also after a kill or a lost checkpoint."""
 
 from __future__ import annotations
 

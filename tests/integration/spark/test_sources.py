@@ -1,4 +1,4 @@
-"""A log gives the same frame whatever keeps it, in a batch and as a stream, and a stream loses and doubles nothing."""
+"""Test that a log gives the same frame from a file and from Kafka, as a batch and as a stream."""
 
 from __future__ import annotations
 

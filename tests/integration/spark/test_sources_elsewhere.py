@@ -1,4 +1,4 @@
-"""A job runs outside the repository, from the installed wheel, on workers that have nothing of ours."""
+"""Run a job outside the repository, from the installed wheel, on workers without our packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`equipoise channel export`, `import` and `copy`: what they print, and what they leave behind."""
+"""Test `equipoise channel export`, `import` and `copy`: output and files."""
 
 from __future__ import annotations
 

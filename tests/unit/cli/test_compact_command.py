@@ -1,4 +1,4 @@
-"""`equipoise channel compact`: what it says, what it does, and what it refuses."""
+"""Test `equipoise channel compact`: output, effect and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line of the group `spark` asks of its job, and how its answer becomes an exit code."""
+"""Test how `equipoise spark` passes a command line to its job, and a result to an exit code."""
 
 from __future__ import annotations
 

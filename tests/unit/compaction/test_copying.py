@@ -1,4 +1,4 @@
-"""A channel copied to another log: the same view above a new base, and an old log with which nobody can go on."""
+"""Test that a copied channel has the same view above a new base, and that the old log is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports: every byte of a log can be restored, and a file that is not what it claims to be is refused."""
+"""Test that an export restores every byte of a log, and that a damaged export is refused."""
 
 from __future__ import annotations
 

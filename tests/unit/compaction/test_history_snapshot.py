@@ -1,4 +1,4 @@
-"""The history snapshot move by move: when a compaction needs one, what it is made of, who gets in the way, and what damage costs."""
+"""Test when a compaction moves the history snapshot, conflicts with other compactors, and damage."""
 
 from __future__ import annotations
 

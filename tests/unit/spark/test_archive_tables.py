@@ -1,4 +1,4 @@
-"""What the sink writes and readers find, file by file: once, whole, in order, of one log, and by versions."""
+"""Test writing and reading of the archive's tables: once, complete, in order, of one log, and by version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's account of a failure comes down to."""
+"""Test how the cause of a failure is found in Spark's messages."""
 
 from __future__ import annotations
 

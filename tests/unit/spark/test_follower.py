@@ -1,4 +1,4 @@
-"""How the batches of a query are learned of: each once, the last one too, however late it is asked for."""
+"""Test that each batch of a query is counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the files of an archive are named, which of them count, and which are joined."""
+"""Test the names of an archive's files, which of them count, and which are joined."""
 
 from __future__ import annotations
 

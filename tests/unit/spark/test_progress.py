@@ -1,4 +1,4 @@
-"""What Spark says of a batch, read and told."""
+"""Test parsing and printing of Spark's report on a batch."""
 
 from __future__ import annotations
 

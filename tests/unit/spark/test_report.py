@@ -1,4 +1,4 @@
-"""The report's figures, words and pieces of HTML: what follows from numbers alone."""
+"""Test the report's figures, formats and HTML elements."""
 
 from __future__ import annotations
 

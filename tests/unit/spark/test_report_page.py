@@ -1,4 +1,4 @@
-"""The page and the pictures of a report, made of figures: what stands where, what is left out, what is said where nothing is."""
+"""Test the page and the pictures of a report."""
 
 from __future__ import annotations
 

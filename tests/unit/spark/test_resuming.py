@@ -1,4 +1,4 @@
-"""Where a stream begins: noted once, and for an archive without a checkpoint found in the archive itself."""
+"""Test where a stream begins, with and without a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said while no batch of a stream ends, and what a look at a log finds."""
+"""Test the messages while no batch of a stream ends, and the check of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile."""
+"""Test that compaction of small files keeps all rows in order, also after a crash and beside other writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users say of their Kafka reaches Spark's connector, which uses another client, or is refused; never is less asked than was said."""
+"""Test the translation of Kafka settings and positions for Spark's connector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine must have for Spark is looked at first, and what it lacks is said with the way to get it."""
+"""Test the checks before Spark starts: Java, the extra and the jars of the connector."""
 
 from __future__ import annotations
 

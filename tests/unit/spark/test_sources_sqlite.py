@@ -1,4 +1,4 @@
-"""Which entries of a file a batch takes, and what becomes of a file that is truncated, damaged, replaced or away."""
+"""Test which entries of a log in a file make a batch, and how a truncated, damaged, replaced or missing file is handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that fails: when it is started again, and what is said once it is not."""
+"""Test when a failed stream is restarted, and the errors that end it."""
 
 from __future__ import annotations
 
