@@ -12,8 +12,7 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.parts import Lost, Plugs, nothing_lost
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Lost, Plugs, Sequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000
 """How late the watermark of the streaming query is behind the latest fact."""

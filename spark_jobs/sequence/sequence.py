@@ -13,7 +13,8 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -41,10 +42,10 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
-from equipoise.spark_jobs.sequence.parts import Plugs, StateRow
 from equipoise.spark_jobs.sequence.snapshots import packed
-from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
+from equipoise.spark_jobs.sequence.state_rows import StateRow, ViewRows, view_from
 from equipoise.spark_jobs.sequence.subjects import (
     CONCERNED,
     LOG,
@@ -76,6 +77,31 @@ _RECORDS: Final = Table.RECORDS.value
 _SNAPSHOTS: Final = Table.SNAPSHOTS.value
 _FACTS: Final = Table.FACTS.value
 _HISTORIES: Final = frozenset({Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS})
+
+Lost = Callable[[int, int], bytes | None]
+"""Ask whether entries were lost at the missing physical offsets from the first argument to below the second.
+
+Return None if not (a log may skip offsets), else a snapshot of the view from which the rest can be folded. Raise `ChannelIncomplete`,
+`LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
+"""
+
+SNAPSHOT_RECORDS: Final = 100_000
+"""Records between two snapshots of an archive: about a second of folding, so that a long verification has many parts."""
+
+
+def nothing_lost(_first: int, _below: int) -> None:
+    """Return None: a `Lost` for a log that is whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugs:
+    """What one `Sequence` works with. `membership` and `histories` must be new. `log` is the log's identity, if known."""
+
+    membership: Membership | None = None
+    histories: Histories | None = None
+    lost: Lost = nothing_lost
+    snapshot_records: int = SNAPSHOT_RECORDS
+    log: str | None = None
 
 
 class Sequence:

@@ -12,7 +12,9 @@ from typing import Final
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
-from equipoise.spark_jobs.sequence.parts import StateRow
+
+StateRow = tuple[str, bytes | None]
+"""A key of a state and its value; None if it is removed."""
 
 PREFIX: Final = "view:"
 _MARKER: Final = f"{PREFIX}{MARKER_KEY}"

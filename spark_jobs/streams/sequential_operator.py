@@ -29,9 +29,9 @@ from equipoise.compaction.compressed import compress, decompress
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.parts import SNAPSHOT_RECORDS, Plugs, StateRow
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Plugs, Sequence
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.sequence.state_rows import StateRow
 from equipoise.spark_jobs.streams.packing import packed, unpacked
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _frame(chunk: list[Emitted]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
 
 
-def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.parts.Lost`
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.sequence.Lost`
     """Answer `Plugs.lost` for the log at this URL.
 
     Gaps occur only after a failed write, so it may open the log each time. The log's start only rises: if it is not above `first` after the

@@ -18,8 +18,7 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.sequence.parts import Plugs
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from tests.walk import Walk
 
 BEGAN_MS: Final = 1_000_000

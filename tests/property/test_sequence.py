@@ -17,9 +17,9 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.parts import Plugs, StateRow
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.sequence.snapshots import unpacked
+from equipoise.spark_jobs.sequence.state_rows import StateRow
 from tests.walk import Walk
 
 EVERYTHING = frozenset(Table) - {Table.FINDINGS}

@@ -25,8 +25,7 @@ from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.parts import Plugs
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from equipoise.spark_jobs.streams.options import CompactOptions, ReportOptions, Screen

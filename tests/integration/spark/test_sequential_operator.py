@@ -17,7 +17,7 @@ from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.parts import Plugs
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from tests.walk import Walk
 

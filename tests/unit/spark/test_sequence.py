@@ -20,8 +20,7 @@ from equipoise.spark_jobs.rules.membership.view import Context, Membership
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.parts import Lost, Plugs
-from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
+from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Lost, Plugs, Sequence
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 from tests.unit.spark.test_loads import REPORT
 

@@ -17,8 +17,7 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.parts import Plugs
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.packing import pack
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost
