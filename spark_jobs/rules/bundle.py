@@ -220,7 +220,7 @@ class BundleCase(Case):
 
     @cached_property
     def made(self) -> State | None:
-        """The audit's state of a bundle that the record makes; None if such a record makes none."""
+        """The audit's state of a bundle that the record makes; None if the record may make none."""
         if not self.is_made or self.after is None:
             return None
         if self.kind == "namespace" and self.record.get("status") == "created":

@@ -184,7 +184,7 @@ def folding_stopped(case: LogCase) -> Violations:
 def above_level(case: LogCase) -> Violations:
     """No record needs a higher format version than the one in force."""
     level = case.record.get("level")
-    # Without such a level of its own, a broker's record is rejected because the broker supports too few.
+    # If it needs no such level, a broker's record is rejected because the broker supports too few.
     if case.fact.verdict == "level" and type(level) is int and level > 1:
         yield Violation(f"it needs format version {level}, but this channel was not raised to it")
 

@@ -55,7 +55,7 @@ class NamespaceCase(Case):
 
     @property
     def expected_ranges(self) -> tuple[Ranges, Ranges] | None:
-        """The sorted ranges that an accepted record removes and adds; None if such a record changes none, or is a deletion."""
+        """The sorted ranges that an accepted record removes and adds; None for a deletion, and if the record may change none."""
         if self.kind == "namespace" and self.status == "created":
             return [], whole_space(self.record.get("boundaries") or ()) or []
         at, right = parse_bundle(str(self.record.get("key"))), parse_bundle(str(self.record.get("right")))
@@ -208,7 +208,7 @@ def deletion_verdict(case: NamespaceCase) -> Violations:
 )
 def deleting_too_long(case: BrokerCase) -> Violations:
     """A namespace that is being deleted is gone within five times the bound for a pending bundle."""
-    # The membership finds these: such a namespace gets no facts of its own, so the facts of live publishers carry them.
+    # The membership finds these: a stopped deletion writes no records, so the facts of live publishers carry them.
     for name, since in case.fact.context.get("deleting_since", ()) if case.is_publisher else ():
         text = f"it has been in deletion since offset {since}, and nobody continues that"
         yield Violation(text, offsets=(since,), subject=subject("namespace", name))

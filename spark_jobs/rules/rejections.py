@@ -13,7 +13,7 @@ WINDOW_MS: Final = 10_000
 """Length of a counting window in log time. Windows do not overlap."""
 
 NEVER_WRITTEN: Final[Mapping[str, str]] = {
-    "malformed": "no program with this project's code writes such a record",
+    "malformed": "no program with this project's code writes this",
     "not_the_actor": "the transition table reserves this step for another broker",
     "not_adjacent": "a merge names two neighbours",
 }

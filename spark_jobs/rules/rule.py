@@ -1,7 +1,7 @@
 """Define rules and their findings, and run all rules of one kind of subject on a fact.
 
-A rule is a short function under the decorator `rule`, which states the rule beside it. The function gets a `Case` and yields a `Violation`
-for each fault. Its name is the name of its findings.
+A rule is a short function under the decorator `rule`, with severity, meaning and remedy. Its name is the name of its findings,
+its docstring the statement of the rule. It gets a `Case` and yields a `Violation` for each fault.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Violation(NamedTuple):
 Violations = Iterator[Violation]
 Check = Callable[[Any], Iterator[Any]]
 CaseKind = Literal["bundle", "broker", "namespace", "log", "evidence", "ownership"]
-"""What a function checks: a fact of a subject, or a stretch of serving, by itself or against ownerships (`spark_jobs.rules.serving`)."""
+"""What a function checks: a fact of a subject, or a stretch of serving, alone or against ownerships (`spark_jobs.rules.serving`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Run the verify job: read the archive, replay its segments in parallel on Spark's cores, and report progress.
 
 Each segment is one task. It reads its own rows in batches and returns a few numbers. So memory is bounded by the view, which every reader
-of the channel has to hold, whatever the length of the archive.
+of the channel has to hold, for archives of any length.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _promised(manifest: Manifest | None) -> int:
 
 
 def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
-    """Yield a difference if records are missing from the end of an archive. No snapshot or later record reveals such a loss."""
+    """Yield a difference if records are missing from the end of an archive. No snapshot or later record reveals this loss."""
     last = max((file.last for file in files), default=-1)
     if last < promised:
         text = f"the manifest promises records up to offset {promised}, but the last one is at {last}"
