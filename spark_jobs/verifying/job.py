@@ -28,7 +28,7 @@ from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
 from equipoise.spark_jobs.streams.session import spark_session
-from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
+from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
 from equipoise.spark_jobs.verifying.result import Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
 
@@ -156,22 +156,22 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
 
 def check_segment(segment: Segment) -> Checked:
     """Read and replay one segment. A file that cannot be read becomes a difference; nothing is raised."""
-    folding = Folding(segment, None)
+    replay = Replay(segment, None)
     reading = "" if segment.opening is None else segment.opening.file
     try:
-        folding = Folding(segment, None if segment.opening is None else _opening(segment.opening))
+        replay = Replay(segment, None if segment.opening is None else _opening(segment.opening))
         with _rare_collections():
             for reading in segment.files:
                 for rows in _rows(Path(reading), segment):
-                    folding.feed(rows)
-                    if not folding.goes_on:
-                        return folding.checked()
+                    replay.feed(rows)
+                    if not replay.continues:
+                        return replay.checked()
     except FileNotFoundError as error:
         gone = error.filename or reading
-        folding.unreadable("gone", file=gone, text=f"the file {gone} no longer exists")
+        replay.unreadable("gone", file=gone, text=f"the file {gone} no longer exists")
     except (SnapshotDamaged, OSError, pa.ArrowException) as error:
-        folding.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
-    return folding.checked()
+        replay.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
+    return replay.checked()
 
 
 def _opening(mark: Mark) -> View:

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any, Final
 
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
-from equipoise.spark_jobs.verifying.folding import Checked, Difference
+from equipoise.spark_jobs.verifying.replay import Checked, Difference
 from equipoise.spark_jobs.verifying.segments import Segment
 
 DIFFERENCES_MAX: Final = 20
@@ -97,7 +97,7 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
     if result.trusted:
         yield f"the first {result.trusted} records cannot be replayed: no snapshot has the state before them"
     if result.not_folded:
-        yield f"{result.not_folded} entries were skipped: they are after the end of the folding"
+        yield f"{result.not_folded} entries were skipped: they follow the end of the channel"
     for found in result.differences:
         if found.file is not None:
             yield f"{found.kind}: {found.text}"

@@ -24,8 +24,8 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
-from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
 from equipoise.spark_jobs.verifying.job import check_segment, contents, relocated
+from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows
 from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.archived import NOON_MS, archive_entries
@@ -436,10 +436,10 @@ def test_a_snapshot_with_a_null_is_named(archive: Path, cells: dict[str, None]) 
 def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong while rows are folded, and not while they are read, stays what it is."""
 
-    def feed(_folding: Folding, _rows: Rows) -> None:
+    def feed(_replay: Replay, _rows: Rows) -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(Folding, "feed", feed)
+    monkeypatch.setattr(Replay, "feed", feed)
     with pytest.raises(ValueError, match="a mistake of ours"):
         verified(archive)
 

@@ -68,7 +68,7 @@ class Checked:
     differences: tuple[Difference, ...] = ()
 
 
-class Folding:
+class Replay:
     """Replay one segment, batch by batch."""
 
     def __init__(self, segment: Segment, view: View | None) -> None:
@@ -84,13 +84,13 @@ class Folding:
         self._claim: Difference | None = None  # The first renewal whose digest differs from the view's.
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the replay needs further rows."""
         return self._difference is None
 
     def feed(self, rows: Rows) -> None:
         """Replay some rows."""
-        if not rows.offsets or not self.goes_on:
+        if not rows.offsets or not self.continues:
             return
         if self._view is None:
             self._begin(rows)
@@ -103,12 +103,12 @@ class Folding:
 
     def unreadable(self, kind: Kind, *, file: str, text: str) -> None:
         """Record that a file with the segment's rows or snapshot is damaged or gone."""
-        if self.goes_on:
+        if self.continues:
             self._difference = Difference(kind=kind, file=file, text=text)
 
     def checked(self) -> Checked:
         """Return the result, after the last rows."""
-        if self.goes_on:
+        if self.continues:
             self._difference = self._at_the_end()
         return Checked(
             number=self._segment.number,
