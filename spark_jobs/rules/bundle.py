@@ -194,29 +194,29 @@ class BundleCase(Case):
     @cached_property
     def wrong_after(self) -> tuple[State | None, State | None] | None:
         """The states that the fold and the audit have after an accepted record, if they differ."""
-        offset, before, after = self.fact.offset, self.before, self.after
-        expected: State | None
-        if not self.is_accepted:
-            return None
-        if self.is_made:
-            if self.made is None:
-                return None
+        if self.made is not None or self.before is None:
             expected = self.made
-        elif before is None:
-            return None
+            is_known = self.made is not None
         elif self.is_named:
-            if self.expected != ACCEPTED:
-                return None
-            phase = str(forms.phase_of(self.record)) if self.kind == "bundle" else ""
-            token = offset if self.kind == "bundle" and STEPS[before.phase, phase].ownership else before.token
-            parties = self.record.get("owner"), self.record.get("source")
-            expected = State(phase, *parties, offset, token) if self.kind == "bundle" else None
+            expected = self._after_step(self.before) if self.kind == "bundle" and self.expected == ACCEPTED else None
+            is_known = self.expected == ACCEPTED
         else:
-            death = DEATHS.get((before.phase, "owner" if before.owner == self.dead else "source"))
-            if not self.is_changed or self.kind == "namespace" or not self.names_dead or death is None:
-                return None
-            expected = State(death.after, before.whom(death.owner), None, offset, offset if death.ownership else before.token)
-        return None if after == expected else (after, expected)
+            expected = self._after_death(self.before)
+            is_known = expected is not None
+        return (self.after, expected) if self.is_accepted and is_known and self.after != expected else None
+
+    def _after_step(self, before: State) -> State:
+        """Return the state after a `bundle` record that the audit accepts."""
+        phase = str(forms.phase_of(self.record))
+        token = self.fact.offset if STEPS[before.phase, phase].ownership else before.token
+        return State(phase, self.record.get("owner"), self.record.get("source"), self.fact.offset, token)
+
+    def _after_death(self, before: State) -> State | None:
+        """Return the state after the death of a party; None if the record ends none of them."""
+        death = DEATHS.get((before.phase, "owner" if before.owner == self.dead else "source"))
+        if not self.is_changed or self.kind == "namespace" or not self.names_dead or death is None:
+            return None
+        return State(death.after, before.whom(death.owner), None, self.fact.offset, self.fact.offset if death.ownership else before.token)
 
     @cached_property
     def made(self) -> State | None:
