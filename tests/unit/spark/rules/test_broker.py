@@ -82,7 +82,7 @@ def test_what_is_late_or_dead() -> None:
 
 
 def test_the_second_opinion() -> None:
-    """A membership record that the second rules judge otherwise is told by the rule that it breaks."""
+    """A membership record on which the verdicts differ breaks the rule that the difference shows."""
     story = BrokerStory().joined()
     first = story.member("renewed", expected="not_the_actor")
     second = story.member("renewed", expected="accepted", verdict="stale")
@@ -140,7 +140,7 @@ def test_what_was_held_back_is_counted() -> None:
     story.wait(PERIOD_MS)
     story.own(verdict="not_the_actor")
     assert REPORTED_MAX + 2 == len(story.findings)
-    assert "more like" not in story.findings[-1].text
+    assert "held back" not in story.findings[-1].text
 
 
 def test_what_the_fold_makes_of_a_broker() -> None:
