@@ -12,7 +12,7 @@ import orjson
 
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.injected.honest import Run, busy, play
-from tests.injected.injection import Injected, Kind
+from tests.injected.injection import Injected, Kind, injected
 
 Stretch = dict[str, Any]
 
@@ -65,12 +65,7 @@ def _served(seed: int) -> _Served:
 
 
 def _injected(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int) -> Injected:
-    return Injected(
-        arrivals=arrivals,
-        rules=frozenset({rule}),
-        subjects=frozenset({f"bundle:{stretch['bundle']}"}),
-        offsets=frozenset(tokens or (stretch["token"],)),
-    )
+    return injected(arrivals, rule, f"bundle:{stretch['bundle']}", *(tokens or (stretch["token"],)))
 
 
 def _serves_beside_the_next(served: _Served, rng: Random) -> Injected | None:

@@ -34,6 +34,11 @@ class Injected:
         ]
 
 
+def injected(arrivals: list[Arrival], rule: str, subject: str, *offsets: int) -> Injected:
+    """Return a channel with a violation of one rule about one subject."""
+    return Injected(arrivals=arrivals, rules=frozenset({rule}), subjects=frozenset({subject}), offsets=frozenset(offsets))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind of violation. `inject` makes a channel with one of it, at a place that the chance decides; None where it found none."""

@@ -14,7 +14,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.injected.honest import BEGAN_MS
-from tests.injected.injection import Injected, Kind
+from tests.injected.injection import Injected, Kind, injected
 
 _RENEW_MS: Final = 1_000
 
@@ -26,7 +26,7 @@ _SILENT_AFTER: Final = (5, 60)
 _TRIED_EVERY_S: Final = (5, 40)
 
 
-class _Told:
+class _TimedChannel:
     """A channel, each record with a time."""
 
     def __init__(self, channel: Channel, rng: Random) -> None:
@@ -34,7 +34,6 @@ class _Told:
         self.rng = rng
         self.at_ms = BEGAN_MS
         self.arrivals: list[Arrival] = []
-        self._sequences: dict[int, int] = {}
         self.take()
 
     def take(self) -> None:
@@ -59,93 +58,75 @@ class _Told:
 
 
 def _stuck(phase: Phase, _seed: int, rng: Random) -> Injected:
-    told = _Told(channel_in(phase, "other"), rng)
-    bundle = told.channel.bundle()
-    while told.at_ms < BEGAN_MS + _LASTS_MS:
-        told.renew()
-    return Injected(
-        arrivals=told.arrivals,
-        rules=frozenset({"stuck_in_flight"}),
-        subjects=frozenset({f"bundle:{bundle.name}"}),
-        offsets=frozenset({bundle.last}),
-    )
+    timed = _TimedChannel(channel_in(phase, "other"), rng)
+    return _is_stuck(timed, since=timed.channel.bundle().last)
 
 
 def _silent(_seed: int, rng: Random) -> Injected:
     """One of three stops renewing, and the two others say nothing of it."""
-    told = _Told(channel_with("a:1", "b:1", "c:1"), rng)
+    timed = _TimedChannel(channel_with("a:1", "b:1", "c:1"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
-        told.renew()
+        timed.renew()
     name = rng.choice(("a:1", "b:1", "c:1"))
-    last = told.channel.broker(name).last
-    while told.at_ms < BEGAN_MS + _LASTS_MS:
-        told.renew(without=name)
-    return Injected(
-        arrivals=told.arrivals,
-        rules=frozenset({"silent_too_long"}),
-        subjects=frozenset({f"broker:{name}"}),
-        offsets=frozenset({last}),
-    )
+    last = timed.channel.broker(name).last
+    while timed.at_ms < BEGAN_MS + _LASTS_MS:
+        timed.renew(without=name)
+    return injected(timed.arrivals, "silent_too_long", f"broker:{name}", last)
 
 
 def _freed_and_left(_seed: int, rng: Random) -> Injected:
     """The owner of a bundle dies, and of the two who live nobody takes what it had."""
-    told = _Told(channel_in("owned", "other"), rng)
+    timed = _TimedChannel(channel_in("owned", "other"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
-        told.renew()
-    told.channel.die("owner")
-    told.take()
-    return _is_stuck(told, since=told.channel.view.offset)
+        timed.renew()
+    timed.channel.die("owner")
+    timed.take()
+    return _is_stuck(timed, since=timed.channel.view.offset)
 
 
 def _passed_to_and_fro(_seed: int, rng: Random) -> Injected:
     """Nobody opens a bundle, and each time before the bound it is assigned to another."""
-    told = _Told(channel_in("assigning", "other"), rng)
-    return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_to_another)
+    timed = _TimedChannel(channel_in("assigning", "other"), rng)
+    return _is_stuck(timed, since=timed.channel.bundle().last, each_time=_assign_to_another)
 
 
 def _refused_by_all(_seed: int, rng: Random) -> Injected:
     """Whoever gets a bundle gives it back at once, for ever."""
-    told = _Told(channel_in("free", "other"), rng)
-    return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_and_refuse)
+    timed = _TimedChannel(channel_in("free", "other"), rng)
+    return _is_stuck(timed, since=timed.channel.bundle().last, each_time=_assign_and_refuse)
 
 
-def _assign_to_another(told: _Told) -> None:
-    names = [name for name in ("owner", "other") if told.channel.incarnation(name) != told.channel.bundle().owner]
-    told.channel.accept(propose.assign(told.author("source"), told.channel.bundle(), owner=told.channel.incarnation(names[0])))
+def _assign_to_another(timed: _TimedChannel) -> None:
+    names = [name for name in ("owner", "other") if timed.channel.incarnation(name) != timed.channel.bundle().owner]
+    timed.channel.accept(propose.assign(timed.author("source"), timed.channel.bundle(), owner=timed.channel.incarnation(names[0])))
 
 
-def _assign_and_refuse(told: _Told) -> None:
-    told.channel.accept(propose.assign(told.author("source"), told.channel.bundle(), owner=told.channel.incarnation("owner")))
-    told.channel.accept(propose.refuse(told.author("owner"), told.channel.bundle(), reason="it is full"))
+def _assign_and_refuse(timed: _TimedChannel) -> None:
+    timed.channel.accept(propose.assign(timed.author("source"), timed.channel.bundle(), owner=timed.channel.incarnation("owner")))
+    timed.channel.accept(propose.refuse(timed.author("owner"), timed.channel.bundle(), reason="it is full"))
 
 
-def _is_stuck(told: _Told, *, since: int, each_time: Callable[[_Told], None] | None = None) -> Injected:
-    """The only bundle of a channel is stuck since an offset, whatever is done about it every so often."""
-    while told.at_ms < BEGAN_MS + _LASTS_MS:
-        for _ in range(told.rng.randrange(*_TRIED_EVERY_S)):
-            told.renew()
+def _is_stuck(timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedChannel], None] | None = None) -> Injected:
+    """The only bundle of a channel is stuck since an offset, in spite of `each_time`."""
+    while timed.at_ms < BEGAN_MS + _LASTS_MS:
+        for _ in range(timed.rng.randrange(*_TRIED_EVERY_S)):
+            timed.renew()
         if each_time is not None:
-            each_time(told)
-            told.take()
-    subject = f"bundle:{told.channel.bundle().name}"
-    return Injected(arrivals=told.arrivals, rules=frozenset({"stuck_in_flight"}), subjects=frozenset({subject}), offsets=frozenset({since}))
+            each_time(timed)
+            timed.take()
+    subject = f"bundle:{timed.channel.bundle().name}"
+    return injected(timed.arrivals, "stuck_in_flight", subject, since)
 
 
 def _deletion_stops(_seed: int, rng: Random) -> Injected:
     """Somebody lets a namespace go, and never takes it away."""
-    told = _Told(channel_in("owned"), rng)
-    told.channel.accept(propose.start_deleting_namespace(told.channel.admin(), told.channel.view, name=NAMESPACE))
-    since = told.channel.view.offset
-    told.take()
-    while told.at_ms < BEGAN_MS + _LASTS_MS:
-        told.renew()
-    return Injected(
-        arrivals=told.arrivals,
-        rules=frozenset({"deleting_too_long"}),
-        subjects=frozenset({f"namespace:{NAMESPACE}"}),
-        offsets=frozenset({since}),
-    )
+    timed = _TimedChannel(channel_in("owned"), rng)
+    timed.channel.accept(propose.start_deleting_namespace(timed.channel.admin(), timed.channel.view, name=NAMESPACE))
+    since = timed.channel.view.offset
+    timed.take()
+    while timed.at_ms < BEGAN_MS + _LASTS_MS:
+        timed.renew()
+    return injected(timed.arrivals, "deleting_too_long", f"namespace:{NAMESPACE}", since)
 
 
 STORIES: Final = (

@@ -14,7 +14,7 @@ from equipoise.channel.core.records import Renewed
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.injected.honest import busy_channel
-from tests.injected.injection import Injected, Kind
+from tests.injected.injection import Injected, Kind, injected
 
 _BACK_MS: Final = 600_000
 _AHEAD_MS: Final = 365 * 86_400_000
@@ -109,9 +109,7 @@ def _lets_time_fall(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
     channel[place:] = [arrival._replace(at_ms=arrival.at_ms - _BACK_MS) for arrival in channel[place:]]
-    return Injected(
-        arrivals=channel, rules=frozenset({"time_fell"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place].offset})
-    )
+    return injected(channel, "time_fell", "log:", channel[place].offset)
 
 
 def _lets_time_leap(seed: int, rng: Random) -> Injected:
@@ -119,9 +117,7 @@ def _lets_time_leap(seed: int, rng: Random) -> Injected:
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
     channel[place] = channel[place]._replace(at_ms=channel[place].at_ms + _AHEAD_MS)
-    return Injected(
-        arrivals=channel, rules=frozenset({"time_leapt"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place + 1].offset})
-    )
+    return injected(channel, "time_leapt", "log:", channel[place + 1].offset)
 
 
 def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
@@ -131,7 +127,7 @@ def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
     place = rng.choice(gaps)
     before = channel[place]
     channel.insert(place + 1, before._replace(offset=before.offset + 1, value=None))
-    return Injected(arrivals=channel, rules=frozenset({"malformed"}), subjects=frozenset({"log:"}), offsets=frozenset({before.offset + 1}))
+    return injected(channel, "malformed", "log:", before.offset + 1)
 
 
 def _cuts_records_off(seed: int, rng: Random) -> Injected | None:
