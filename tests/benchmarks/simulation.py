@@ -1,7 +1,4 @@
-"""How fast the simulation is, with all checkers, on one core: `make bench BENCH=simulation` prints one JSON line, in about a minute.
-
-May live here: the measurement that docs/benchmarks.md quotes of the simulation.
-"""
+"""How fast the simulation is, with all checkers, on one core: `make bench BENCH=simulation` prints one JSON line, in about a minute."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from case import Case, Operation, Work, Write, outcome
 Rule = Callable[[Case], Iterator[str]]
 
 
-def told(what: Write | Operation) -> str:
+def described(what: Write | Operation) -> str:
     """Format a write or an acknowledged request for a message."""
     return f"request {what.request!r} (broker {what.broker!r}, token {what.token}, value {what.value})"
 
@@ -45,7 +45,7 @@ def values_count_up(case: Case) -> Iterator[str]:
     last: dict[str, int] = {}
     for row in case.writes:
         if row.value != last.get(row.key, 0) + 1:
-            yield f"key {row.key!r}: in the store {told(row)} follows value {last.get(row.key, 0)}"
+            yield f"key {row.key!r}: in the store {described(row)} follows value {last.get(row.key, 0)}"
         last[row.key] = row.value
 
 
@@ -54,7 +54,7 @@ def stored_tokens_never_fall(case: Case) -> Iterator[str]:
     highest: dict[str, Write] = {}
     for row in case.writes:
         if row.token < highest.setdefault(row.key, row).token:
-            yield f"key {row.key!r}: the store took {told(row)} after {told(highest[row.key])}"
+            yield f"key {row.key!r}: the store took {described(row)} after {described(highest[row.key])}"
         else:
             highest[row.key] = row
 
@@ -73,7 +73,7 @@ def tokens_have_one_broker(case: Case) -> Iterator[str]:
     for what in served:
         first = holders.setdefault((what.key, what.token), what)
         if first.broker != what.broker:
-            yield f"key {what.key!r}: one token, two brokers: {told(first)} and {told(what)}"
+            yield f"key {what.key!r}: one token, two brokers: {described(first)} and {described(what)}"
 
 
 def out_of_order(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Operation]]:
@@ -96,14 +96,14 @@ def one_owner_at_a_time(case: Case) -> Iterator[str]:
     """Require that after an answer under a token no later call of the key is answered under an older one."""
     for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
         if earlier.token > later.token:
-            yield f"key {later.key!r}: two owners: {told(later)} was called after {told(earlier)} had returned"
+            yield f"key {later.key!r}: two owners: {described(later)} was called after {described(earlier)} had returned"
 
 
 def values_follow_real_time(case: Case) -> Iterator[str]:
     """Require under one token that a call made after another returned gets the higher value. The store's rules order the rest."""
     for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
         if earlier.token == later.token:
-            yield f"key {later.key!r}: {told(later)} was called after {told(earlier)} had returned, yet has no higher value"
+            yield f"key {later.key!r}: {described(later)} was called after {described(earlier)} had returned, yet has no higher value"
 
 
 def work_ends_within_its_lease(case: Case) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and their brokers killed; then checked.
 
-May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress --pulsar`.
+The full size is `python -m tests.stress --pulsar`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A cluster of real processes under load, moved about, killed, stopped and cut off from its log; and what is left of it checked.
 
-May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress`; tests run a small one.
+The full size is `python -m tests.stress`; tests run a small one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Mutants of compaction, which the simulation has no part of, are hunted by tests/compaction_hunt.py.
 
-May live here: copying, processes and printing. Exits with 0 if every mutant is caught by a checker within its budget.
+Exits with 0 if every mutant is caught by a checker within its budget.
 """
 
 from __future__ import annotations

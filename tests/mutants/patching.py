@@ -1,6 +1,6 @@
 """Patches of mutants: reading them, and applying them to the text of the product.
 
-May live here: pure functions over text. A hunk is found by its text, never by line numbers, so that a patch goes on applying
+A hunk is found by its text, never by line numbers, so that a patch goes on applying
 while the module around it changes; where its text is gone, or stands twice, it no longer applies.
 """
 

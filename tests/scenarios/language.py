@@ -1,7 +1,6 @@
 """The language of the stories: what each command does on a stage.
 
-May live here: the table of commands, and the few lines that each of them takes. README.md beside this tells what they mean.
-A word in capitals stands for something that the story fills in; all the others are spelled as they are.
+README.md explains them. A word in capitals is filled in by the story; all others are literal.
 """
 
 from __future__ import annotations
@@ -175,8 +174,8 @@ def _deliver_newest(stage: Stage, who: str) -> None:
     stage.deliver(link, 1)
 
 
-def _lose(stage: Stage, who: str, *, told: bool) -> None:
-    stage.lose(_link(stage, who), told=told)
+def _lose(stage: Stage, who: str, *, noticed: bool) -> None:
+    stage.lose(_link(stage, who), noticed=noticed)
 
 
 def _deafen(stage: Stage, name: str, *, deaf: bool) -> None:
@@ -322,7 +321,7 @@ def _passing(handle: Handle, process: Process | None) -> str:
 
 
 def _show_log(stage: Stage) -> None:
-    for record in stage.told:
+    for record in stage.records:
         for line in record.splitlines():
             stage.say(line)
 
@@ -348,8 +347,8 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "release WHO": _release,
     "deliver COUNT of WHO": _deliver,
     "deliver newest of WHO": _deliver_newest,
-    "lose WHO": partial(_lose, told=False),
-    "fail WHO": partial(_lose, told=True),
+    "lose WHO": partial(_lose, noticed=False),
+    "fail WHO": partial(_lose, noticed=True),
     "doubt WHO": lambda stage, who: stage.doubt(_link(stage, who)),
     "duplicate OFFSET": lambda stage, offset: stage.duplicate(int(offset)),
     "leap COUNT offsets": lambda stage, offsets: stage.log.skip(int(offsets)),

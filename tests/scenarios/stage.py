@@ -1,6 +1,6 @@
 """The stage of a story: brokers on one log in memory, with time and delivery in the hands of the story.
 
-On a stage nothing takes time by itself. A record that is appended is on the log, and read by all, at once, and services
+On a stage nothing takes time of its own accord. A record that is appended is on the log, and read by all, at once, and services
 answer at once; a story that needs it otherwise holds an author's records in flight, makes a broker deaf, or lets a service
 wait. Time passes only when the story says so, from one moment at which some broker wants to be woken to the next.
 """
@@ -191,7 +191,7 @@ class Service(StandInService):
 
 
 def _line(effect: Effect) -> str | None:
-    """What a story tells of an effect; None if nothing."""
+    """The line of a story about an effect; None if it has none."""
     match effect:
         case Prepare():
             return f"prepares {effect.bundle.name}{_from(effect.source)}"
@@ -240,7 +240,7 @@ class Stage:
         self.log = SharedLog(name="story", cluster="story", folded=self._folded)
         self.names = story.Names(self.log.view)
         self.log_is_out = False
-        self.told: list[str] = []
+        self.records: list[str] = []
         self.visited: dict[tuple[Phase, Phase] | tuple[Phase, str] | str, None] = {}
         self._lines: list[str] = []
         self._said_at_ms = 0
@@ -341,15 +341,15 @@ class Stage:
         link.is_held = False
         self.deliver(link, len(link.in_flight))
 
-    def lose(self, link: Link, *, told: bool) -> None:
-        """What is in flight never arrives; `told` if its author learns of that, for the log's disk is full."""
+    def lose(self, link: Link, *, noticed: bool) -> None:
+        """What is in flight never arrives; `noticed` if its author learns of that, because the log's disk is full."""
         for failed, _ in link.in_flight:
-            if told and failed is not None:
+            if noticed and failed is not None:
                 failed(LogStorageFull(log="story"))
         link.in_flight.clear()
 
     def doubt(self, link: Link) -> None:
-        """The author of what is in flight is told that nobody knows whether it has arrived; it stays where it is."""
+        """The author of what is in flight learns that nobody knows whether it has arrived; it stays where it is."""
         for failed, _ in link.in_flight:
             if failed is not None:
                 failed(LogUnavailable(log="story", problem="it gave no answer"))
@@ -369,7 +369,7 @@ class Stage:
     def _tell(self, folded: Folded) -> None:
         line, *more = story.describe(folded, self.view, self.names)
         lines = [f"{folded.offset}  {line}", *(f"    {text}" for text in more)]
-        self.told.append("\n".join(lines))
+        self.records.append("\n".join(lines))
         if isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged:
             return
         for text in lines:

@@ -1,6 +1,6 @@
-"""Story files: how they are told, and how what they expect is written anew.
+"""Story files: how they are played, and how what they expect is written anew.
 
-May live here: the form of a story file. A line that begins with `> ` is a command; the lines after it that are indented by
+A line that begins with `> ` is a command; the lines after it that are indented by
 four blanks are what must happen; everything else is prose.
 """
 
@@ -21,7 +21,7 @@ _OUTPUT = "    "
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A story that was told: the text of its file with what happened, and the stage as it stands at the end."""
+    """A story that was played: the text of its file with what happened, and the stage as it stands at the end."""
 
     text: str
     stage: Stage
@@ -33,9 +33,9 @@ def paths() -> list[Path]:
 
 
 @cache
-def told(path: Path) -> Story:
+def played(path: Path) -> Story:
     """The story of a file as it happens now."""
-    return tell(path.read_text(encoding="utf-8"))
+    return play(path.read_text(encoding="utf-8"))
 
 
 def commands(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def commands(text: str) -> list[str]:
     return [line.removeprefix(_COMMAND) for line in text.splitlines() if line.startswith(_COMMAND)]
 
 
-def tell(text: str) -> Story:
+def play(text: str) -> Story:
     """Perform every command of a story; its text again, with what happened in place of what was expected."""
     stage = Stage()
     lines: list[str] = []

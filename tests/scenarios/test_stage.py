@@ -1,7 +1,4 @@
-"""The stage itself: its checks bite, and its language refuses what it does not know.
-
-May live here: planted faults, each of which some check must find, and the form of story files.
-"""
+"""The stage itself: its checks bite, and its language refuses what it does not know."""
 
 from __future__ import annotations
 
@@ -69,10 +66,10 @@ def test_what_is_no_command_is_refused(line: str) -> None:
 def test_a_story_is_rewritten_by_what_happens() -> None:
     """What was expected is replaced by what happened, prose stays, and a story that is right stays as it is."""
     wrong = "A story.\n\n> brokers a\n    9 nonsense\n\nThe end.\n"
-    right = stories.tell(wrong).text
+    right = stories.play(wrong).text
     assert right.startswith("A story.\n\n> brokers a\n    1  genesis    story  by a")
     assert right.endswith("\n\nThe end.\n")
-    assert right == stories.tell(right).text
+    assert right == stories.play(right).text
 
 
 def test_bundles_have_short_names() -> None:

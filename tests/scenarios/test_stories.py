@@ -1,7 +1,4 @@
-"""Every story happens as its file says, and together they visit all that there is to visit.
-
-May live here: the comparison of stories with what happens, and what the set of all stories must hold.
-"""
+"""Every story happens as its file says, and together they visit all that there is to visit."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _LINES_MAX = 80
 @pytest.mark.parametrize("path", stories.paths(), ids=lambda path: path.stem)
 def test_a_story_happens_as_it_is_told(path: Path) -> None:
     """Each command of a story has exactly the outcome that its file shows."""
-    assert path.read_text(encoding="utf-8") == stories.told(path).text
+    assert path.read_text(encoding="utf-8") == stories.played(path).text
 
 
 @pytest.mark.parametrize("path", stories.paths(), ids=lambda path: path.stem)
@@ -33,7 +30,7 @@ def test_a_story_is_short_and_says_what_it_is_about(path: Path) -> None:
 
 def test_the_stories_visit_every_row_of_the_tables() -> None:
     """Every transition and every death of `channel.core.lifecycle`, and a split and a merge, are accepted in some story."""
-    visited = {row for path in stories.paths() for row in stories.told(path).stage.visited}
+    visited = {row for path in stories.paths() for row in stories.played(path).stage.visited}
     assert {*ROWS, *DEATH_ROWS, "split", "merge"} == visited
 
 

@@ -1,6 +1,6 @@
 """How stories spell things: bundles by the first digits of their range, and the moment at which something is said.
 
-May live here: pure functions between the short names of stories and the full names of the channel. Records are put into
+Records are put into
 words by `channel.inspect.story`, and only shortened here.
 """
 

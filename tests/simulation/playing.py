@@ -1,7 +1,4 @@
-"""Runs of the simulation in other processes, so that they use all cores, and go untraced by the measurement of coverage.
-
-May live here: what is played, and what comes back from the process that plays it.
-"""
+"""Runs of the simulation in other processes, so that they use all cores, and go untraced by the measurement of coverage."""
 
 from __future__ import annotations
 

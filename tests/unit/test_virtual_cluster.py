@@ -1,6 +1,6 @@
 """The cluster in virtual time: what a user's test may do with it, and how it says that something did not come about.
 
-May live here: the cluster itself. A test as users write it is tests/examples/test_visits.py.
+A test as users write it is tests/examples/test_visits.py.
 """
 
 from __future__ import annotations

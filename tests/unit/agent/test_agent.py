@@ -1,7 +1,4 @@
-"""The agent as a whole: what it answers when it may not act, and how it ends.
-
-May live here: `brokers.agent.agent` at its edges, where no story of tests/scenarios goes.
-"""
+"""The agent as a whole: what it answers when it may not act, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The core: attempts, how they are settled, and how many there may be.
-
-May live here: `brokers.agent.core.Core` with a log that tests write by hand.
-"""
+"""The core: attempts, how they are settled, and how many there may be."""
 
 from __future__ import annotations
 
@@ -242,9 +239,9 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
     """What a broker would be told to say of itself, and every channel would reject for ever, is refused at the start."""
-    told, problem = MISFITS[name]
+    profile, problem = MISFITS[name]
     with pytest.raises(InvalidConfig, match=problem):
-        Profile(**told)
+        Profile(**profile)
 
 
 @given(

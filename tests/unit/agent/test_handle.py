@@ -1,7 +1,4 @@
-"""Leases and handles: until when they are good, by which clock, and what ends them for ever.
-
-May live here: the check that stands between a broker's belief and its answer, alone.
-"""
+"""Leases and handles: until when they are good, by which clock, and what ends them for ever."""
 
 from __future__ import annotations
 

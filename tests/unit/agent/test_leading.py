@@ -1,7 +1,4 @@
-"""Leading: how much is done at once, by whom, and when another steps in.
-
-May live here: what the stories of tests/scenarios do not tell, of `brokers.agent.leading`: its bounds and its deadlines.
-"""
+"""Leading: how much is done at once, by whom, and when another steps in."""
 
 from __future__ import annotations
 
@@ -180,11 +177,11 @@ def test_many_lookups_are_one_proposal() -> None:
 def test_lookups_do_not_hurry_those_that_refuse() -> None:
     """However often a bundle is looked up that everybody refuses, each broker is asked for it no sooner than 750 ms later."""
     stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
-    asked = len(stage.told)
+    asked = len(stage.records)
     for _ in range(20):
         perform(stage, "lookup 00_ff at a")
         perform(stage, "lookup 00_ff at b")
-    assert asked == len(stage.told)
+    assert asked == len(stage.records)
 
 
 def test_who_unloads_for_an_operator_may_have_it_back() -> None:

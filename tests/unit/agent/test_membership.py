@@ -1,7 +1,4 @@
-"""Membership: whose silence counts from when, who speaks first, and what joining takes.
-
-May live here: what the stories of tests/scenarios do not tell, of `brokers.agent.membership`: edges, to the millisecond.
-"""
+"""Membership: whose silence counts from when, who speaks first, and what joining takes."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def records(effects: list[Effect]) -> list[object]:
 
 def deaths(stage: Stage) -> list[str]:
     """Return the accepted declarations of death: who declared whom."""
-    words = [line.splitlines()[0].split() for line in stage.told if "  down  " in line and "rejected" not in line]
+    words = [line.splitlines()[0].split() for line in stage.records if "  down  " in line and "rejected" not in line]
     return [f"{line[-1]} declares {line[2]} down" for line in words]
 
 
@@ -331,12 +328,12 @@ def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
     sent = lone.step(NonceWritten(nonce=lone.begin()))
     drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
     assert [] == lone.agent.step(drain, Instant(lone.now_ms, lone.now_ms))
-    told: list[Effect] = []
+    seen: list[Effect] = []
     for _ in range(5):
         sent = lone.land(*sent)
-        told += sent
+        seen += sent
     assert ["draining", "left"] == [entry.status for entry in map(_decoded, lone.entries) if isinstance(entry, BrokerRecord)]
-    assert Stop(error=None) in told
+    assert Stop(error=None) in seen
 
 
 def test_a_stop_before_any_joined_was_sent_is_immediate() -> None:

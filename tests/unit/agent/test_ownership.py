@@ -1,7 +1,4 @@
-"""Ownership and work: the two checks that a service makes, and what splits, merges and lost leases do to work in progress.
-
-May live here: `brokers.runtime.service.Ownership` and `Work`, with a clock that tests set.
-"""
+"""Ownership and work: the two checks that a service makes, and what splits, merges and lost leases do to work in progress."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ownerships: what a broker makes of its service's answers, be they late, double, out of place or nonsense.
-
-May live here: what the stories of tests/scenarios do not tell, of `brokers.agent.ownerships`.
-"""
+"""Ownerships: what a broker makes of its service's answers, be they late, double, out of place or nonsense."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Placement: the quick choice is the one that a slow and obvious model makes.
-
-May live here: `brokers.balancing.placement.FewestBundles` over views that tests set up.
-"""
+"""Placement: the quick choice is the one that a slow and obvious model makes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Refusals: how long a broker that does not take a bundle is left in peace.
-
-May live here: the arithmetic of the back-off, without an agent around it.
-"""
+"""Refusals: how long a broker that does not take a bundle is left in peace."""
 
 from __future__ import annotations
 

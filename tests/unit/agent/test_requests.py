@@ -1,7 +1,4 @@
-"""Requests: each intent becomes the record that it means, or the refusal that the fold would give.
-
-May live here: `brokers.agent.requests.record_of` over small channels.
-"""
+"""Requests: each intent becomes the record that it means, or the refusal that the fold would give."""
 
 from __future__ import annotations
 

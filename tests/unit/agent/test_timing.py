@@ -1,7 +1,4 @@
-"""Timing: which durations are refused, and how they grow with the membership.
-
-May live here: the arithmetic of `brokers.agent.timing`, at its edges.
-"""
+"""Timing: which durations are refused, and how they grow with the membership."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Waking: an agent that is woken only when it asks to be misses nothing, and one that has nothing to do sleeps.
-
-May live here: `Agent.wake_at_ms`, against a second agent that is woken every millisecond.
-"""
+"""Waking: an agent that is woken only when it asks to be misses nothing, and one that has nothing to do sleeps."""
 
 from __future__ import annotations
 
@@ -136,9 +133,9 @@ STORIES = {
 def test_who_is_woken_when_it_asks_misses_nothing(name: str) -> None:
     """The same records come to the log as where everybody is woken all the time: at most a round later, membership at once."""
     asked, pending = play(CountingStage(), STORIES[name]), play(PendingStage(), STORIES[name])
-    assert pending.told == asked.told
+    assert pending.records == asked.records
     late = []
-    for line, due_ms, came_ms in zip(pending.told, pending.times_ms, asked.times_ms, strict=True):
+    for line, due_ms, came_ms in zip(pending.records, pending.times_ms, asked.times_ms, strict=True):
         is_membership = any(word in line for word in ("  join ", "  renew ", "  down "))
         if not due_ms <= came_ms <= due_ms + (0 if is_membership else _ROUND_MS):
             late.append((line, due_ms, came_ms))

@@ -69,7 +69,7 @@ class History:
 
 
 class Fake:
-    """Whatever a checker looks at, and no more; told apart by identity, as processes are."""
+    """What a checker looks at, and no more; compared by identity, as processes are."""
 
     alive: bool
 
@@ -371,7 +371,7 @@ def test_a_settled_attempt_is_accepted() -> None:
 # --- 7 and section 4 ---
 
 
-def told(history: History, membership: Membership) -> Folded:
+def all_but_last(history: History, membership: Membership) -> Folded:
     """Let the membership checker read the whole history but its last record, which is returned."""
     *earlier, last = history.folded
     for record in earlier:
@@ -389,7 +389,7 @@ def declared_dead(*, lives: bool, lease_good: bool, nobody_dies: bool = False, p
     cast("Fake", victim.process).alive = lives
     membership = Membership({"a:1": victim.process}, passing=lambda _process: passing, nobody_dies=nobody_dies)
     history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
-    membership.folded(told(history, membership), history.view)
+    membership.folded(all_but_last(history, membership), history.view)
 
 
 def test_a_death_that_is_in_order() -> None:
@@ -459,7 +459,7 @@ def test_the_dead_and_the_draining_are_given_nothing() -> None:
     bundle = history.create()
     membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
     history.add(propose.assign(history.author("a", 1), bundle, owner=target))
-    given = told(history, membership)
+    given = all_but_last(history, membership)
     membership.folded(given, history.view)
     history.view.live[target].status = "draining"
     with pytest.raises(InvariantViolated, match="is given to #2, which drains"):
@@ -489,7 +489,7 @@ def test_a_death_that_forgets_a_bundle() -> None:
 
 @pytest.mark.parametrize("accepted_first", [False, True])
 def test_an_error_for_what_is_accepted(accepted_first: bool) -> None:
-    """Whoever was told that nothing came of it, finds it on the log, be it before or after."""
+    """A request that was answered with an error is on the log, accepted before or after the answer."""
     history, answers = History(), Answers()
     incarnation = history.join("a")
     renewed = [history.add(propose.renewed(history.author("a", sequence), history.view.brokers["a"])) for sequence in (1, 2)]
