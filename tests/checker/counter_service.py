@@ -61,11 +61,9 @@ class Leavings:
         return case.assembled(self.calls, self.writes, self.refusals, self.works)
 
     def change_answers(self, request: str, /, **changes: object) -> None:
-        """Change a request in the callers' history."""
         self.calls = [changed(call, **changes) if call.request == request else call for call in self.calls]
 
     def change_rows(self, request: str, /, **changes: object) -> None:
-        """Change a request in the store."""
         self.writes = [changed(row, **changes) if row.request == request else row for row in self.writes]
 
     def change_both(self, request: str, /, **changes: object) -> None:

@@ -23,12 +23,10 @@ def change_first_work(left: Leavings, **changes: object) -> None:
 
 
 def lose_row(left: Leavings) -> None:
-    """Remove an acknowledged request from the store."""
     left.writes[:] = [row for row in left.writes if row.request != "b5"]
 
 
 def apply_twice(left: Leavings) -> None:
-    """Apply a retry of b5 as if it were new."""
     left.writes.append(case.Write("b5", HOT, "b1", 17, 6))
 
 
@@ -39,7 +37,6 @@ def apply_unknown_twice(left: Leavings) -> None:
 
 
 def take_stale_write(left: Leavings) -> None:
-    """Let the store accept the old owner's write."""
     left.change_answers("stale", status=None)
     left.refusals.clear()
     left.writes.append(case.Write("stale", HOT, "b0", 10, 6))
@@ -117,7 +114,6 @@ def test_work_that_only_a_token_guards_is_checked_by_the_store() -> None:
 
 
 def test_an_honest_run_is_clean() -> None:
-    """The output of an honest service is accepted."""
     assert {} == plain_run().violations()
 
 
@@ -134,7 +130,6 @@ def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rule is needed: without it its fault is not found."""
     left = plain_run()
     fault.plant(left)
     monkeypatch.delitem(rules.RULES, fault.rule)
@@ -183,7 +178,6 @@ def test_brokers_that_do_not_check_are_found() -> None:
 
 
 def test_without_either_check_callers_see_two_owners() -> None:
-    """If neither store nor broker checks, the answers show two owners."""
     left = run(random_steps(7), CounterService(store_checks_tokens=False, brokers_check_ownership=False))
     assert {"one_owner_at_a_time", "stored_tokens_never_fall", "work_of_two_tokens_never_overlaps"} <= set(left.violations())
 
@@ -199,7 +193,6 @@ CORRUPTIONS: tuple[dict[str, object], ...] = (
 
 @given(STEPS, st.sampled_from(CORRUPTIONS), st.integers(min_value=0))
 def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[str, object], choice: int) -> None:
-    """If any field of any acknowledged row of any run changes, the verdict is not clean."""
     left = run(steps, CounterService())
     acknowledged = sorted({call.request for call in left.calls if call.status == 200})
     left.change_rows(acknowledged[choice % len(acknowledged)], **corruption)
@@ -246,7 +239,6 @@ def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
 
 
 def test_totals_say_what_was_checked() -> None:
-    """The totals of the plain run match its scenario."""
     left = plain_run()
     left.change_answers("b5", return_ns=2_000_000_000)
     before_ns = next(call.return_ns or 0 for call in left.calls if call.request == "b4")

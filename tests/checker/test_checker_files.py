@@ -32,7 +32,6 @@ CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, toke
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
-    """Write the output of a run to files. Return the checker's arguments for them."""
     history, store_path, evidence = folder / "history.jsonl", folder / "store.db", folder / "accepts.jsonl"
     history.write_text(json_lines(left.calls, caller="c1", target="b0"), encoding="utf-8")
     evidence.write_text(json_lines(left.works, bundle="shop/orders/0x00000000_0xffffffff"), encoding="utf-8")
@@ -82,7 +81,6 @@ def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An incomplete last line of a killed caller does not make the case unusable, and is mentioned."""
     arguments = save(plain_run(), tmp_path)
     with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write('{"request": "a9", "ke')
@@ -91,7 +89,6 @@ def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.
 
 
 def test_several_histories_are_one_case(tmp_path: Path) -> None:
-    """Histories of several callers are checked together."""
     arguments = save(plain_run(), tmp_path)
     lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "history.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
@@ -149,7 +146,6 @@ def test_a_store_that_cannot_be_read_makes_the_case_unusable(
 
 
 def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row of the store without a field is reported with its place."""
     left = plain_run()
     left.change_rows("a2", request=None)
     assert 2 == checker.main(save(left, tmp_path))
@@ -158,7 +154,6 @@ def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys:
 
 @given(st.binary(max_size=200))
 def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
-    """Any bytes that are no valid history, evidence or store are refused with exit code 2."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = save(plain_run(), Path(folder))
         spoilt = Path(folder) / "garbage"

@@ -32,13 +32,11 @@ class Leavings:
     evidence: list[Line] = field(default_factory=list)
 
     def find(self, event: str, producer: str, n: int, *, topic: str = TOPIC, consumer: str | None = None) -> Line:
-        """Return the line of an event."""
         wanted = {"event": event, "producer": producer, "n": n, "topic": topic}
         wanted |= {} if consumer is None else {"consumer": consumer}
         return next(line for line in self.history if wanted.items() <= line.items())
 
     def lose(self, event: str, producer: str, n: int, **of: str) -> None:
-        """Remove a line."""
         self.history.remove(self.find(event, producer, n, **of))
 
 
@@ -56,7 +54,6 @@ def honest_run() -> Leavings:
 
 
 def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
-    """Add all lines about one message."""
     at_ns = n * 10
     what: Line = {"topic": topic, "producer": producer, "n": n}
     full = topic if topic == TOPIC else f"{topic}-partition-{n % 2}"
@@ -71,7 +68,6 @@ def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
 
 
 def checked_rules(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
-    """Return the broken rules, and how often each was broken."""
     run = messages.Run()
     run.windows += windows
     for line in left.history:
@@ -82,17 +78,14 @@ def checked_rules(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
 
 
 def test_an_honest_run_is_clean() -> None:
-    """No rule is broken, although a topic moved, another is partitioned, and one subscription uses a pattern."""
     assert {} == checked_rules(honest_run())
 
 
 def repeat(left: Leavings) -> None:
-    """Deliver a message again, after others."""
     left.history.append(left.find("received", "p0", 5, consumer="c0") | {"at_ns": 99})
 
 
 def swap(left: Leavings) -> None:
-    """Swap two messages of a producer on their way to one consumer."""
     one, other = (left.history.index(left.find("received", "p0", n, consumer="c0")) for n in (5, 6))
     left.history[one], left.history[other] = left.history[other], left.history[one]
 
@@ -105,7 +98,6 @@ def swap_in_a_partition(left: Leavings) -> None:
 
 
 def invent(left: Leavings) -> None:
-    """Deliver a message that was never sent."""
     left.history.append(left.find("received", "p0", 7, consumer="c0") | {"n": 8})
 
 
@@ -120,7 +112,6 @@ def old_owner_answers_late(left: Leavings) -> None:
 
 
 def forget(left: Leavings, topic: str, sequence: int) -> None:
-    """Remove the evidence of a message of p0."""
     message = {"key": f"t/n/{topic}", "message": f"p0:{sequence}"}
     left.evidence.remove(next(line for line in left.evidence if message.items() <= line.items()))
 
@@ -162,7 +153,6 @@ def spoilt(fault: str) -> tuple[str, Leavings]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_breaks_its_rule_alone(fault: str) -> None:
-    """Each injected fault is found once by its own rule, and by no other."""
     rule, left = spoilt(fault)
     assert {rule: 1} == checked_rules(left)
 
@@ -185,7 +175,6 @@ def test_what_is_sent_again_in_order_is_no_disorder() -> None:
 
 
 def test_what_was_not_receipted_may_be_lost() -> None:
-    """A message without an acknowledgement, or given up by the client, may be lost."""
     left = honest_run()
     left.lose("receipted", "p0", 5)
     left.find("receipted", "p0", 6)["event"] = "failed"
@@ -195,7 +184,6 @@ def test_what_was_not_receipted_may_be_lost() -> None:
 
 
 def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
-    """Evidence of a failed message does not count for the acknowledged messages after it."""
     left = honest_run()
     left.find("receipted", "p0", 6)["event"] = "failed"
     left.lose("received", "p0", 6, consumer="c0")
@@ -205,7 +193,6 @@ def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
 
 
 def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
-    """Evidence of other services in the same file does not count as a message."""
     left = honest_run()
     left.evidence.append(left.evidence[0] | {"key": "t/n/counter", "message": None})
     assert {} == checked_rules(left)
@@ -214,7 +201,6 @@ def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
 
 
 def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
-    """A consumer does not lose messages sent before its subscription."""
     left = honest_run()
     left.history[0]["at_ns"] = 15
     for n in (0, 1):
@@ -225,14 +211,12 @@ def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
 
 
 def test_a_subscription_that_gets_nothing_at_all_is_found() -> None:
-    """A subscription that received nothing at all is checked too."""
     left = honest_run()
     left.history = [line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"]
     assert {"receipted_messages_are_delivered": 32} == checked_rules(left)
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
-    """Write the lines to files. Return the arguments that name them."""
     for name in ("history", "evidence"):
         lines = getattr(left, name)
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -292,7 +276,6 @@ def test_what_cannot_be_checked_is_no_clean_run(
 @settings(deadline=None)  # It writes files, and the machine may be busy.
 @given(garbage=st.binary(max_size=200))
 def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
-    """Any bytes in a history or in evidence are refused with exit code 2."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = save(honest_run(), Path(folder))
         spoilt = Path(folder) / "garbage"
@@ -301,7 +284,6 @@ def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:
-    """An incomplete last line of evidence, as a killed broker leaves it, is skipped."""
     arguments = save(honest_run(), tmp_path)
     with (tmp_path / "evidence.jsonl").open("a") as evidence:
         evidence.write('{"broker": "b')

@@ -48,7 +48,6 @@ class Result:
 
     @property
     def is_clean(self) -> bool:
-        """Whether neither the checker nor the audit of the channel found anything."""
         return self.verdict.is_clean and self.findings.in_order
 
 
@@ -110,7 +109,6 @@ async def pulsar_stress(
 
 
 def evidence(cluster: LocalCluster) -> Sequence[Path]:
-    """What the brokers wrote down."""
     return sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
 
 
@@ -142,7 +140,6 @@ async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Operation]) -
 
 
 def have_moved(counted: Counter[Operation], wanted: int, _: View) -> bool:
-    """Whether so many moves count."""
     return counted.total() >= wanted
 
 

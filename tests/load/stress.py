@@ -82,7 +82,6 @@ class Result:
 
     @property
     def is_clean(self) -> bool:
-        """Whether neither the checker nor the audit of the channel found anything."""
         return self.verdict.is_clean and self.findings.in_order
 
 
@@ -113,7 +112,6 @@ class Run:
             await asyncio.sleep(0.02)
 
     def incarnation(self, number: int) -> int:
-        """The newest incarnation of a broker of the cluster."""
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
 
     def busiest(self) -> int:
@@ -228,7 +226,6 @@ class Run:
 
 
 def stands_still(pid: int | None) -> bool:
-    """Whether every thread of a process is stopped; a signal reaches one after the other."""
     states = [task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
     return states == ["T"] * len(states)
 
@@ -270,7 +267,6 @@ async def _run(
 
 
 def verified(log_url: str) -> Findings:
-    """What the audit of the channel finds."""
     log = open_log(log_url, create=False)
     try:
         return verify(log)

@@ -44,12 +44,10 @@ class Result:
 
 
 def mutants_of(folder: Path) -> list[Mutant]:
-    """The mutants of a folder, by name."""
     return [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.patch"))]
 
 
 def product_texts() -> dict[str, str]:
-    """The product's modules, by their paths below the root."""
     paths = [path for package in LINKED for path in sorted((ROOT / package).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -63,7 +61,6 @@ def write_product(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -> Result:
-    """Simulate one mutant, seed after seed, until a checker catches it."""
     began = time.monotonic()
     try:
         changed = apply(mutant, texts)

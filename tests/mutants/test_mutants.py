@@ -48,7 +48,6 @@ def test_there_are_enough_mutants() -> None:
 
 
 def test_a_patch_is_read_and_applied() -> None:
-    """Hunks are found by their text, wherever it stands."""
     mutant = parse("01-rule", PATCH)
     assert mutant == Mutant(
         name="01-rule",
@@ -65,14 +64,12 @@ def test_a_patch_is_read_and_applied() -> None:
 
 @pytest.mark.parametrize("text", ["first\nthird\nlast\n", "first\nsecond\nthird\n" * 2 + "last\n"])
 def test_a_patch_whose_text_is_not_there_once_does_not_apply(text: str) -> None:
-    """Text that is gone, or stands twice, is an error that says so."""
     with pytest.raises(PatchDoesNotApplyError, match="times in"):
         apply(parse("01-rule", PATCH), {"one.py": text})
 
 
 @pytest.mark.parametrize("text", ["", PATCH.replace("Scenario: ", ""), PATCH.partition("---")[0]])
 def test_what_is_no_patch_is_refused(text: str) -> None:
-    """A file without a rule, a scenario or a change is an error."""
     with pytest.raises(PatchDoesNotApplyError):
         parse("01-rule", text)
 
@@ -86,7 +83,6 @@ def test_a_broken_rule_is_caught() -> None:
 
 
 def test_a_change_that_breaks_nothing_is_not_caught() -> None:
-    """A mutant that behaves like the product makes the hunt fail."""
     hunk = Hunk(path="channel/core/ranges.py", before="BUNDLES_MAX: Final = 65_536", after="BUNDLES_MAX: Final = 2**16")
     result = hunt(Mutant(name="harmless", rule="None.", scenario="three-brokers", hunks=(hunk,)), product_texts(), seeds_max=2)
     assert not result.caught
@@ -94,7 +90,6 @@ def test_a_change_that_breaks_nothing_is_not_caught() -> None:
 
 
 def test_an_agent_that_crashes_does_not_count_as_caught() -> None:
-    """A mutant must be caught by a checker, not by falling over."""
     hunk = Hunk(
         path="channel/core/view.py", before="    view.offset = offset\n    kind", after="    view.offset = offset.nothing\n    kind"
     )

@@ -64,7 +64,6 @@ class UnknownCommandError(Exception):
 
 
 def perform(stage: Stage, line: str) -> list[str]:
-    """Do what one line of a story says, let everything come to rest, check what must hold, and tell what happened."""
     template = template_of(line)
     found = _PATTERN_OF[template].fullmatch(line)
     assert found is not None, "it is this template because it matches"
@@ -75,7 +74,6 @@ def perform(stage: Stage, line: str) -> list[str]:
 
 
 def play(*commands: str) -> Stage:
-    """A stage after these commands."""
     stage = Stage()
     for command in commands:
         perform(stage, command)

@@ -77,7 +77,6 @@ class Host:
     nonces_made: int = 0
 
     def now(self) -> Instant:
-        """What the clocks of this machine show."""
         true_ms = self.true_time_ms()
         return Instant(true_ms + self.booted_ms, true_ms + _WALL_MS + self.skew_ms)
 
@@ -112,15 +111,12 @@ class Process(AgentHost):
 
     @property
     def is_paused(self) -> bool:
-        """See `AgentHost`."""
         return self.paused
 
     def now(self) -> Instant:
-        """See `AgentHost`."""
         return self.host.now()
 
     def append(self, data: bytes, failed: Failed) -> None:
-        """See `AgentHost`."""
         self._stage.send(self.host.link, data, failed)
 
     def accepts(self, event: Event) -> bool:
@@ -139,16 +135,13 @@ class Process(AgentHost):
             self._say(line)
 
     def stepped(self, event: Event, _effects: Sequence[Effect], _now: Instant) -> None:
-        """See `AgentHost`."""
         self._stage.check_step(self, event)
 
     def replayed(self, check: Refold, *, agrees: bool) -> None:
-        """See `AgentHost`."""
         result = "its own view is right, and it serves on" if agrees else "its own view is wrong"
         self._say(f"folds the log again, since {check.other} says another digest at {check.offset}: {result}")
 
     def ended(self, why: str, *, killed: bool) -> None:
-        """See `AgentHost`."""
         self._say(why)
         self.host.process = None
 
@@ -169,7 +162,6 @@ class Service(StandInService):
         self._die = die
 
     def perform(self, work: Work, result: Callable[[str | None], Event]) -> None:
-        """Do the work as the mood is."""
         verb = VERBS[type(work)]
         mood = self.moods.get(verb)
         if mood == "dies":
@@ -180,7 +172,6 @@ class Service(StandInService):
             self.answer(result("no room here" if mood == "refuses" else None))
 
     def abandoned(self, effect: Abandon) -> None:
-        """Stop the work."""
         self.waiting = [(bundle, done) for bundle, done in self.waiting if bundle != effect.bundle]
 
     def go_on(self) -> None:
@@ -249,7 +240,6 @@ class Stage:
 
     @property
     def view(self) -> View:
-        """The view of a reader that has read the whole log."""
         return self.log.view
 
     def say(self, line: str) -> None:
@@ -260,19 +250,16 @@ class Stage:
         self._lines.append(shortened(line))
 
     def take_lines(self) -> list[str]:
-        """What happened since the last call."""
         lines, self._lines = self._lines, []
         return lines
 
     def check(self) -> None:
-        """What must hold after every command."""
         one_owner(list(self.hosts.values()))
         one_view(list(self.hosts.values()), self.log)
 
     # --- the life of processes ---
 
     def host(self, name: str, *, broker: str | None = None) -> Host:
-        """The machine of this name, which is made when it is first spoken of; `broker` is the id of its broker."""
         host = self.hosts.get(name)
         if host is None:
             booted_ms = 1_000_000 * (len(self.hosts) + 1)
@@ -295,7 +282,6 @@ class Stage:
         self.process(name).end("crashes", killed=True)
 
     def process(self, name: str) -> Process:
-        """The process that runs on a host."""
         process = self.hosts[name].process
         assert process is not None, f"no broker runs on {name}"
         return process
@@ -305,7 +291,6 @@ class Stage:
         self.hosts[name].directory = Directory()
 
     def take_snapshot(self, name: str) -> None:
-        """Keep a broker's view in its directory."""
         self.process(name).save_snapshot()
 
     def corrupt(self, name: str, bundle: str) -> None:
@@ -342,7 +327,6 @@ class Stage:
         self.deliver(link, len(link.in_flight))
 
     def lose(self, link: Link, *, noticed: bool) -> None:
-        """What is in flight never arrives; `noticed` if its author learns of that, because the log's disk is full."""
         for failed, _ in link.in_flight:
             if noticed and failed is not None:
                 failed(LogStorageFull(log="story"))
@@ -420,7 +404,6 @@ class Stage:
         no_hurry(process)
 
     def ask(self, name: str, intent: Intent) -> None:
-        """Ask a broker for something, as an operator or its balancer does."""
         self.process(name).submit(intent)
 
     def advance(self, duration_ms: int) -> None:
@@ -442,7 +425,6 @@ class Stage:
             process.deliver(Tick())
 
     def set_timing(self, field: str, duration_ms: int) -> None:
-        """Give brokers that start from now on another duration."""
         self.timing = replace(self.timing, **{field: duration_ms})
 
 

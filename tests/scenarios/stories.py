@@ -28,7 +28,6 @@ class Story:
 
 
 def paths() -> list[Path]:
-    """All stories, by name."""
     return sorted(FOLDER.glob("*.txt"))
 
 
@@ -39,12 +38,10 @@ def played(path: Path) -> Story:
 
 
 def commands(text: str) -> list[str]:
-    """The commands of a story, in order."""
     return [line.removeprefix(_COMMAND) for line in text.splitlines() if line.startswith(_COMMAND)]
 
 
 def play(text: str) -> Story:
-    """Perform every command of a story; its text again, with what happened in place of what was expected."""
     stage = Stage()
     lines: list[str] = []
     for line in text.splitlines():

@@ -12,7 +12,6 @@ from tests.scenarios.words import duration_ms, full_name, shortened
 
 
 def test_two_owners_are_found() -> None:
-    """A handle that passes beside another one over the same points ends the story."""
     cluster = play("cluster a b with 1 bundle")
     own = cluster.process("a").agent.handles[full_name("00_ff")]
     lease = cluster.process("b").agent.lease
@@ -42,7 +41,6 @@ def test_a_view_that_is_not_what_the_log_says_is_found() -> None:
 
 
 def test_a_broker_that_wants_to_be_woken_in_the_past_is_found() -> None:
-    """An agent that would be woken without a pause ends the story."""
     cluster = play("brokers a")
     cluster.now_ms += 5_000
     with pytest.raises(AssertionError, match="a asks to be woken"):
@@ -50,7 +48,6 @@ def test_a_broker_that_wants_to_be_woken_in_the_past_is_found() -> None:
 
 
 def test_brokers_that_never_come_to_rest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that goes on for ever ends the story instead."""
     monkeypatch.setattr(stage, "_STEPS_MAX", 1)
     with pytest.raises(AssertionError, match="for ever"):
         play("brokers a b")
@@ -58,7 +55,6 @@ def test_brokers_that_never_come_to_rest_are_found(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("line", ["", "advance", "advance 3 s", "transfer 00_ff to b", "cluster with 1 bundle", "show bundles now"])
 def test_what_is_no_command_is_refused(line: str) -> None:
-    """A line that is no command of the language is an error that names it."""
     with pytest.raises(UnknownCommandError, match="is no command"):
         perform(Stage(), line)
 
@@ -73,7 +69,6 @@ def test_a_story_is_rewritten_by_what_happens() -> None:
 
 
 def test_bundles_have_short_names() -> None:
-    """A bundle is called by the first digits of its range, and by its namespace if that is not the usual one."""
     for short, full in {
         "00_80": "t/n/0x00000000_0x80000000",
         "80_ff": "t/n/0x80000000_0xffffffff",
@@ -85,5 +80,4 @@ def test_bundles_have_short_names() -> None:
 
 
 def test_durations_are_in_milliseconds() -> None:
-    """A duration is spelled in milliseconds, seconds or hours."""
     assert [250, 3_000, 86_400_000] == [duration_ms(text) for text in ("250ms", "3s", "24h")]

@@ -16,7 +16,6 @@ _LINES_MAX = 80
 
 @pytest.mark.parametrize("path", stories.paths(), ids=lambda path: path.stem)
 def test_a_story_happens_as_it_is_told(path: Path) -> None:
-    """Each command of a story has exactly the outcome that its file shows."""
     assert path.read_text(encoding="utf-8") == stories.played(path).text
 
 
@@ -35,6 +34,5 @@ def test_the_stories_visit_every_row_of_the_tables() -> None:
 
 
 def test_the_stories_use_every_command() -> None:
-    """The language has no word that no story needs."""
     used = {template_of(command) for path in stories.paths() for command in stories.commands(path.read_text(encoding="utf-8"))}
     assert set(templates()) == used

@@ -17,7 +17,6 @@ class Case:
 
     @property
     def command(self) -> str:
-        """What replays it."""
         return f"python -m equipoise.brokers.testing.simulation --scenario {self.scenario} --seed {self.seed}"
 
 
@@ -57,7 +56,6 @@ CASES = tuple(Case(scenario=name, seed=seed) for name, seeds in SEEDS.items() fo
 
 
 def play(case: Case) -> Played:
-    """Play one case."""
     outcome = simulate(SCENARIOS[case.scenario], case.seed)
     problem = None
     if outcome.violation is not None:

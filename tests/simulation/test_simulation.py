@@ -43,14 +43,12 @@ def plays(request: pytest.FixtureRequest) -> Iterator[Plays]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.scenario}-{case.seed}")
 def test_every_invariant_holds(plays: Plays, case: Case) -> None:
-    """Whatever befalls the cluster, no checker finds anything."""
     played = plays[case].result()
     assert played.problem is None, played.problem
     assert played.calls_answered > 0
 
 
 def test_ownership_changes_often_enough(plays: Plays) -> None:
-    """All runs together see at least 20,000 ownerships begin."""
     if len(plays) < len(CASES):
         pytest.skip("only some of the runs were chosen")
     assert sum(future.result().ownership_changes for future in plays.values()) >= OWNERSHIP_CHANGES_MIN
@@ -63,7 +61,6 @@ def test_every_scenario_is_played() -> None:
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_a_story_is_told_again_word_for_word(name: str) -> None:
-    """The same scenario and seed tell the same story, line by line."""
     scenario = replace(SCENARIOS[name], brokers=3, duplicates=1, seconds=5)
     stories: tuple[list[str], list[str]] = ([], [])
     for story in stories:
@@ -73,7 +70,6 @@ def test_a_story_is_told_again_word_for_word(name: str) -> None:
 
 
 def test_a_story_does_not_depend_on_the_hash_seed() -> None:
-    """Processes that hash texts differently tell the same story."""
     command = [
         sys.executable,
         "-m",
@@ -95,7 +91,6 @@ def test_a_story_does_not_depend_on_the_hash_seed() -> None:
 
 
 def test_different_seeds_tell_different_stories() -> None:
-    """A seed decides what happens."""
     stories = [simulate(SMALL, seed).tail for seed in (1, 2)]
     assert stories[0] != stories[1]
 
@@ -120,7 +115,6 @@ def test_lines_of_a_story() -> None:
 
 
 def test_troubles_befall_at_the_time_that_is_set() -> None:
-    """Each scheduled trouble shows in the story at its time."""
     troubles = (
         Scheduled(at_ms=3_000, trouble=CutOff(host="broker-0", for_ms=1_000, reconnect_ms=100)),
         Scheduled(at_ms=4_000, trouble=Pause(host="broker-1", for_ms=700)),
@@ -154,13 +148,11 @@ def test_a_quiet_cluster_loses_nothing() -> None:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m equipoise.brokers.testing.simulation` with these arguments."""
     command = [sys.executable, "-m", "equipoise.brokers.testing.simulation", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_command_tells_how_it_ended() -> None:
-    """A quiet run prints one line for each seed, and succeeds if every invariant held."""
     run = run_command("--scenario", "calm", "--brokers", "2", "--seconds", "3", "--seeds", "2", "--quiet")
     assert run.returncode == 0
     assert ["calm, seed 1: every invariant held.", "calm, seed 2: every invariant held."] == [
@@ -169,7 +161,6 @@ def test_the_command_tells_how_it_ended() -> None:
 
 
 def test_the_command_soaks_until_its_time_is_over() -> None:
-    """A soak plays one run after another, and says how many."""
     run = run_command("--soak-hours", "0.0003", "--brokers", "2", "--seconds", "2")
     assert run.returncode == 0
     assert re.search(r"\d+ runs: every invariant held$", run.stdout.strip())
@@ -177,7 +168,6 @@ def test_the_command_soaks_until_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("arguments", [("--scenario", "none"), ("--seeds", "0"), ("--brokers", "many"), ("--soak-hours", "soon")])
 def test_the_command_refuses_wrong_arguments(arguments: tuple[str, ...]) -> None:
-    """A wrong argument is named, without a traceback."""
     run = run_command(*arguments)
     assert run.returncode == 2
     assert arguments[0] in run.stderr

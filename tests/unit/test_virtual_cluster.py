@@ -79,7 +79,6 @@ def cluster() -> Iterator[Cluster[Diary]]:
 
 
 def whole(cluster: Cluster[Diary]) -> str:
-    """The one bundle."""
     (bundle,) = cluster.bundles(NAMESPACE)
     return bundle
 
@@ -126,7 +125,6 @@ def test_large_state_moves_as_it_would_in_production() -> None:
 
 
 def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
-    """Giving a bundle to the broker that serves it changes nothing."""
     token = cluster.ownership(NAMESPACE, "key").token
     cluster.give(whole(cluster), "a")
     assert token == cluster.ownership(NAMESPACE, "key").token
@@ -158,7 +156,6 @@ def test_a_dead_broker_s_bundles_are_served_again_after_its_lease(cluster: Clust
 
 
 def test_a_former_owner_s_lease_runs_out_on_the_cluster_s_clock(cluster: Cluster[Diary]) -> None:
-    """An ownership of a killed broker is good as long as its lease, and not longer."""
     ownership = cluster.ownership(NAMESPACE, "key")
     cluster.kill("a")
     assert ownership.is_good
@@ -188,7 +185,6 @@ def test_splits_and_merges_reach_the_service(cluster: Cluster[Diary]) -> None:
 
 
 def test_what_the_service_refuses_is_told(cluster: Cluster[Diary]) -> None:
-    """A bundle that a service refuses stays where it is, and the error says what the service said."""
     cluster.service("b").refuses = True
     with pytest.raises(NotServed, match=r"not served by b.*served by a.*no room here"):
         cluster.give(whole(cluster), "b")
@@ -199,7 +195,6 @@ def test_what_the_service_refuses_is_told(cluster: Cluster[Diary]) -> None:
 
 
 def test_a_service_that_cannot_open_is_told(cluster: Cluster[Diary]) -> None:
-    """Where the service was warm and then fails to open, the bundle goes back, and the error says why."""
     cluster.service("b").fails = True
     with pytest.raises(NotServed, match="cannot open"):
         cluster.give(whole(cluster), "b")
@@ -233,13 +228,11 @@ UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
 
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_what_a_cluster_does_not_have_is_told_with_what_it_has(case: str, cluster: Cluster[Diary]) -> None:
-    """A broker or a bundle that there is not is the caller's mistake, and the error names those that there are."""
     with pytest.raises(NotFound, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)$"):
         UNKNOWN[case](cluster)
 
 
 def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
-    """An error stays readable however many bundles there are."""
     cluster.create("shop/returns", bundles=64)
     with pytest.raises(NotFound, match="and 45 more"):
         cluster.owner("nothing")
@@ -263,7 +256,6 @@ def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[D
 
 
 def test_a_broker_runs_once(cluster: Cluster[Diary]) -> None:
-    """To start a broker that runs is an error that says so, and so is a name that no broker can have."""
     with pytest.raises(CallerError, match="'a' runs already"):
         cluster.start("a")
     with pytest.raises(InvalidName):
@@ -271,7 +263,6 @@ def test_a_broker_runs_once(cluster: Cluster[Diary]) -> None:
 
 
 def test_brokers_are_named_or_counted() -> None:
-    """Numbers below zero, names given twice and names that cannot be are refused before anything runs."""
     with pytest.raises(InvalidRequest, match="there are not -1 of them"):
         Cluster(Diary, brokers=-1)
     with pytest.raises(InvalidRequest, match="a name stands twice in a, b, a"):
@@ -281,7 +272,6 @@ def test_brokers_are_named_or_counted() -> None:
 
 
 def test_a_cluster_may_begin_with_no_broker() -> None:
-    """With no broker there is nobody to ask, until the test starts one."""
     with Cluster(Diary, brokers=0, serves_peers=True) as cluster:
         with pytest.raises(CallerError, match="no broker of the cluster runs"):
             cluster.create(NAMESPACE)
@@ -308,7 +298,6 @@ def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
 
 
 def test_a_cluster_is_used_inside_its_context() -> None:
-    """Before it and after it there is nothing to ask, and it does not begin twice."""
     cluster = Cluster(Diary, brokers=1, serves_peers=True)
     with pytest.raises(CallerError, match="it has not been started"):
         cluster.advance(1)
@@ -329,7 +318,6 @@ def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) 
 
 
 def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
-    """What a service does in a thread is waited for, without any virtual time passing."""
     with Cluster(Diary, brokers=2, patience_ms=20_000, serves_peers=True) as cluster, ThreadPoolExecutor() as pool:
         cluster.create(NAMESPACE, bundles=1)
         begun_ms = cluster.now_ms
@@ -382,7 +370,6 @@ def test_those_who_wait_for_one_bundle_do_not_wake_each_other(cluster: Cluster[D
 
 
 def test_errors_of_a_call_reach_the_test(cluster: Cluster[Diary]) -> None:
-    """What a coroutine of the test raises, the test gets."""
 
     async def fail() -> None:
         raise ValueError("mine")
@@ -392,7 +379,6 @@ def test_errors_of_a_call_reach_the_test(cluster: Cluster[Diary]) -> None:
 
 
 def test_a_cluster_has_its_own_loop() -> None:
-    """Within a running loop a cluster does not start, and says so."""
 
     async def within() -> None:
         with Cluster(Diary):
@@ -403,7 +389,6 @@ def test_a_cluster_has_its_own_loop() -> None:
 
 
 def test_a_cluster_whose_brokers_are_all_dead_answers_nothing(cluster: Cluster[Diary]) -> None:
-    """After the last broker was killed there is nobody to ask, and a new one heals that."""
     cluster.kill("a")
     cluster.kill("b")
     with pytest.raises(CallerError, match="no broker of the cluster runs"):
@@ -414,7 +399,6 @@ def test_a_cluster_whose_brokers_are_all_dead_answers_nothing(cluster: Cluster[D
 
 
 def test_a_cluster_that_never_rests_is_an_error(cluster: Cluster[Diary]) -> None:
-    """A task that makes tasks for ever is found out, without time passing."""
     bred: set[asyncio.Task[None]] = set()
 
     async def breed() -> None:

@@ -63,7 +63,6 @@ def test_who_is_buried_while_it_leaves_waits_for_its_closes() -> None:
 
 
 def test_who_is_buried_while_it_leaves_waits_no_longer_than_the_deadline() -> None:
-    """A service that hangs in close is abandoned, and the process ends."""
     stage = play(
         "cluster a b with 1 bundle", "service a hangs close", "transfer 00_ff to b by admin", "leave a", "declare dead a", "advance 4999ms"
     )
@@ -84,7 +83,6 @@ def test_who_leaves_while_the_log_is_out_is_in_no_hurry() -> None:
 
 
 def test_who_is_buried_while_it_drains_drains_on() -> None:
-    """A broker that was to drain, and not to leave, joins anew and drains in its new incarnation."""
     stage = play("cluster a b with 1 bundle", "drain a", "declare dead a", "advance 200ms")
     assert ["up", "draining"] == [broker.status for broker in stage.view.live_brokers()]
     assert stage.view.brokers["a"].incarnation == stage.process("a").agent.incarnation

@@ -41,7 +41,6 @@ def core_of(broker: str, *others: str, bundles: int = 4) -> Core:
 
 
 def bundle_of(core: Core, index: int) -> BundleEntry:
-    """One of the bundles."""
     return core.view.bundles_of(NAMESPACE)[index]
 
 
@@ -53,17 +52,14 @@ def assign(core: Core, index: int, *, ticket: int | None = None) -> bool:
 
 
 def renew(core: Core) -> bool:
-    """Propose a renewal."""
     return core.propose(partial(propose.renewed, broker=core.view.brokers[core.broker]))
 
 
 def appended(core: Core) -> list[AnyRecord]:
-    """What this step has appended so far."""
     return [record for effect in core.effects if isinstance(effect, Append) and isinstance(record := decode(effect.data), AnyRecord)]
 
 
 def answers(core: Core) -> list[Answered]:
-    """What this step has answered so far."""
     return [effect for effect in core.effects if isinstance(effect, Answered)]
 
 
@@ -74,7 +70,6 @@ def read_back(core: Core, append: Append) -> None:
 
 
 def test_the_same_is_not_proposed_twice() -> None:
-    """While an attempt may still be read back, the same proposal against the same state is not made again."""
     core = core_of("a")
     assert [True, False] == [assign(core, 0), assign(core, 0)]
     core.now = Instant(1_999, 1_999)
@@ -85,7 +80,6 @@ def test_the_same_is_not_proposed_twice() -> None:
 
 
 def test_every_attempt_has_a_number_of_its_own() -> None:
-    """Numbers rise over all attempts, whatever they are about."""
     core = core_of("a")
     assign(core, 0)
     assign(core, 1)
@@ -127,7 +121,6 @@ def test_a_failure_in_doubt_answers_nothing() -> None:
 
 
 def test_a_changed_state_makes_another_proposal() -> None:
-    """What is based on another record is not the same proposal."""
     core = core_of("a", "b")
     assign(core, 0)
     admin = Author(publisher="admin:ops", as_of=core.view.offset)
@@ -184,7 +177,6 @@ def test_a_resync_over_ones_own_death_settles_everything() -> None:
 
 
 def test_the_end_of_an_incarnation_settles_everything() -> None:
-    """Nothing that the dead wrote will be accepted."""
     core = core_of("a")
     assign(core, 0, ticket=7)
     core.effects = []
@@ -238,7 +230,6 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
-    """What a broker would be told to say of itself, and every channel would reject for ever, is refused at the start."""
     profile, problem = MISFITS[name]
     with pytest.raises(InvalidConfig, match=problem):
         Profile(**profile)
@@ -253,7 +244,6 @@ def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
 def test_a_profile_is_what_can_be_read_back(
     addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]
 ) -> None:
-    """Whatever is told of a broker is either refused or read from its record as it was told."""
     try:
         profile = Profile(addresses=addresses, capacity=capacity, failure_domain=failure_domain, labels=labels)
     except InvalidConfig:

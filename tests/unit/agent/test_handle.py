@@ -24,7 +24,6 @@ def lease_until(deadline_ms: int) -> Lease:
 
 
 def handle_under(lease: Lease, *, is_open: bool = True, serves_on: bool = False) -> Handle:
-    """A handle of one bundle."""
     name = "t/n/0x00000000_0xffffffff"
     return Handle(bundle=name, namespace="t/n", low=0, high=0xFFFFFFFF, token=9, lease=lease, is_open=is_open, serves_on=serves_on)
 
@@ -37,7 +36,6 @@ def test_a_lease_counts_from_the_decision() -> None:
 
 
 def test_a_lease_that_was_never_given_is_not_good() -> None:
-    """Before the first accepted attempt there is no lease."""
     assert not Lease(incarnation=7, skew_max_ms=250).good(instant(1))
 
 
@@ -53,13 +51,11 @@ def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
 
 @given(back_ms=st.integers(0, 10**9), boot_ms=st.integers(7_000, 20_000))
 def test_a_wall_clock_that_goes_back_changes_nothing(back_ms: int, boot_ms: int) -> None:
-    """The wall clock may shorten a lease, and never lengthen it."""
     lease = lease_until(10_000)
     assert (boot_ms < 10_000) == lease.good(instant(boot_ms, ahead_ms=-back_ms))
 
 
 def test_a_lost_lease_stays_lost() -> None:
-    """An incarnation that is over gets no lease again, whatever is read late."""
     lease = lease_until(10_000)
     lease.lose()
     assert not lease.good(instant(7_001))
@@ -69,7 +65,6 @@ def test_a_lost_lease_stays_lost() -> None:
 
 
 def test_a_handle_passes_while_it_is_open_and_its_lease_is_good() -> None:
-    """Both must hold."""
     lease = lease_until(10_000)
     opened, closed = handle_under(lease), handle_under(lease, is_open=False)
     assert [True, False] == [handle.passes(instant(8_000)) for handle in (opened, closed)]
@@ -112,7 +107,6 @@ def test_who_has_slept_serves_nothing_on() -> None:
 
 
 def test_a_closed_handle_does_not_serve_on() -> None:
-    """What has been let go of is over, whatever its namespace says."""
     lease = lease_until(10_000)
     lease.attend(instant(11_000))
     assert not handle_under(lease, is_open=False, serves_on=True).passes(instant(11_000))
@@ -128,7 +122,6 @@ def test_nothing_serves_on_in_an_incarnation_that_is_over() -> None:
 
 
 def test_nothing_serves_on_that_never_had_a_lease() -> None:
-    """Only what was served by right is served on."""
     lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
     lease.attend(instant(1_000))
     assert not handle_under(lease, serves_on=True).passes(instant(1_000))

@@ -25,7 +25,6 @@ def in_flight(stage: Stage, name: str) -> list[BundleTransition]:
 
 
 def test_a_step_places_so_many_and_no_more() -> None:
-    """A namespace of many bundles is placed in batches, and wholly in the end."""
     stage = play("brokers a b", "hold a", "namespace t/n with 300 bundles by admin")
     assert PLACEMENTS_MAX == len(in_flight(stage, "a"))
     perform(stage, "release a")
@@ -155,7 +154,6 @@ def test_an_elder_that_never_places_a_bundle_is_not_waited_for_for_ever(monkeypa
 
 
 def test_an_operator_is_no_elder() -> None:
-    """What an operator places himself says nothing of a leader that does nothing."""
     stage = play("cluster a b with 2 bundles", "hold b", "hold a", "namespace t/m with 2 bundles by admin", "advance 900ms")
     perform(stage, "assign t/m/00_80 to b by admin")
     perform(stage, "advance 250ms")
@@ -163,13 +161,11 @@ def test_an_operator_is_no_elder() -> None:
 
 
 def test_a_lookup_without_a_lease_assigns_nothing() -> None:
-    """A broker that may be cut off does not decide what others should have."""
     stage = play("cluster a b with 2 bundles", "hold b", "deafen b", "advance 3s", "lookup 00_80 at b")
     assert [] == in_flight(stage, "b")
 
 
 def test_many_lookups_are_one_proposal() -> None:
-    """While an assignment is under way, whoever looks the bundle up waits for it."""
     stage = play("brokers a b", "hold a", "hold b", "namespace t/n with 1 bundle by admin", *["lookup 00_ff at b"] * 5)
     assert 1 == len(in_flight(stage, "b"))
 
@@ -218,13 +214,11 @@ def test_the_long_gone_are_removed_after_a_day() -> None:
 
 
 def test_only_the_leader_removes() -> None:
-    """The others leave it to the oldest."""
     stage = play("timing remove_after_ms 1s", "brokers a b c", "leave c", "hold b", "advance 1400ms")
     assert ["a", "b"] == sorted(stage.view.brokers)
     assert [] == [data for _, data in stage.hosts["b"].link.in_flight if isinstance(decode(data), BrokerRecord)]
 
 
 def test_nobody_removes_the_living() -> None:
-    """A broker that came back is not forgotten by the clock of its former absence."""
     stage = play("timing remove_after_ms 5s", "brokers a b", "leave b", "advance 4s", "restart b with directory", "advance 10s")
     assert ["a", "b"] == sorted(stage.view.brokers)

@@ -42,7 +42,6 @@ class Lone:
         return f"nonce {self.made}"
 
     def step(self, event: Read | Tick | NonceWritten | AppendFailed) -> list[Effect]:
-        """One event, now."""
         return self.agent.step(event, Instant(self.now_ms, self.now_ms))
 
     def land(self, *effects: Effect) -> list[Effect]:
@@ -61,7 +60,6 @@ class Lone:
 
 
 def records(effects: list[Effect]) -> list[object]:
-    """What these effects append."""
     return [decode(effect.data) for effect in effects if isinstance(effect, Append)]
 
 
@@ -72,13 +70,11 @@ def deaths(stage: Stage) -> list[str]:
 
 
 def is_suspect(stage: Stage, broker: str, *, at: str, log_is_readable: bool = True) -> bool:
-    """Whether one broker suspects another at this moment."""
     agent, now = stage.process(at).agent, stage.hosts[at].now()
     return agent.is_suspect(stage.view.brokers[broker], now, log_is_readable=log_is_readable)
 
 
 def test_unsafe_durations_make_no_agent() -> None:
-    """A broker whose margin is too small for its lease does not even start."""
     with pytest.raises(InvalidConfig):
         Lone(timing=Timing(margin_ms=100))
 
@@ -121,7 +117,6 @@ def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
 
 
 def test_a_nonce_that_nobody_asked_for_is_not_sent() -> None:
-    """Only what this process has made itself is ever sent."""
     lone = Lone()
     lone.begin()
     assert [] == records(lone.step(NonceWritten(nonce="somebody's")))
@@ -178,7 +173,6 @@ def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
 
 
 def test_a_stranger_that_died_is_forgotten() -> None:
-    """However often it had renewed, its id is free when it is dead."""
     stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "declare dead a", "advance 1s")
     assert stage.process("x").agent.is_ready
 
@@ -323,7 +317,6 @@ def test_promises_grow_with_the_membership() -> None:
 
 
 def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
-    """A process that is told to leave while its `joined` is on its way becomes a member first, and leaves as one."""
     lone = Lone()
     sent = lone.step(NonceWritten(nonce=lone.begin()))
     drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
@@ -337,7 +330,6 @@ def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
 
 
 def test_a_stop_before_any_joined_was_sent_is_immediate() -> None:
-    """A process that is told to leave before it asked to join asks no more, and ends at once."""
     lone = Lone()
     nonce = lone.begin()
     drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)

@@ -15,32 +15,27 @@ LEFT_KEY, RIGHT_KEY = "7", "0"
 
 
 def clock_at_start() -> VirtualClock:
-    """Both clocks at 1,000 ms."""
     return VirtualClock(boot_ms=1_000, ahead_ms=0)
 
 
 def good_lease() -> Lease:
-    """A lease that runs from 1,000 to 4,000 ms."""
     lease = Lease(incarnation=3, skew_max_ms=250)
     lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
     return lease
 
 
 def opened(low: int = 0, high: int = HASH_MAX, *, token: int = 9, lease: Lease | None = None) -> Handle:
-    """An open handle of a range of t/n."""
     name = bundle_name("t/n", low, high)
     return Handle(bundle=name, namespace="t/n", low=low, high=high, token=token, lease=lease or good_lease(), is_open=True)
 
 
 def replaced(gone: tuple[Handle, ...], children: tuple[Handle, ...]) -> None:
-    """What a split or a merge does to handles."""
     for handle in gone:
         handle.is_open = False
         handle.children = children
 
 
 def test_the_keys_lie_where_these_tests_need_them() -> None:
-    """One key in each half of the hash space."""
     assert key_hash(LEFT_KEY) < MIDDLE <= key_hash(RIGHT_KEY)
 
 
@@ -65,7 +60,6 @@ def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
 
 
 def test_work_does_not_start_without_the_right_to_it() -> None:
-    """A closed handle, and a lease that has run out, are told apart."""
     clock = clock_at_start()
     closed = opened()
     closed.is_open = False
@@ -78,7 +72,6 @@ def test_work_does_not_start_without_the_right_to_it() -> None:
 
 @pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
 def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
-    """Whatever ends the right between the two checks, the result is not answered, and nothing is witnessed."""
     clock, lease, seen = clock_at_start(), good_lease(), list[Evidence]()
     handle = opened(lease=lease)
     work = Ownership(handle, clock=clock, record=seen.append).begin(LEFT_KEY)

@@ -107,7 +107,6 @@ def test_a_cancel_that_an_operator_asks_a_broker_for_is_no_refusal(by: str) -> N
 
 
 def test_a_refusal_of_the_destination_is_one() -> None:
-    """A destination whose service refuses a transfer is left in peace for a while, and longer each time."""
     stage = play("cluster a b with 1 bundle", "service b refuses prepare")
     for _ in range(3):
         perform(stage, "transfer 00_ff to b by admin")
@@ -153,7 +152,6 @@ def test_cuts_that_are_none_call_the_split_off(name: str) -> None:
 
 
 def test_as_many_cuts_as_fit_are_made() -> None:
-    """Sixty-four parts are one record."""
     stage = play("cluster a b with 1 bundle", "service a hangs cut", "split 00_ff by admin")
     say(stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=tuple(range(1, CUTS_MAX + 1))))
     assert CUTS_MAX + 1 == len(stage.view.bundles) == len(stage.process("a").agent.handles)

@@ -71,14 +71,12 @@ def test_a_batch_is_weighed_whole() -> None:
 
 
 def test_ties_break_by_name_and_not_by_age() -> None:
-    """Of equals the first by name takes it, though another joined before."""
     channel = channel_of({"b": 100, "a": 100}, bundles=1)
     placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
     assert [channel.incarnation("a")] == list(placed.values())
 
 
 def test_where_nobody_is_fit_nothing_is_placed() -> None:
-    """Draining brokers and those that are avoided take nothing, and a bundle without a candidate takes nobody's place."""
     channel = channel_of({"a": 100, "b": 100}, bundles=2)
     channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
     first, second = channel.view.bundles_of(NAMESPACE)

@@ -32,7 +32,6 @@ def test_a_slow_failure_counts_on() -> None:
 
 
 def test_a_refusal_long_ago_is_forgotten() -> None:
-    """Who held the bundle for a minute, or was not asked, begins anew, and nothing is remembered of it."""
     refusals = Refusals()
     for at_ms in (0, 750, 2_250):
         refusals.note(BUNDLE, 7, at_ms)
@@ -55,7 +54,6 @@ def test_each_rests_for_its_own_time() -> None:
 
 
 def test_others_may_be_asked_meanwhile() -> None:
-    """A refusal says something of its broker and its bundle, of no other."""
     refusals = Refusals()
     refusals.note(BUNDLE, 7, 0)
     assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE, "t/n/0x00000000_0x80000000"], 1)

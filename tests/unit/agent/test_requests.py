@@ -32,7 +32,6 @@ NOWHERE = bundle_name(NAMESPACE, 0, 1)
 
 
 def owned_pair() -> Channel:
-    """Two bundles, both owned by a; b and c are there, too."""
     channel = channel_with("a", "b", "c", bundles=2)
     channel.own("a", 0)
     channel.own("a", MIDDLE)
@@ -75,7 +74,6 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.intent).__name__)
 def test_an_intent_becomes_its_record(case: Case) -> None:
-    """The record is accepted, and brings the bundles to where the intent wants them."""
     channel = owned_pair()
     accept(channel, case.intent)
     phases = [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
@@ -83,7 +81,6 @@ def test_an_intent_becomes_its_record(case: Case) -> None:
 
 
 def test_the_wishes_of_the_intent_are_in_the_record() -> None:
-    """Positions, algorithm, boundaries and reasons are handed on."""
     channel = owned_pair()
     accept(
         channel,
@@ -123,7 +120,6 @@ def pin_document(*brokers: str) -> Document:
 
 
 def test_a_cluster_policy_is_set_and_taken_away() -> None:
-    """The record holds the document, and a later one takes its place."""
     channel = owned_pair()
     for broker in ("a", "b"):
         accept(channel, pin(broker))
@@ -175,7 +171,6 @@ def test_a_bundle_that_nobody_else_may_have_stays_where_that_is_wanted() -> None
 
 
 def test_a_deleting_namespace_can_be_deleted() -> None:
-    """The second step of a deletion is spelled against the first."""
     channel = channel_with("a")
     accept(channel, StartDeletingNamespace(name=NAMESPACE), DeleteNamespace(name=NAMESPACE))
     assert {} == channel.view.namespaces
@@ -206,7 +201,6 @@ def test_what_no_record_can_mean_is_refused_with_its_reason(intent: Intent, reas
 
 
 def test_a_bundle_that_nobody_owns_cannot_be_moved() -> None:
-    """A move of a bundle in flight is refused, and the answer says in which state it is."""
     channel = channel_with("a", "b")
     verdict = record_of(channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x"))
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{channel.bundle().name} is free, not owned") == verdict

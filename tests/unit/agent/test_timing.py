@@ -71,7 +71,6 @@ def test_what_the_error_asks_for_is_enough() -> None:
 
 @pytest.mark.parametrize("log_url", ["sqlite:channel.db", "memory:here", "kafka://localhost:9092/channel"])
 def test_the_defaults_are_safe(log_url: str) -> None:
-    """The durations of each kind of log pass their own check."""
     timing_of(log_url).check()
 
 
@@ -150,6 +149,5 @@ def test_a_lease_ends_before_anybody_may_accuse(
 
 @given(timing=only_just_safe(), members=st.integers(1, 2_000))
 def test_what_is_safe_stays_safe_in_any_membership(timing: Timing, members: int) -> None:
-    """Durations that are only just safe for a small cluster are safe for a large one, too."""
     timing.check()
     timing.for_members(members).check()

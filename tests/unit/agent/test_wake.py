@@ -43,7 +43,6 @@ class PendingStage(CountingStage):
 
 
 def play(stage: CountingStage, commands: str) -> CountingStage:
-    """Perform commands, one a line."""
     for command in commands.strip().splitlines():
         perform(stage, command.strip())
     return stage
@@ -161,7 +160,6 @@ def test_who_has_nothing_to_do_sleeps(before: str) -> None:
 
 
 def test_who_has_ended_is_not_woken() -> None:
-    """An agent that has left asks for nothing any more."""
     stage = play(CountingStage(), "cluster a b with 1 bundle")
     agent = stage.process("a").agent
     perform(stage, "leave a")

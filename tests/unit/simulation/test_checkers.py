@@ -97,7 +97,6 @@ class Broker:
 
 
 def broker(name: str, incarnation: int) -> Broker:
-    """A broker that lives in `incarnation` with a good lease, and knows it."""
     view = View()
     view.live[incarnation] = cast("BrokerEntry", Fake())
     lease = Lease(incarnation=incarnation, skew_max_ms=250, deadline_ms=4_000)
@@ -109,13 +108,11 @@ def broker(name: str, incarnation: int) -> Broker:
 
 
 def folded(*changes: BundleChanged, offset: int = 50) -> Folded:
-    """An accepted record with these changes."""
     record = BundleTransition(key="a bundle", based_on=0, publisher="b", incarnation=1, sequence=1, state="free")
     return Folded(offset=offset, record=record, verdict=Verdict(changes=changes))
 
 
 def owned(low: int, high: int, *, owner: int = 2, token: int = 10) -> BundleEntry:
-    """An owned bundle."""
     return bundle_entry(NAMESPACE, low, high, "owned", owner=owner, source=None, last=20, token=token)
 
 
@@ -166,7 +163,6 @@ def test_what_no_step_shows_is_seen_by_the_look_at_all() -> None:
 
 
 def test_a_process_that_has_ended_answers_nothing() -> None:
-    """The handles of a process end with it."""
     ownership = Ownership()
     dead = broker("a", 1)
     dead.open(ownership)
@@ -233,7 +229,6 @@ def test_work_that_only_a_token_guards() -> None:
 
 
 def test_a_handle_of_an_incarnation_that_is_over() -> None:
-    """A handle passes although its own broker has read the end of its incarnation."""
     ownership = Ownership()
     dead = broker("a", 1)
     dead.open(ownership)
@@ -260,7 +255,6 @@ def test_children_are_watched_and_found() -> None:
 
 
 def test_a_split_that_leaves_a_hole() -> None:
-    """Bundles must meet, and be those of the view."""
     history, coverage = History(), Coverage()
     left = history.create()
     for record in history.folded:
@@ -294,7 +288,6 @@ def test_a_token_falls() -> None:
 
 
 def test_two_owners_serve_under_one_token() -> None:
-    """Whoever serves next serves under a greater token."""
     tokens, first = Tokens(), owned(0, MIDDLE)
     tokens.folded(folded(BundleChanged(name=first.name, before=replace(first, owner=3), after=first)))
     with pytest.raises(InvariantViolated, match="passes from #2 to #3 under the same token 10"):
@@ -305,7 +298,6 @@ def test_two_owners_serve_under_one_token() -> None:
 
 
 def test_a_reader_with_another_digest() -> None:
-    """Whoever reads must come to the digest of the reference reader."""
     history, agreement = History(), Agreement()
     agreement.folded(history.folded[-1], history.view)
     agreement.read("a", history.view)
@@ -410,7 +402,6 @@ def test_the_living_are_declared_dead() -> None:
 
 
 def test_an_incarnation_of_another_process() -> None:
-    """A process lives only in an incarnation that it began itself."""
     history = History()
     incarnation = history.join("a")
     owner, thief = broker("a", incarnation), broker("a-duplicate", incarnation)
@@ -438,7 +429,6 @@ def test_a_broker_that_gives_up() -> None:
 
 
 def test_an_accuser_whose_lease_has_run_out() -> None:
-    """Only a broker whose own lease is good may accuse another."""
     history = History()
     accuser = broker("a", history.join("a"))
     history.join("b")
@@ -453,7 +443,6 @@ def test_an_accuser_whose_lease_has_run_out() -> None:
 
 
 def test_the_dead_and_the_draining_are_given_nothing() -> None:
-    """A bundle is given to a live broker that does not drain."""
     history = History()
     target = history.join("a")
     bundle = history.create()
@@ -470,7 +459,6 @@ def test_the_dead_and_the_draining_are_given_nothing() -> None:
 
 
 def test_a_death_that_forgets_a_bundle() -> None:
-    """After a death no bundle names the dead."""
     history = History()
     dead = history.join("a")
     history.join("b")
@@ -544,7 +532,6 @@ def two_brokers() -> tuple[History, Leadership, int, int]:
 
 
 def leading(view: View, incarnation: int | None, *, leads: bool) -> Process:
-    """A broker that acts as the leader, or does not."""
     return cast("Process", Fake(host=Fake(name="a"), agent=Fake(view=view, incarnation=incarnation, leads=leads)))
 
 
@@ -582,7 +569,6 @@ def reshaped(gone: tuple[BundleEntry, ...], made: tuple[BundleEntry, ...]) -> Fo
 
 
 def test_children_keep_the_token() -> None:
-    """The children of a split keep the token of their parent, and a new one is found."""
     parent = owned(0, HASH_MAX, token=10)
     Tokens().folded(reshaped((parent,), (owned(0, MIDDLE, token=10), owned(MIDDLE, HASH_MAX, token=10))))
     with pytest.raises(InvariantViolated, match=r"section 3: the children .* begins under token 50, and what it is made of had 10"):
@@ -590,7 +576,6 @@ def test_children_keep_the_token() -> None:
 
 
 def test_a_union_takes_the_greater_token() -> None:
-    """A merge takes the greater of two tokens, and a new one is found."""
     halves = owned(0, MIDDLE, token=8), owned(MIDDLE, HASH_MAX, token=9)
     Tokens().folded(reshaped(halves, (owned(0, HASH_MAX, token=9),)))
     with pytest.raises(InvariantViolated, match="begins under token 50, and what it is made of had 9"):
@@ -716,7 +701,6 @@ def test_recovery_waits_for_a_drain_as_far_as_others_take_what_is_there() -> Non
 
 
 def test_the_bound_of_recovery_grows_with_what_must_be_waited_for() -> None:
-    """More brokers, and slower clocks, take longer."""
     timing = Timing()
     bound_ms = recovery_bound_ms(timing, brokers=3, late_ms=0)
     assert bound_ms < recovery_bound_ms(timing, brokers=4, late_ms=0)
