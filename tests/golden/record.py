@@ -44,7 +44,7 @@ def played() -> list[Entry]:
     """What simulated brokers and admins wrote, but for rejected records that settle nothing, which are made garbage."""
     world = World(replace(SCENARIOS[SCENARIO], seconds=SECONDS), SEED, on_line=None)
     world.begin()
-    world.stage.schedule.run_until(SECONDS * MICROSECONDS_PER_SECOND)
+    world.parts.schedule.run_until(SECONDS * MICROSECONDS_PER_SECOND)
     reader = Reader(log="simulated")
     entries: list[Entry] = []
     for entry in world.log.entries:

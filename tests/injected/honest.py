@@ -13,9 +13,9 @@ from equipoise.brokers.agent.effects import Effect, Open, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.runtime.observations.records import Served
+from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
 from equipoise.brokers.testing.simulation.checkers.membership import Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work
-from equipoise.brokers.testing.simulation.checkers.panel import Panel
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
 from equipoise.brokers.testing.simulation.faults import NEVER
@@ -107,14 +107,14 @@ def play(
     if evidence:  # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from all.
         scenario = replace(scenario, faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER))
     right_clocks = patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
-    with right_clocks, patch("equipoise.brokers.testing.simulation.world.Panel", partial(_Notebook, run=run)):
+    with right_clocks, patch("equipoise.brokers.testing.simulation.world.Checkers", partial(_Notebook, run=run)):
         world = World(scenario, seed, on_line=None)
-    notebook = world.panel
+    notebook = world.checkers
     assert isinstance(notebook, _Notebook)
     notebook.world, notebook.keeps_evidence = world, evidence
     if forger is not None:
         _let_write(world, run, forger, forge_after_ms)
-    schedule = world.stage.schedule
+    schedule = world.parts.schedule
     world.begin()
     schedule.run_until(scenario.seconds * MICROSECONDS_PER_SECOND)
     world.calm_down()
@@ -124,7 +124,7 @@ def play(
 
 
 def _let_write(world: World, run: Run, forger: Forger, after_ms: int) -> None:
-    log, schedule = world.log, world.stage.schedule
+    log, schedule = world.log, world.parts.schedule
 
     def append(data: bytes) -> None:
         log.append(data)
@@ -138,7 +138,7 @@ def _let_write(world: World, run: Run, forger: Forger, after_ms: int) -> None:
 
 
 def _at_ms(world: World) -> int:
-    return BEGAN_MS + world.stage.schedule.now_us // MICROSECONDS_PER_MS
+    return BEGAN_MS + world.parts.schedule.now_us // MICROSECONDS_PER_MS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class _ToldOwnership(Ownership):
             self._broken(broken)
 
 
-class _Notebook(Panel):
+class _Notebook(Checkers):
     """The simulator's checkers, which write down what they find instead of ending the run; and everything that they are told."""
 
     def __init__(self, nonces: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
@@ -224,7 +224,7 @@ class _Notebook(Panel):
     def _note_serving(self, process: Process, effects: Sequence[Effect]) -> None:
         """Write down which handles of a process are open now and were not, and the other way round."""
         assert self.world is not None
-        now_us = self.world.stage.schedule.now_us
+        now_us = self.world.parts.schedule.now_us
         stretches = self._stretches.setdefault(process, {})
         for effect in effects:
             for handle in (effect.handle,) if type(effect) is Open else effect.children if type(effect) is Reshaped else ():
@@ -253,7 +253,7 @@ class _Notebook(Panel):
     def _tell(self, stretch: _Stretch, process: Process, ended_us: int | None) -> None:
         assert self.world is not None
         assert stretch.began_us is not None, "what has not begun is not told"
-        handle, now_us = stretch.handle, self.world.stage.schedule.now_us
+        handle, now_us = stretch.handle, self.world.parts.schedule.now_us
         served = Served(
             log="simulated",
             broker=process.host.broker,

@@ -12,11 +12,11 @@ from typing import Final
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.shared_log import SharedLog
+from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
 from equipoise.brokers.testing.simulation.checkers.ownership import Work, child_of
-from equipoise.brokers.testing.simulation.checkers.panel import Panel
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.host import Host, Process
-from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.ranges import HASH_MAX
 
 # A small number, so that two brokers at work on one point would be noticed.
@@ -37,12 +37,12 @@ class Begun:
 class Callers:
     """All callers of a run."""
 
-    def __init__(self, stage: Stage, log: SharedLog, hosts: list[Host], panel: Panel) -> None:
-        self._stage = stage
+    def __init__(self, parts: Parts, log: SharedLog, hosts: list[Host], checkers: Checkers) -> None:
+        self._parts = parts
         self._log = log
         self._hosts = hosts
-        self._panel = panel
-        self._points = [stage.chance.within((0, HASH_MAX)) for _ in range(_POINTS)]
+        self._checkers = checkers
+        self._points = [parts.chance.within((0, HASH_MAX)) for _ in range(_POINTS)]
         self.answered = 0
         self.answered_by_token = 0
         self.refused = 0
@@ -50,18 +50,18 @@ class Callers:
     def begin(self) -> None:
         """Make a call now, and go on making calls."""
         self._call()
-        stage = self._stage
-        stage.schedule.after(stage.chance.about(stage.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin)
+        parts = self._parts
+        parts.schedule.after(parts.chance.about(parts.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin)
 
     def _call(self) -> None:
         """Call the owner by the log, and another broker that may still believe it owns the point."""
-        chance, view = self._stage.chance, self._log.view
+        chance, view = self._parts.chance, self._log.view
         namespaces = list(view.namespaces)
         if not namespaces:
             return
         namespace, point = chance.one_of(namespaces), chance.one_of(self._points)
         bundle = view.bundle_at(namespace, point)
-        server = None if bundle is None or bundle.server is None else self._panel.membership.process_of(bundle.server)
+        server = None if bundle is None or bundle.server is None else self._checkers.membership.process_of(bundle.server)
         stubborn = chance.one_of(self._hosts).process
         for process in (server, stubborn if stubborn is not server else None):
             if process is not None and process.alive and not process.host.paused:
@@ -76,15 +76,15 @@ class Callers:
             if bundle.phase == "free":
                 process.deliver(Wanted(bundle=bundle.name))
             return
-        schedule, chance = self._stage.schedule, self._stage.chance
-        took_us = chance.microseconds(self._stage.scenario.call_ms)
+        schedule, chance = self._parts.schedule, self._parts.chance
+        took_us = chance.microseconds(self._parts.scenario.call_ms)
         begun = Begun(at_us=schedule.now_us, by_token=not handle.lease.good(process.host.now()))
         schedule.after(took_us, partial(self._answer, process, handle, namespace, point, begun))
 
     def _answer(self, process: Process, handle: Handle, namespace: str, point: int, begun: Begun) -> None:
         if not process.alive:
             return
-        schedule = self._stage.schedule
+        schedule = self._parts.schedule
         if process.host.paused:
             schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, begun))
             return
@@ -96,7 +96,7 @@ class Callers:
         self.answered += 1
         by_token = begun.by_token or not child.lease.good(now)
         self.answered_by_token += by_token
-        self._panel.ownership.answered(
+        self._checkers.ownership.answered(
             Work(
                 process=process,
                 namespace=namespace,

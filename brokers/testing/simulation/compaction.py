@@ -10,7 +10,7 @@ from typing import Final
 
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
@@ -22,8 +22,8 @@ _ALL_PERMILLE: Final = 300
 class Compactor:
     """Folds the log with its own lagging reader, and compacts it from time to time until `stop`."""
 
-    def __init__(self, stage: Stage, log: SharedLog) -> None:
-        self._stage = stage
+    def __init__(self, parts: Parts, log: SharedLog) -> None:
+        self._parts = parts
         self._log = log
         self._reader = log.reader()
         self._read = 0
@@ -33,9 +33,9 @@ class Compactor:
 
     def begin(self) -> None:
         """Schedule compactions, if the scenario has any."""
-        every_ms = self._stage.scenario.compact_every_ms
+        every_ms = self._parts.scenario.compact_every_ms
         if every_ms and not self._stopped:
-            self._stage.schedule.after(self._stage.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)
+            self._parts.schedule.after(self._parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)
 
     def stop(self) -> None:
         """Stop compacting."""
@@ -43,7 +43,7 @@ class Compactor:
 
     def _compact(self) -> None:
         """Compact once: fold up to a random horizon, write the snapshot, and only then truncate."""
-        log, chance = self._log, self._stage.chance
+        log, chance = self._log, self._parts.chance
         horizon = chance.within((self._read, len(log.entries)))
         for entry in log.entries[self._read : horizon]:
             self._reader.feed(entry)
@@ -53,7 +53,7 @@ class Compactor:
             log.keep_snapshot(self._image(view), horizon)
             cut = horizon if chance.happens(_ALL_PERMILLE) else chance.within((log.first, horizon))
             log.truncate(cut)
-            self._stage.story.say("compactor", "compacts up to offset {}, and leaves {} entries", view.offset, len(log.entries) - log.first)
+            self._parts.story.say("compactor", "compacts up to offset {}, and leaves {} entries", view.offset, len(log.entries) - log.first)
         if not self._stopped:
             self.begin()
 

@@ -11,7 +11,7 @@ from typing import Final
 from equipoise.brokers.testing.agent_host import Failed, Failure
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 
 # After this long a log client gives up an unanswered append and reports it.
@@ -34,14 +34,14 @@ class Link:
 class Courier:
     """Carries the records of all authors to the log."""
 
-    def __init__(self, stage: Stage, log: SharedLog) -> None:
-        self._stage = stage
+    def __init__(self, parts: Parts, log: SharedLog) -> None:
+        self._parts = parts
         self._log = log
 
     def send(self, data: bytes, link: Link, failed: Failed | None) -> None:
         """Send one record. Call `failed` if the author notices a failure, certain or in doubt."""
-        stage, faults = self._stage, self._stage.faults
-        chance, schedule = stage.chance, stage.schedule
+        parts, faults = self._parts, self._parts.faults
+        chance, schedule = parts.chance, parts.schedule
         if chance.happens(faults.lost_permille):
             return
         if chance.happens(faults.refused_permille):
@@ -60,11 +60,11 @@ class Courier:
 
     def _arrive(self, data: bytes, link: Link, failed: Failed | None) -> None:
         """Deliver a record. On a cut link it fails, waits for the link, or is lost silently."""
-        schedule = self._stage.schedule
+        schedule = self._parts.schedule
         if schedule.now_us >= link.up_at_us:
             self._log.append(data)
             return
-        fate = self._stage.chance.one_of(("fails", "fails", "is kept", "is gone"))
+        fate = self._parts.chance.one_of(("fails", "fails", "is kept", "is gone"))
         if fate == "fails":
             self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # The author cannot know the result, and a second copy may be on its way.
         elif fate == "is kept":
@@ -72,4 +72,4 @@ class Courier:
 
     def _fail(self, after_us: int, failed: Failed | None, error: Failure) -> None:
         if failed is not None:
-            self._stage.schedule.after(after_us, partial(failed, error))
+            self._parts.schedule.after(after_us, partial(failed, error))

@@ -16,8 +16,8 @@ from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, Clock
 from equipoise.brokers.testing.simulation.courier import Courier, Link
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.brokers.testing.simulation.service import SimulatedService
-from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown
 from equipoise.channel.core.view import View
@@ -41,15 +41,15 @@ class Process(AgentHost):
         self.served: dict[int, tuple[int, int]] = {}
         self._tick_at_us: int | None = None
         self._ticks = 0
-        self.service = SimulatedService(host.stage, broker=host.broker, answer=self.deliver, die=lambda why: self.end(f"CRASHES: {why}"))
+        self.service = SimulatedService(host.parts, broker=host.broker, answer=self.deliver, die=lambda why: self.end(f"CRASHES: {why}"))
         super().__init__(
             broker=host.broker,
             address=f"{host.name}:8080",
             directory=host.directory,
             log=host.log,
             make_nonce=lambda: host.make_nonce(self),
-            timing=host.stage.scenario.timing,
-            batches=host.stage.scenario.batches,
+            timing=host.parts.scenario.timing,
+            batches=host.parts.scenario.batches,
             read=read,
             view=view,
         )
@@ -69,8 +69,8 @@ class Process(AgentHost):
 
     def after_sync(self, action: Callable[[], None]) -> None:
         """See `AgentHost`."""
-        stage = self.host.stage
-        stage.schedule.after(stage.chance.microseconds(stage.faults.fsync_ms), action)
+        parts = self.host.parts
+        parts.schedule.after(parts.chance.microseconds(parts.faults.fsync_ms), action)
 
     def accepts(self, event: Event) -> bool:
         """See `AgentHost`."""
@@ -80,7 +80,7 @@ class Process(AgentHost):
         """See `AgentHost`."""
         match effect:
             case Alarm():
-                self.host.stage.story.say(self.host.name, "ALARM {}: {}", effect.name, effect.message)
+                self.host.parts.story.say(self.host.name, "ALARM {}: {}", effect.name, effect.message)
             case Answered():
                 served = self.served.pop(effect.ticket, None)
                 if served is not None and effect.error is not None and not isinstance(effect.error, OutcomeUnknown):
@@ -100,11 +100,11 @@ class Process(AgentHost):
     def replayed(self, check: Refold, *, agrees: bool) -> None:
         """See `AgentHost`."""
         result = "the same" if agrees else "ANOTHER VIEW"
-        self.host.stage.story.say(self.host.name, "folds again, as {} says another digest: {}", check.other, result)
+        self.host.parts.story.say(self.host.name, "folds again, as {} says another digest: {}", check.other, result)
 
     def ended(self, why: str, *, killed: bool) -> None:
         """See `AgentHost`."""
-        self.host.stage.story.say(self.host.name, "{}", why)
+        self.host.parts.story.say(self.host.name, "{}", why)
         self.host.process = None
         self.host.watcher.ended(self)
         if not killed:
@@ -118,12 +118,12 @@ class Process(AgentHost):
 
     def _wake(self) -> None:
         """Schedule the tick that the agent wants, unless an earlier one is due."""
-        stage, true_us = self.host.stage, self.host.clock.true_us_of(self.agent.wake_at_ms)
+        parts, true_us = self.host.parts, self.host.clock.true_us_of(self.agent.wake_at_ms)
         if self._tick_at_us is None or true_us < self._tick_at_us:
             self._tick_at_us = true_us
             self._ticks += 1
-            late_us = stage.chance.microseconds(stage.faults.timer_late_ms)
-            stage.schedule.at(max(true_us, stage.schedule.now_us) + late_us, partial(self._tick, self._ticks))
+            late_us = parts.chance.microseconds(parts.faults.timer_late_ms)
+            parts.schedule.at(max(true_us, parts.schedule.now_us) + late_us, partial(self._tick, self._ticks))
 
     def _tick(self, number: int) -> None:
         if number == self._ticks:
@@ -156,7 +156,7 @@ class Host:
 
     def __init__(
         self,
-        stage: Stage,
+        parts: Parts,
         *,
         name: str,
         broker: str,
@@ -166,8 +166,8 @@ class Host:
         watcher: Watcher,
         made_nonces: dict[str, Process],
     ) -> None:
-        """Take the stage and the parts. All hosts record in `made_nonces` which process made which instance id."""
-        self.stage = stage
+        """Take the shared parts and the others. All hosts record in `made_nonces` which process made which instance id."""
+        self.parts = parts
         self.name = name
         self.broker = broker
         self.clock = clock
@@ -190,11 +190,11 @@ class Host:
     @property
     def paused(self) -> bool:
         """Whether the process is paused now."""
-        return self.stage.schedule.now_us < self._paused_until_us
+        return self.parts.schedule.now_us < self._paused_until_us
 
     def now(self) -> Instant:
         """Return what the clocks of this machine show."""
-        return self.clock.read(self.stage.schedule.now_us)
+        return self.clock.read(self.parts.schedule.now_us)
 
     def make_nonce(self, process: Process) -> str:
         """Return an instance id that no process has used before."""
@@ -214,12 +214,12 @@ class Host:
             start = self.log.restored()
         read, view = start
         self.process = Process(self, read=read, view=view)
-        self.stage.story.say(self.name, "starts, {} of {} entries in what it begins with", read, len(self.log.entries))
+        self.parts.story.say(self.name, "starts, {} of {} entries in what it begins with", read, len(self.log.entries))
         self._fetch_soon()
 
     def _is_usable(self, read: int) -> bool:
         """Return whether a snapshot of the first `read` entries can be used, and the log still continues from it."""
-        return read >= self.log.first and not self.stage.chance.happens(self.stage.faults.useless_snapshot_permille)
+        return read >= self.log.first and not self.parts.chance.happens(self.parts.faults.useless_snapshot_permille)
 
     def crash(self, why: str) -> None:
         """Kill the process, if any."""
@@ -233,7 +233,7 @@ class Host:
 
     def lose_directory(self) -> None:
         """Forget instance ids and snapshot, as if the disk was replaced."""
-        self.stage.story.say(self.name, "loses its data directory")
+        self.parts.story.say(self.name, "loses its data directory")
         self.directory = Directory()
 
     def take_snapshot(self) -> None:
@@ -243,11 +243,11 @@ class Host:
 
     def pause(self, for_us: int, *, hidden: bool) -> None:
         """Pause the process. With `hidden`, its boot clock stops too."""
-        schedule = self.stage.schedule
+        schedule = self.parts.schedule
         until_us = schedule.now_us + for_us
         if until_us <= self._paused_until_us:
             return
-        self.stage.story.say(
+        self.parts.story.say(
             self.name, "pauses for {} ms{}", for_us // MICROSECONDS_PER_MS, ", hidden from its boot clock" if hidden else ""
         )
         self._paused_until_us = until_us
@@ -257,19 +257,19 @@ class Host:
 
     def resume(self) -> None:
         """End a pause now."""
-        self._paused_until_us = min(self._paused_until_us, self.stage.schedule.now_us)
+        self._paused_until_us = min(self._paused_until_us, self.parts.schedule.now_us)
         self._resume_if_due()
 
     def _resume_if_due(self) -> None:
         process = self.process
         if self.paused:
             return
-        self.clock.thaw(self.stage.schedule.now_us)
+        self.clock.thaw(self.parts.schedule.now_us)
         if process is None:
             return
-        self.stage.story.say(self.name, "goes on")
+        self.parts.story.say(self.name, "goes on")
         process.take_events()
-        self.stage.schedule.after(self.stage.chance.microseconds(_AFTER_RESUME_MS), partial(process.deliver, Tick()))
+        self.parts.schedule.after(self.parts.chance.microseconds(_AFTER_RESUME_MS), partial(process.deliver, Tick()))
         self._fetch_soon()
 
     # --- reading ---
@@ -280,7 +280,7 @@ class Host:
 
     def reconnect(self) -> None:
         """End a cut now."""
-        self.link.up_at_us = min(self.link.up_at_us, self.stage.schedule.now_us)
+        self.link.up_at_us = min(self.link.up_at_us, self.parts.schedule.now_us)
         self._fetching = None  # A delivery that waits for the end of the cut is replaced by one that does not.
         self._fetch_soon()
 
@@ -289,12 +289,12 @@ class Host:
         process = self.process
         if process is None or self._fetching is process or not process.lags:
             return
-        stage = self.stage
+        parts = self.parts
         self._fetching = process
-        wait_us = stage.chance.microseconds(stage.faults.read_ms)
-        if stage.chance.happens(stage.faults.lag_permille):
-            wait_us += stage.chance.long_within(stage.faults.lag_ms) * MICROSECONDS_PER_MS
-        stage.schedule.at(max(stage.schedule.now_us, self.link.up_at_us) + wait_us, partial(self._fetch, process))
+        wait_us = parts.chance.microseconds(parts.faults.read_ms)
+        if parts.chance.happens(parts.faults.lag_permille):
+            wait_us += parts.chance.long_within(parts.faults.lag_ms) * MICROSECONDS_PER_MS
+        parts.schedule.at(max(parts.schedule.now_us, self.link.up_at_us) + wait_us, partial(self._fetch, process))
 
     def _fetch(self, process: Process) -> None:
         if self._fetching is not process:
@@ -302,11 +302,11 @@ class Host:
         self._fetching = None
         if not process.alive or self.paused:
             return  # A resumed process fetches again.
-        if self.stage.schedule.now_us < self.link.up_at_us:
+        if self.parts.schedule.now_us < self.link.up_at_us:
             self._fetch_soon()
             return
         if process.read < self.log.first:
-            self.stage.story.say(self.name, "RESYNCS over {} entries", self.log.restored()[0] - process.read)
+            self.parts.story.say(self.name, "RESYNCS over {} entries", self.log.restored()[0] - process.read)
         process.read_on()
         if process.alive:
             self._fetch_soon()

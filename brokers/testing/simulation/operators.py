@@ -27,7 +27,7 @@ from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.courier import Courier, Link
 from equipoise.brokers.testing.simulation.host import Host, Process
-from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BundleEntry
@@ -53,14 +53,14 @@ _JUNK: Final = (b"", b"null", b"[]", b"{", b'{"kind":"bundle"}', b'{"kind":"brok
 class Operators:
     """All operators of a run. Their own records use a separate link to the log."""
 
-    def __init__(self, stage: Stage, log: SharedLog, hosts: list[Host], courier: Courier) -> None:
+    def __init__(self, parts: Parts, log: SharedLog, hosts: list[Host], courier: Courier) -> None:
         self.link = Link()
-        self._stage = stage
+        self._parts = parts
         self._log = log
         self._hosts = hosts
         self._courier = courier
         self._stopped = False
-        weights = stage.scenario.operations
+        weights = parts.scenario.operations
         self._operations: tuple[tuple[Callable[[], None], int], ...] = (
             (self._transfer, weights.transfer),
             (self._cancel, weights.cancel),
@@ -78,25 +78,25 @@ class Operators:
 
     def begin(self) -> None:
         """Create the scenario's namespaces until they exist, then go on with random operations."""
-        stage, view = self._stage, self._log.view
-        names = stage.scenario.namespaces
+        parts, view = self._parts, self._log.view
+        names = parts.scenario.namespaces
         missing = [index for index, name in enumerate(names) if name not in view.namespaces]
         for index in missing if view.genesis is not None else ():
-            boundaries = even_boundaries(stage.scenario.bundles[index])
-            policies = stage.scenario.policies(names[index])
+            boundaries = even_boundaries(parts.scenario.bundles[index])
+            policies = parts.scenario.policies(names[index])
             self._write(partial(propose.create_namespace, view=view, name=names[index], boundaries=boundaries, policies=policies))
-        stage.schedule.after(_BEGIN_AGAIN_US, self.begin if missing else self._go_on)
+        parts.schedule.after(_BEGIN_AGAIN_US, self.begin if missing else self._go_on)
 
     def stop(self) -> None:
         """Request nothing more."""
         self._stopped = True
 
     def _go_on(self) -> None:
-        stage = self._stage
+        parts = self._parts
         if self._stopped:
             return
-        stage.chance.by_weight(self._operations)()
-        stage.schedule.after(stage.chance.about(stage.scenario.operations.every_ms) * MICROSECONDS_PER_MS, self._go_on)
+        parts.chance.by_weight(self._operations)()
+        parts.schedule.after(parts.chance.about(parts.scenario.operations.every_ms) * MICROSECONDS_PER_MS, self._go_on)
 
     # --- requests ---
 
@@ -113,14 +113,14 @@ class Operators:
 
     def _some_process(self) -> Process | None:
         processes = [host.process for host in self._hosts if host.process is not None and host.process.agent.is_ready]
-        return self._stage.chance.one_of(processes) if processes else None
+        return self._parts.chance.one_of(processes) if processes else None
 
     def _some_owned(self) -> BundleEntry | None:
         owned = [bundle for bundle in self._log.view.bundles.values() if bundle.phase == "owned"]
-        return self._stage.chance.one_of(owned) if owned else None
+        return self._parts.chance.one_of(owned) if owned else None
 
     def _by_admin(self) -> bool:
-        return self._stage.chance.happens(_BY_ADMIN_PERMILLE)
+        return self._parts.chance.happens(_BY_ADMIN_PERMILLE)
 
     # --- operations on bundles ---
 
@@ -129,7 +129,7 @@ class Operators:
         if bundle is None or not brokers:
             return
         # A draining destination is allowed here: the log refuses it.
-        destination = self._stage.chance.one_of(brokers)
+        destination = self._parts.chance.one_of(brokers)
         if self._by_admin():
             self._write(lambda author: propose.transfer(author, bundle, destination=destination.incarnation, reason="balance"))
         else:
@@ -140,7 +140,7 @@ class Operators:
         cancellable = [bundle for bundle in self._log.view.unsettled() if bundle.phase == "transferring"]
         if not cancellable:
             return
-        bundle = self._stage.chance.one_of(cancellable)
+        bundle = self._parts.chance.one_of(cancellable)
         if self._by_admin():
             self._write(lambda author: propose.cancel(author, bundle, reason="operator"))
         else:
@@ -156,22 +156,22 @@ class Operators:
             self._ask(Unload(bundle=bundle.name, reason="operator"))
 
     def _split(self) -> None:
-        bundle, view, scenario = self._some_owned(), self._log.view, self._stage.scenario
+        bundle, view, scenario = self._some_owned(), self._log.view, self._parts.scenario
         if bundle is None or len(view.bundles) >= sum(scenario.bundles) * _BUNDLES_MAX_FACTOR:
             return
-        if self._stage.chance.happens(500):
+        if self._parts.chance.happens(500):
             self._ask(SplitBundle(bundle=bundle.name, algorithm=RANGE_EQUALLY_DIVIDE, reason="too hot"))
         else:
-            drawn = tuple(self._stage.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
+            drawn = tuple(self._parts.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
             inside = tuple(sorted({point for point in drawn if bundle.low < point < bundle.high}))
             positions = inside or drawn  # If no point lies inside, the request is wrong and the service refuses it.
             self._ask(SplitBundle(bundle=bundle.name, algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=positions, reason="operator"))
 
     def _merge(self) -> None:
-        view, chance = self._log.view, self._stage.chance
+        view, chance = self._log.view, self._parts.chance
         bundle = self._some_owned()
         right = None if bundle is None else view.right_neighbour(bundle)
-        if bundle is None or right is None or len(view.bundles) <= sum(self._stage.scenario.bundles) // _BUNDLES_MAX_FACTOR:
+        if bundle is None or right is None or len(view.bundles) <= sum(self._parts.scenario.bundles) // _BUNDLES_MAX_FACTOR:
             return
         if right.owner == bundle.owner or chance.happens(200):
             self._ask(MergeBundles(left=bundle.name, reason="too small"))
@@ -194,11 +194,11 @@ class Operators:
 
     def _policy(self) -> None:
         """Set a policy of the cluster or of a namespace, or remove one."""
-        view, chance = self._log.view, self._stage.chance
+        view, chance = self._log.view, self._parts.chance
         document: dict[str, Scalar] = {"load_ratio_max": chance.within((1, 100))}
         if view.namespaces and chance.happens(500):
             name = chance.one_of(list(view.namespaces))
-            if self._stage.scenario.serving_on:
+            if self._parts.scenario.serving_on:
                 document[ON_CHANNEL_LOSS] = chance.one_of(tuple(OnChannelLoss)).value
             self._write(partial(propose.set_namespace_policies, view=view, name=name, policies=document))
         elif _POLICY in view.policies and chance.happens(500):
@@ -210,12 +210,12 @@ class Operators:
 
     def _drain(self) -> None:
         """Have a broker drain and leave. If no other drains, it may also only drain: some broker must take its bundles."""
-        process, chance = self._some_process(), self._stage.chance
+        process, chance = self._some_process(), self._parts.chance
         if process is None:
             return
         drain_ms = chance.within(_DRAIN_MS)
         leave = chance.happens(800) or any(broker.status == "draining" for broker in self._log.view.live_brokers())
-        self._stage.story.say(process.host.name, "is asked to drain{} within {} ms", " and leave" if leave else "", drain_ms)
+        self._parts.story.say(process.host.name, "is asked to drain{} within {} ms", " and leave" if leave else "", drain_ms)
         process.deliver(DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
 
     def _declare_dead(self) -> None:
@@ -229,13 +229,13 @@ class Operators:
         """Declare a live broker dead without proof."""
         brokers = self._log.view.live_brokers()
         if brokers:
-            broker = self._stage.chance.one_of(brokers)
-            nonce = self._stage.chance.one_of((None, "a guess"))
+            broker = self._parts.chance.one_of(brokers)
+            nonce = self._parts.chance.one_of((None, "a guess"))
             self._write(lambda author: propose.down(author, broker, nonce=nonce, reason="it does not answer me"))
 
     def _forged(self) -> None:
         """Write as an admin a record that only a bundle's owner or source, or a broker itself, may write."""
-        view, chance = self._log.view, self._stage.chance
+        view, chance = self._log.view, self._parts.chance
         unsettled, brokers = view.unsettled(), view.live_brokers()
         if unsettled and chance.happens(800):
             bundle = chance.one_of(unsettled)
@@ -248,7 +248,7 @@ class Operators:
 
     def _junk(self) -> None:
         """Append bytes that are no record, or repeat an earlier record."""
-        chance, entries = self._stage.chance, self._log.entries
+        chance, entries = self._parts.chance, self._log.entries
         data = chance.one_of(entries).data if entries and chance.happens(500) else chance.one_of(_JUNK)
         self._courier.send(data, self.link, None)
 

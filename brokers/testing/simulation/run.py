@@ -54,23 +54,23 @@ def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | 
     violation, recovered_ms = None, None
     try:
         world.begin()
-        world.stage.schedule.run_until(scenario.seconds * MICROSECONDS_PER_SECOND)
+        world.parts.schedule.run_until(scenario.seconds * MICROSECONDS_PER_SECOND)
         world.calm_down()
         recovered_ms = _recover(world, bound_ms)
     except InvariantViolated as broken:
         violation = broken
-        world.stage.story.say("checker", "VIOLATION of {}", broken)
-    panel, schedule = world.panel, world.stage.schedule
+        world.parts.story.say("checker", "VIOLATION of {}", broken)
+    checkers, schedule = world.checkers, world.parts.schedule
     return Outcome(
         scenario=scenario,
         seed=seed,
         violation=violation,
-        tail=world.stage.story.tail(),
+        tail=world.parts.story.tail(),
         broker_seconds=schedule.now_us * len(world.hosts) / MICROSECONDS_PER_SECOND,
         records=len(world.log.entries),
-        accepted=panel.accepted,
-        rejected=panel.rejected,
-        ownership_changes=panel.ownership_changes,
+        accepted=checkers.accepted,
+        rejected=checkers.rejected,
+        ownership_changes=checkers.ownership_changes,
         calls_answered=world.callers.answered,
         calls_by_token=world.callers.answered_by_token,
         calls_refused=world.callers.refused,
@@ -81,15 +81,15 @@ def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | 
 
 def _recover(world: World, bound_ms: int) -> int:
     """Wait until every bundle is served. Return the milliseconds that this took. Raises `InvariantViolated` past the bound."""
-    schedule = world.stage.schedule
+    schedule = world.parts.schedule
     calm_us = schedule.now_us
     while True:
         schedule.run_until(schedule.now_us + _ASK_US)
         waited_ms = (schedule.now_us - calm_us) // MICROSECONDS_PER_MS
         processes = [host.process for host in world.hosts if host.process is not None]
-        missing = not_recovered(world.log.view, processes, world.panel.membership.process_of)
+        missing = not_recovered(world.log.view, processes, world.checkers.membership.process_of)
         if missing is None:
-            world.stage.story.say("world", "every bundle is served {} ms after the last fault", waited_ms)
+            world.parts.story.say("world", "every bundle is served {} ms after the last fault", waited_ms)
             return waited_ms
         if waited_ms > bound_ms:
             what = f"{bound_ms} ms after the last fault {missing}"

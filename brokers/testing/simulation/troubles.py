@@ -8,24 +8,24 @@ from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.courier import Link
 from equipoise.brokers.testing.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Trouble, WallJump
 from equipoise.brokers.testing.simulation.host import Host
-from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.parts import Parts
 
 
 class Troubles:
     """Injects troubles until `stop`, and restarts processes that end."""
 
-    def __init__(self, stage: Stage, hosts: list[Host], links: list[Link]) -> None:
-        """Take the parts. `links` are the links to the log that belong to no host; outages cut them, too."""
-        self._stage = stage
+    def __init__(self, parts: Parts, hosts: list[Host], links: list[Link]) -> None:
+        """Take the shared parts. `links` are the links to the log that belong to no host; outages cut them, too."""
+        self._parts = parts
         self._hosts = {host.name: host for host in hosts}
         self._links = links
         self._stopped = False
 
     def begin(self) -> None:
         """Schedule the troubles."""
-        stage = self._stage
-        for scheduled in stage.faults.scheduled:
-            stage.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._inject, scheduled.trouble))
+        parts = self._parts
+        for scheduled in parts.faults.scheduled:
+            parts.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._inject, scheduled.trouble))
         for host in self._hosts.values():
             host.supervisor = self._restart
             self._await_trouble(host)
@@ -35,39 +35,39 @@ class Troubles:
         """Inject nothing more, and end all lasting troubles."""
         self._stopped = True
         for link in self._links:
-            link.up_at_us = min(link.up_at_us, self._stage.schedule.now_us)
+            link.up_at_us = min(link.up_at_us, self._parts.schedule.now_us)
         for host in self._hosts.values():
             host.resume()
             host.reconnect()
 
     def _restart(self, host: Host) -> None:
         """Restart a process that has ended unexpectedly."""
-        stage = self._stage
-        back_after_ms = stage.chance.long_within(stage.faults.back_after_ms)
-        stage.schedule.after(back_after_ms * MICROSECONDS_PER_MS, host.start)
+        parts = self._parts
+        back_after_ms = parts.chance.long_within(parts.faults.back_after_ms)
+        parts.schedule.after(back_after_ms * MICROSECONDS_PER_MS, host.start)
 
     def _await_trouble(self, host: Host) -> None:
-        stage, every_ms = self._stage, self._stage.faults.trouble_every_ms
+        parts, every_ms = self._parts, self._parts.faults.trouble_every_ms
         if every_ms and not self._stopped:
-            stage.schedule.after(stage.chance.about(every_ms) * MICROSECONDS_PER_MS, partial(self._trouble, host))
+            parts.schedule.after(parts.chance.about(every_ms) * MICROSECONDS_PER_MS, partial(self._trouble, host))
 
     def _trouble(self, host: Host) -> None:
         if not self._stopped:
-            self._inject(self._draw(host.name, self._stage.faults))
+            self._inject(self._draw(host.name, self._parts.faults))
             self._await_trouble(host)
 
     def _await_outage(self) -> None:
-        stage, every_ms = self._stage, self._stage.faults.outage_every_ms
+        parts, every_ms = self._parts, self._parts.faults.outage_every_ms
         if every_ms and not self._stopped:
-            stage.schedule.after(stage.chance.about(every_ms) * MICROSECONDS_PER_MS, self._outage)
+            parts.schedule.after(parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._outage)
 
     def _outage(self) -> None:
         if not self._stopped:
-            self._inject(Outage(for_ms=self._stage.chance.long_within(self._stage.faults.outage_ms)))
+            self._inject(Outage(for_ms=self._parts.chance.long_within(self._parts.faults.outage_ms)))
             self._await_outage()
 
     def _draw(self, host: str, faults: Faults) -> Trouble:
-        chance = self._stage.chance
+        chance = self._parts.chance
         kinds = (
             ("crash", faults.crash_weight),
             ("lose directory", faults.lose_directory_weight),
@@ -91,8 +91,8 @@ class Troubles:
                 return WallJump(host=host, by_ms=chance.within(faults.wall_jump_ms))
 
     def _inject(self, trouble: Trouble) -> None:
-        stage = self._stage
-        schedule, story = stage.schedule, stage.story
+        parts = self._parts
+        schedule, story = parts.schedule, parts.story
         match trouble:
             case Crash():
                 self._crash(trouble)
@@ -105,7 +105,7 @@ class Troubles:
                 story.say("log", "OUTAGE for {} ms", trouble.for_ms)
                 end_us = schedule.now_us + trouble.for_ms * MICROSECONDS_PER_MS
                 for link in (*self._links, *(host.link for host in self._hosts.values())):
-                    link.cut_until(end_us + stage.chance.microseconds(stage.faults.reconnect_ms))
+                    link.cut_until(end_us + parts.chance.microseconds(parts.faults.reconnect_ms))
             case WallJump():
                 story.say(trouble.host, "has its wall clock set by {} ms", trouble.by_ms)
                 self._hosts[trouble.host].clock.set_wall(trouble.by_ms * MICROSECONDS_PER_MS)
@@ -116,4 +116,4 @@ class Troubles:
         if trouble.loses_directory:
             host.lose_directory()
         if trouble.back_after_ms is not None:
-            self._stage.schedule.after(trouble.back_after_ms * MICROSECONDS_PER_MS, host.start)
+            self._parts.schedule.after(trouble.back_after_ms * MICROSECONDS_PER_MS, host.start)

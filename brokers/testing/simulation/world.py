@@ -9,15 +9,15 @@ from typing import Final
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.callers import Callers
 from equipoise.brokers.testing.simulation.chance import Chance
-from equipoise.brokers.testing.simulation.checkers.panel import Panel
+from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND, Clock, Schedule
 from equipoise.brokers.testing.simulation.compaction import Compactor
 from equipoise.brokers.testing.simulation.courier import Courier
 from equipoise.brokers.testing.simulation.faults import Faults
 from equipoise.brokers.testing.simulation.host import Host, Process
 from equipoise.brokers.testing.simulation.operators import Operators
+from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.brokers.testing.simulation.scenario import Scenario
-from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.brokers.testing.simulation.story import Story
 from equipoise.brokers.testing.simulation.troubles import Troubles
 from equipoise.channel.core.reader import Folded
@@ -47,37 +47,37 @@ class World:
     def __init__(self, scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None) -> None:
         schedule = Schedule()
         story = Story(schedule, on_line)
-        stage = Stage(scenario=scenario, schedule=schedule, chance=Chance(seed), story=story, faults=scenario.faults)
+        parts = Parts(scenario=scenario, schedule=schedule, chance=Chance(seed), story=story, faults=scenario.faults)
         made_nonces: dict[str, Process] = {}
-        self.stage = stage
-        self.panel = Panel(made_nonces, nobody_dies=scenario.nobody_dies)
-        self.log = SharedLog(name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, stage))
-        courier = Courier(stage, self.log)
+        self.parts = parts
+        self.checkers = Checkers(made_nonces, nobody_dies=scenario.nobody_dies)
+        self.log = SharedLog(name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts))
+        courier = Courier(parts, self.log)
         names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
         names += [(f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)]
         self.hosts = [
             Host(
-                stage,
+                parts,
                 name=name,
                 broker=broker,
-                clock=_some_clock(stage),
+                clock=_some_clock(parts),
                 log=self.log,
                 courier=courier,
-                watcher=self.panel,
+                watcher=self.checkers,
                 made_nonces=made_nonces,
             )
             for name, broker in names
         ]
-        self.callers = Callers(stage, self.log, self.hosts, self.panel)
-        self.operators = Operators(stage, self.log, self.hosts, courier)
-        self.compactor = Compactor(stage, self.log)
-        self.troubles = Troubles(stage, self.hosts, [self.operators.link])
+        self.callers = Callers(parts, self.log, self.hosts, self.checkers)
+        self.operators = Operators(parts, self.log, self.hosts, courier)
+        self.compactor = Compactor(parts, self.log)
+        self.troubles = Troubles(parts, self.hosts, [self.operators.link])
 
     def begin(self) -> None:
         """Start everything."""
-        stage = self.stage
+        parts = self.parts
         for host in self.hosts:
-            stage.schedule.after(stage.chance.within(_START_US), host.start)
+            parts.schedule.after(parts.chance.within(_START_US), host.start)
             self._snapshot_now_and_then(host)
         self.troubles.begin()
         self.operators.begin()
@@ -87,50 +87,50 @@ class World:
 
     def calm_down(self) -> None:
         """Stop all faults. Restart most stopped brokers; duplicates and some others never return."""
-        stage = self.stage
-        stage.story.say("world", "the calm begins: from here on nothing goes wrong")
-        stage.faults = Faults(clock_rate_error_ppm=stage.faults.clock_rate_error_ppm)
+        parts = self.parts
+        parts.story.say("world", "the calm begins: from here on nothing goes wrong")
+        parts.faults = Faults(clock_rate_error_ppm=parts.faults.clock_rate_error_ppm)
         self.operators.stop()
         self.compactor.stop()
         self.troubles.stop()
-        first, *others = self.hosts[: stage.scenario.brokers]
-        for duplicate in self.hosts[stage.scenario.brokers :]:
+        first, *others = self.hosts[: parts.scenario.brokers]
+        for duplicate in self.hosts[parts.scenario.brokers :]:
             duplicate.retire("the calm needs no duplicates")
         for host in others:
-            if host.process is None and stage.chance.happens(_GONE_PERMILLE):
+            if host.process is None and parts.chance.happens(_GONE_PERMILLE):
                 host.retire("never seen again")
             host.start()
         first.start()
 
     def _folded(self, folded: Folded, view: View) -> None:
         """Take a record that was just appended."""
-        self.stage.story.folded(folded)
-        self.panel.folded(folded, view)
+        self.parts.story.folded(folded)
+        self.checkers.folded(folded, view)
 
     def _snapshot_now_and_then(self, host: Host) -> None:
         def again() -> None:
             host.take_snapshot()
             self._snapshot_now_and_then(host)
 
-        stage = self.stage
-        stage.schedule.after(stage.chance.about(stage.scenario.snapshot_every_ms) * MICROSECONDS_PER_MS, again)
+        parts = self.parts
+        parts.schedule.after(parts.chance.about(parts.scenario.snapshot_every_ms) * MICROSECONDS_PER_MS, again)
 
     def _look_every_second(self) -> None:
-        self.panel.ownership.look_at_all()
-        self.stage.schedule.after(MICROSECONDS_PER_SECOND, self._look_every_second)
+        self.checkers.ownership.look_at_all()
+        self.parts.schedule.after(MICROSECONDS_PER_SECOND, self._look_every_second)
 
 
-def _gap(stage: Stage) -> int:
+def _gap(parts: Parts) -> int:
     """Return how many offsets the log skips before its next record."""
-    chance, faults = stage.chance, stage.faults
+    chance, faults = parts.chance, parts.faults
     gap = chance.within(_GAP) if chance.happens(faults.gap_permille) else 0
     return gap + (_LEAP if chance.happens(faults.leap_permille) else 0)
 
 
-def _some_clock(stage: Stage) -> Clock:
-    error_ppm = stage.faults.clock_rate_error_ppm
+def _some_clock(parts: Parts) -> Clock:
+    error_ppm = parts.faults.clock_rate_error_ppm
     return Clock(
-        boot_start_us=stage.chance.within(_BOOT_START_US),
-        wall_start_us=_WALL_START_US + stage.chance.within(_WALL_ERROR_US),
-        rate_error_ppm=stage.chance.within((-error_ppm, error_ppm)),
+        boot_start_us=parts.chance.within(_BOOT_START_US),
+        wall_start_us=_WALL_START_US + parts.chance.within(_WALL_ERROR_US),
+        rate_error_ppm=parts.chance.within((-error_ppm, error_ppm)),
     )

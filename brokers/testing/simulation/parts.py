@@ -12,7 +12,7 @@ from equipoise.brokers.testing.simulation.story import Story
 
 
 @dataclass(slots=True, kw_only=True)
-class Stage:
+class Parts:
     """The shared parts. `faults` are the scenario's; after the fault period they are reduced to hardly any."""
 
     scenario: Scenario

@@ -19,7 +19,7 @@ from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 
 
-class Panel:
+class Checkers:
     """Calls every checker. Raises `InvariantViolated` from the step or record that breaks an invariant."""
 
     def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
