@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equipoise.brokers.agent.events import Tick
 from equipoise.brokers.agent.membership import NEVER_MS
 from tests.scenarios.language import perform, play
 from tests.scenarios.words import full_name
@@ -107,6 +108,7 @@ def test_the_host_sees_what_the_agent_holds() -> None:
     assert agent.handle(full_name("80_ff")) is None
     perform(stage, "leave a")
     assert [{}, None, None, False, NEVER_MS] == [agent.handles, agent.entry, agent.incarnation, agent.is_ready, agent.wake_at_ms]
+    assert [] == agent.step(Tick(), stage.hosts["a"].now())
 
 
 def test_what_a_snapshot_left_free_is_placed() -> None:

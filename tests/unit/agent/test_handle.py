@@ -35,10 +35,6 @@ def test_a_lease_counts_from_the_decision() -> None:
     assert [3_000, 1, 0, 0] == [lease.left_ms(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 20_000)]
 
 
-def test_a_lease_that_was_never_given_is_not_good() -> None:
-    assert not Lease(incarnation=7, skew_max_ms=250).good(instant(1))
-
-
 def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
     """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the jump."""
     lease = lease_until(10_000)
@@ -62,22 +58,6 @@ def test_a_lost_lease_stays_lost() -> None:
     lease.extend(decided=instant(9_000), lease_ms=3_000)
     assert not lease.good(instant(9_001))
     assert 0 == lease.deadline_ms
-
-
-def test_a_handle_passes_while_it_is_open_and_its_lease_is_good() -> None:
-    lease = lease_until(10_000)
-    opened, closed = handle_under(lease), handle_under(lease, is_open=False)
-    assert [True, False] == [handle.passes(instant(8_000)) for handle in (opened, closed)]
-    assert not opened.passes(instant(10_000))
-
-
-def test_a_handle_does_not_outlive_its_incarnation() -> None:
-    """A broker that joins anew has a new lease; handles of the former incarnation go by the former one."""
-    former = lease_until(10_000)
-    handle = handle_under(former)
-    former.lose()
-    assert lease_until(20_000).good(instant(18_000))
-    assert not handle.passes(instant(8_000))
 
 
 def test_two_handles_of_one_bundle_are_two() -> None:
@@ -104,24 +84,3 @@ def test_who_has_slept_serves_nothing_on() -> None:
     assert [True, False] == [handle.passes(instant(11_000, ahead_ms=ahead_ms)) for ahead_ms in (1_650, 1_651)]
     lease.attend(instant(13_000, ahead_ms=60_000))
     assert handle.passes(instant(13_000, ahead_ms=60_000))
-
-
-def test_a_closed_handle_does_not_serve_on() -> None:
-    lease = lease_until(10_000)
-    lease.attend(instant(11_000))
-    assert not handle_under(lease, is_open=False, serves_on=True).passes(instant(11_000))
-
-
-def test_nothing_serves_on_in_an_incarnation_that_is_over() -> None:
-    """A broker that has read its own death, or means to leave, has lost its lease for ever, and all that hangs on it."""
-    lease = lease_until(10_000)
-    lease.attend(instant(11_000))
-    lease.lose()
-    lease.attend(instant(11_100))
-    assert not handle_under(lease, serves_on=True).passes(instant(11_100))
-
-
-def test_nothing_serves_on_that_never_had_a_lease() -> None:
-    lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
-    lease.attend(instant(1_000))
-    assert not handle_under(lease, serves_on=True).passes(instant(1_000))

@@ -68,17 +68,3 @@ def test_a_batch_is_weighed_whole() -> None:
     channel = channel_of({"small": 100, "large": 300}, bundles=8)
     placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
     assert {"small": 2, "large": 6} == {name: list(placed.values()).count(channel.incarnation(name)) for name in ("small", "large")}
-
-
-def test_ties_break_by_name_and_not_by_age() -> None:
-    channel = channel_of({"b": 100, "a": 100}, bundles=1)
-    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
-    assert [channel.incarnation("a")] == list(placed.values())
-
-
-def test_where_nobody_is_fit_nothing_is_placed() -> None:
-    channel = channel_of({"a": 100, "b": 100}, bundles=2)
-    channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
-    first, second = channel.view.bundles_of(NAMESPACE)
-    avoid = {first.name: frozenset({channel.incarnation("b")})}
-    assert {second.name: channel.incarnation("b")} == FewestBundles().place(channel.view, [first, second], avoid=avoid, at_most=1)

@@ -157,11 +157,3 @@ def test_who_has_nothing_to_do_sleeps(before: str) -> None:
     stage.wakes.clear()
     perform(stage, "advance 20s")
     assert {} == {name: count for name, count in stage.wakes.items() if count > 20 * _IDLE_WAKES_PER_SECOND_MAX + 1}
-
-
-def test_who_has_ended_is_not_woken() -> None:
-    stage = play(CountingStage(), "cluster a b with 1 bundle")
-    agent = stage.process("a").agent
-    perform(stage, "leave a")
-    assert agent.wake_at_ms > 2**60
-    assert [] == agent.step(Tick(), stage.hosts["a"].now())
