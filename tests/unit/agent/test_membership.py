@@ -14,7 +14,7 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Renewed
+from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
 
@@ -77,14 +77,6 @@ def is_suspect(stage: Stage, broker: str, *, at: str, log_is_readable: bool = Tr
 def test_unsafe_durations_make_no_agent() -> None:
     with pytest.raises(InvalidConfig):
         Lone(timing=Timing(margin_ms=100))
-
-
-def test_an_empty_log_is_begun_before_anybody_joins() -> None:
-    """The first record is the genesis of the broker's own cluster; the second step is a nonce, and no record bears it yet."""
-    lone = Lone()
-    (genesis,) = records(lone.land())
-    assert isinstance(genesis, Genesis)
-    assert "test" == genesis.cluster
 
 
 def test_a_nonce_is_on_the_disk_before_a_record_bears_it() -> None:
@@ -175,14 +167,6 @@ def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
 def test_a_stranger_that_died_is_forgotten() -> None:
     stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "declare dead a", "advance 1s")
     assert stage.process("x").agent.is_ready
-
-
-def test_the_id_of_a_living_stranger_is_refused() -> None:
-    """After three renewals of it the process ends, with an error that names the id, and does nothing any more."""
-    stage = play("brokers a b", "start x as a")
-    agent = stage.process("x").agent
-    assert any("the broker id 'a' is in use by a live broker" in line for line in perform(stage, "advance 4s"))
-    assert [] == agent.step(Tick(), stage.hosts["x"].now())
 
 
 # Commands, and between them who has declared whom dead so far.
