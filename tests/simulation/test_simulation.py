@@ -104,14 +104,14 @@ def test_serving_on_is_put_to_the_test() -> None:
 
 
 def test_lines_of_a_story() -> None:
-    """Each line tells the true time, who, and what; records with their offset, and rejected ones with the reason."""
+    """Each line has the true time, who, and what; a record has its offset, and a rejected one the reason."""
     story: list[str] = []
     simulate(replace(SCENARIOS["hostile"], seconds=10), 1, on_line=story.append)
     assert [] == [line for line in story if not LINE.fullmatch(line)]
     times = [float(line.split()[0]) for line in story]
     assert times == sorted(times)
-    assert any(re.search(r"is owned broker-\d+#\d+  offset \d+$", line) for line in story)
-    assert any(re.search(r"  offset \d+  REJECTED not_the_actor", line) for line in story)
+    assert any(re.search(r"  \d+  open       \S+  token \d+  by broker-\d+$", line) for line in story)
+    assert any(re.search(r" \d+  .*  rejected as not_the_actor: the bundle is ", line) for line in story)
 
 
 def test_troubles_befall_at_the_time_that_is_set() -> None:

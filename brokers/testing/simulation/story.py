@@ -8,21 +8,9 @@ from typing import Final
 
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_SECOND, Schedule
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import (
-    QUIET_REASONS,
-    AnyRecord,
-    BrokerRecord,
-    BundleTransition,
-    Genesis,
-    Joined,
-    LevelRecord,
-    Merge,
-    NamespaceRecord,
-    PolicyRecord,
-    Renewed,
-    Split,
-    Unreadable,
-)
+from equipoise.channel.core.records import QUIET_REASONS, Renewed
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe
 
 # Lines kept for the report of a violation: enough to show a lease and a transfer.
 TAIL_LINES_MAX: Final = 400
@@ -37,7 +25,7 @@ class Story:
         self._schedule = schedule
         self._on_line = on_line
         self._tail: deque[Line] = deque(maxlen=TAIL_LINES_MAX)
-        self._names: dict[int, str] = {}
+        self._names = Names(View())
 
     def say(self, who: str, what: str, *details: object) -> None:
         """Add a line. `details` fill the placeholders of `what`."""
@@ -46,23 +34,15 @@ class Story:
         if self._on_line is not None:
             self._on_line(_formatted(line))
 
-    def folded(self, folded: Folded) -> None:
-        """Add a line for a record and its verdict. Accepted renewals get none."""
+    def folded(self, folded: Folded, view: View) -> None:
+        """Add a line for a record that was just folded into `view`. Accepted renewals and quiet rejections get none."""
         record, verdict = folded.record, folded.verdict
-        if isinstance(record, Joined) and verdict.accepted:
-            self._names[folded.offset] = record.key
-        if verdict.accepted and not isinstance(record, Renewed):
-            self.say(record.publisher or "?", "{}  offset {}", _Proposal(record, self._names), folded.offset)
-        elif verdict.reason is not None and verdict.reason not in QUIET_REASONS:
-            problem = f" ({verdict.problem})" if verdict.problem else ""
-            self.say(
-                record.publisher or "?",
-                "{}  offset {}  REJECTED {}{}",
-                _Proposal(record, self._names),
-                folded.offset,
-                verdict.reason,
-                problem,
-            )
+        self._names.learn(folded)
+        if verdict.reason in QUIET_REASONS if verdict.reason is not None else isinstance(record, Renewed):
+            return
+        described = _Described(folded, view, self._names)
+        # The view of this moment explains a rejection. An accepted record needs only its changes.
+        self.say(record.publisher or "?", "{}  {}", folded.offset, described if verdict.accepted else str(described))
 
     def tail(self) -> tuple[str, ...]:
         """Return the last lines."""
@@ -74,46 +54,15 @@ def _formatted(line: Line) -> str:
     return f"{at_us // MICROSECONDS_PER_SECOND:>5}.{at_us % MICROSECONDS_PER_SECOND:06}  {who:<12} {what.format(*details)}"
 
 
-class _Proposal:
-    """A record, formatted on demand: most lines are never read."""
+class _Described:
+    """A record, described on demand: most lines are never read."""
 
-    def __init__(self, record: AnyRecord | Unreadable, names: dict[int, str]) -> None:
-        self._record = record
+    def __init__(self, folded: Folded, view: View, names: Names) -> None:
+        self._folded = folded
+        self._view = view
         self._names = names
 
     def __str__(self) -> str:
-        """Return what the record proposes."""
-        record = self._record
-        if isinstance(record, Unreadable):
-            return f"unreadable: {record.problem}"
-        reason = getattr(record, "reason", None)
-        return f"{self._proposal(record)}{f' because {reason}' if reason else ''}"
-
-    def _proposal(self, record: AnyRecord) -> str:
-        match record:
-            case BundleTransition():
-                source = "" if record.source is None else f" from {self._name(record.source)}"
-                owner = "" if record.owner is None else f" {self._name(record.owner)}"
-                return f"{record.key} is {record.state}{owner}{source}"
-            case Split():
-                return f"{record.key} is split at {', '.join(f'0x{cut:08x}' for cut in record.positions)}"
-            case Merge():
-                return f"{record.key} is merged with {record.right}"
-            case NamespaceRecord():
-                return f"{record.key} is {record.status}"
-            case Joined():
-                how = " replacing its predecessor" if record.replaces else " after silence" if record.after_silence else ""
-                return f"{record.key} joins{how} with lease {record.lease_ms} ms"
-            case Renewed():
-                return f"{record.key} renews"
-            case BrokerRecord():
-                return f"{record.key} is {record.status}"
-            case Genesis():
-                return f"the channel of {record.cluster} begins"
-            case PolicyRecord():
-                return f"policy {record.key} is {record.status}"
-            case LevelRecord():
-                return f"level {record.raises_to}"
-
-    def _name(self, incarnation: int) -> str:
-        return f"{self._names.get(incarnation, 'nobody')}#{incarnation}"
+        """Return the record on one line."""
+        text = "; ".join(line.strip() for line in describe(self._folded, self._view, self._names))
+        return text.replace(f"; {self._folded.verdict.reason}: ", ": ")  # The first line names the reason already.

@@ -104,7 +104,7 @@ class World:
 
     def _folded(self, folded: Folded, view: View) -> None:
         """Take a record that was just appended."""
-        self.parts.story.folded(folded)
+        self.parts.story.folded(folded, view)
         self.checkers.folded(folded, view)
 
     def _snapshot_now_and_then(self, host: Host) -> None:
