@@ -1,8 +1,4 @@
-"""An admin straight on the channel: races are run again, outages are waited out, and nobody is declared dead twice.
-
-May live here: `brokers.operations` where it meets somebody else at work on the same log. What it is asked for is tested with the
-command line, in tests/unit/cli.
-"""
+"""An admin straight on the channel: races are run again, outages are waited out, and nobody is declared dead twice."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.parts import Plugs
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from tests.walk import Walk

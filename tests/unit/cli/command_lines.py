@@ -1,7 +1,4 @@
-"""One valid line for every command with each of its options, to be run, garbled, or compared with what the program knows.
-
-May live here: those lines, and the walk through the program's own tree of commands.
-"""
+"""One valid line for every command with each of its options, to be run, garbled, or compared with what the program knows."""
 
 from __future__ import annotations
 

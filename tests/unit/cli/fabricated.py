@@ -1,7 +1,4 @@
-"""Channels made for tests of the command line, as SQLite logs, without any broker: their records are fabricated.
-
-May live here: the channels, the actors that answer on them as brokers would, and the way to run a command on one.
-"""
+"""Channels made for tests of the command line, as SQLite logs, without any broker: their records are fabricated."""
 
 from __future__ import annotations
 

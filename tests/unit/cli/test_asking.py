@@ -1,7 +1,4 @@
-"""What commands ask of brokers over HTTP: whoever answers is enough, nobody is told twice, and the deadline bounds it all.
-
-May live here: brokers of a few lines, on real sockets. What real brokers answer is in tests/integration/test_pulsar_clients.py.
-"""
+"""What commands ask of brokers over HTTP: whoever answers is enough, nobody is told twice, and the deadline bounds it all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise balancing`: what is put on the channel, what is shown of it, and what is refused.
-
-May live here: the commands of this group, and the option `--broker-conf` of those that start brokers.
-"""
+"""`equipoise balancing`: what is put on the channel, what is shown of it, and what is refused."""
 
 from __future__ import annotations
 
@@ -175,14 +172,6 @@ def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
     assert ["balanced.start_ratio", "0.5", "0.25"] in [line.split() for line in lines]
     assert "later.thing: 1 -> not set" in balancing(log, "unset", "later.thing", "balanced.moves_max").splitlines()
     assert [] == [line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")]
-
-
-def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(log: str) -> None:
-    """Where nobody says how many; who says so is obeyed."""
-    balancing(log, "set", "balancing.namespace_bundles=7")
-    assert 0 == run("namespaces", "create", "shop/seven", log=log).exit_code
-    assert 0 == run("namespaces", "create", "shop/two", "--bundles", "2", log=log).exit_code
-    assert [7, 2] == [len(view_of(log).bundles_of(name)) for name in ("shop/seven", "shop/two")]
 
 
 # --- a broker.conf ---

@@ -1,7 +1,4 @@
-"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is declared dead.
-
-May live here: the commands of this group, and a stand-in for a broker's HTTP.
-"""
+"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is declared dead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise bundles`: how bundles are, who serves a key, and the end of moves that are not wanted any more.
-
-May live here: the commands of this group, and `namespaces cancel-moves`.
-"""
+"""`equipoise bundles`: how bundles are, who serves a key, and the end of moves that are not wanted any more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The command line on files that are damaged, foreign, or no logs at all: told in lines, with the record that is wrong.
-
-May live here: damage to the file. Records that are wrong in themselves are in test_channel_commands.py.
-"""
+"""The command line on files that are damaged, foreign, or no logs at all: told in lines, with the record that is wrong."""
 
 from __future__ import annotations
 

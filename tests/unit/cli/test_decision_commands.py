@@ -1,7 +1,4 @@
-"""`equipoise decisions`: what it tells of decisions.
-
-May live here: this command beside channels that were made for it.
-"""
+"""`equipoise decisions`: what it tells of decisions."""
 
 from __future__ import annotations
 

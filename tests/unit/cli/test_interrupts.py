@@ -1,8 +1,4 @@
-"""Ctrl-C at the moments at which no command hears it yet, or any more, and the signals of `equipoise up`.
-
-May live here: processes that interrupt themselves at a known place. What `up` does on the first and second signal with a
-cluster of real brokers is in tests/integration/test_up.py.
-"""
+"""Ctrl-C at the moments at which no command hears it yet, or any more, and the signals of `equipoise up`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The settings of Kafka's client on the command line: who gets them, and what is shown of them.
-
-May live here: command lines with these options. What a setting may be is asked in tests/unit/test_kafka_settings.py.
-"""
+"""The settings of Kafka's client on the command line: who gets them, and what is shown of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise load-worker` as far as it goes without Kafka.
-
-May live here: what it refuses, and what it shows. At work it is met in tests/integration/test_load_workers.py.
-"""
+"""`equipoise load-worker` as far as it goes without Kafka."""
 
 from __future__ import annotations
 

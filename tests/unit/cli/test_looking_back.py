@@ -1,7 +1,4 @@
-"""The commands that look back, on logs that were compacted: all that stands on the log can be told, as it would be of a whole one.
-
-May live here: logs that were compacted more than once with a retention, copies of logs, and places that a log does not have.
-"""
+"""The commands that look back, on logs that were compacted: all that stands on the log can be told, as it would be of a whole one."""
 
 from __future__ import annotations
 

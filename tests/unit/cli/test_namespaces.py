@@ -1,7 +1,4 @@
-"""`equipoise namespaces`: what is proposed, what is waited for, and what is refused with which reason.
-
-May live here: the commands of this group. Where brokers must answer, `Actors` play them.
-"""
+"""`equipoise namespaces`: what is proposed, what is waited for, and what is refused with which reason."""
 
 from __future__ import annotations
 

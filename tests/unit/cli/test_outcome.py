@@ -1,7 +1,4 @@
-"""How commands end: one line and one exit code for each error, and neither for Ctrl-C and a closed pipe.
-
-May live here: what concerns all commands. The errors themselves are tested where they are raised.
-"""
+"""How commands end: one line and one exit code for each error, and neither for Ctrl-C and a closed pipe."""
 
 from __future__ import annotations
 

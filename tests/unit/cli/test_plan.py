@@ -1,7 +1,4 @@
-"""`equipoise plan`: what it shows of a round of balancing, from what it makes that, and what it says where it cannot.
-
-May live here: this command on channels and load that were made for it. What comes of a plan is in tests/property/test_forecast.py.
-"""
+"""`equipoise plan`: what it shows of a round of balancing, from what it makes that, and what it says where it cannot."""
 
 from __future__ import annotations
 

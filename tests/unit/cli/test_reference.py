@@ -1,7 +1,4 @@
-"""The page on the command line names every command with its options, and nothing else.
-
-May live here: what keeps docs/reference/cli.md in step with the program.
-"""
+"""The page on the command line names every command with its options, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Services named on a command line: what is loaded, and how each mistake is told.
-
-May live here: `[PATTERN=]MODULE:CLASS`. What a worker then does with services is asked elsewhere.
-"""
+"""Services named on a command line: what is loaded, and how each mistake is told."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`equipoise channel at`, `diff` and `why` on logs whose history has times, was cut off, or was ended.
-
-May live here: what these commands print. That `at` shows the whole view is in test_channel_commands.
-"""
+"""`equipoise channel at`, `diff` and `why` on logs whose history has times, was cut off, or was ended."""
 
 from __future__ import annotations
 

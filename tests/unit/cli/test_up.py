@@ -1,7 +1,4 @@
-"""What `equipoise up` says before any process is started, and of a cluster that is ready.
-
-May live here: its log, its ports and its words. Running clusters are in tests/integration/test_up.py.
-"""
+"""What `equipoise up` says before any process is started, and of a cluster that is ready."""
 
 from __future__ import annotations
 

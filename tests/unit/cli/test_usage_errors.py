@@ -1,7 +1,4 @@
-"""What is wrong with a command line is said once, for people or for programs, before anything is opened, made or started.
-
-May live here: usage errors of the parser and of the commands' own checks, with and without `--json`.
-"""
+"""What is wrong with a command line is said once, for people or for programs, before anything is opened, made or started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Brokers and whole entries over HTTP, health, readiness and metrics.
-
-May live here: these paths, asked by a real client.
-"""
+"""Brokers and whole entries over HTTP, health, readiness and metrics."""
 
 from __future__ import annotations
 

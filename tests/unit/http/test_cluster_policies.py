@@ -1,7 +1,4 @@
-"""Policies over HTTP as scripts written for Pulsar set them, pins, and what policies and operators refuse to moves.
-
-May live here: these paths with what they answer, what they do to the channel, and transfers that policies forbid.
-"""
+"""Policies over HTTP as scripts written for Pulsar set them, pins, and what policies and operators refuse to moves."""
 
 from __future__ import annotations
 
@@ -221,27 +218,6 @@ def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
             refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
             problem = f"{bundle} has no move to cancel: it is owned and does not move"
             assert (409, True) == (refused.status, problem in refused.reason)
-
-    run(story)
-
-
-def test_it_is_too_late_once_the_source_lets_go(tmp_path: Path) -> None:
-    """A bundle whose source has been told to close it goes on its way, and calling that off is answered 409."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            source.service.closing.clear()
-            transfer = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
-            await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
-            refused = await source.ask("DELETE", f"{path_of(bundle)}/unload")
-            assert (409, True) == (refused.status, "it is releasing already" in refused.reason)
-            assert 204 == (await source.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
-            source.service.closing.set()
-            assert 204 == (await transfer).status
-            assert target is brokers.owner_of(bundle)
 
     run(story)
 
