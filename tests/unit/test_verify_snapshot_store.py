@@ -119,7 +119,7 @@ def test_a_snapshot_of_a_former_log_is_found(log: GapLog) -> None:
     channel = written(log, channel_with("a:1"))
     write_snapshot(log, channel.view)
     log.compacted_snapshot().replace([], encode_marker(replace(marker_in(log), log="a former one")), timeout_ms=TIMEOUT_MS)
-    assert "snapshot of another log" in only_finding(log).text
+    assert "belongs to another log" in only_finding(log).text
 
 
 def test_a_compaction_that_passes_in_between_is_no_finding(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
