@@ -16,7 +16,7 @@ from tests.unit.sqlite_files import TIMEOUT_MS, append, open_at
 RECORD = bytes(300)
 ENTRIES = 2 * TRUNCATE_STEP_ENTRIES + 3
 WAL_FRAME_BYTES = 24 + 4_096
-TOLD = ("PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL", "UPDATE log", "DELETE FROM entries", "INSERT INTO entries")
+TRACED = ("PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL", "UPDATE log", "DELETE FROM entries", "INSERT INTO entries")
 SLEEP = "equipoise.channel.sqlite.storage.time.sleep"
 
 
@@ -25,32 +25,32 @@ class CutOffError(Exception):
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How each statement of interest begins that is executed in a log opened from here on, in their order."""
-    told: list[str] = []
+    traced: list[str] = []
 
-    class TellingConnection(sqlite3.Connection):
+    class TracedConnection(sqlite3.Connection):
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)  # type: ignore[arg-type] # as it was called
-            self.set_trace_callback(lambda statement: told.extend(begin for begin in TOLD if statement.startswith(begin)))
+            self.set_trace_callback(lambda statement: traced.extend(begin for begin in TRACED if statement.startswith(begin)))
 
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=TellingConnection))
-    return told
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=TracedConnection))
+    return traced
 
 
-def test_a_truncation_waits_for_the_disk_once(told: list[str], tmp_path: Path) -> None:
+def test_a_truncation_waits_for_the_disk_once(traced: list[str], tmp_path: Path) -> None:
     """Its new start is durable before the first entry goes, the steps wait for the operating system, and appends wait again."""
     log = open_at(tmp_path / "log.db")
     append(log, *[RECORD] * ENTRIES)
-    told.clear()
+    traced.clear()
     log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
-    raised, lazy, *removed, durable = told
+    raised, lazy, *removed, durable = traced
     assert ["UPDATE log", "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"] == [raised, lazy, durable]
     assert ["DELETE FROM entries"] * 3 == removed
     log.close()
 
 
-def test_a_truncation_that_breaks_off_leaves_appends_durable(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncation_that_breaks_off_leaves_appends_durable(traced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends a truncation between two of its steps, the next append waits for the disk."""
 
     def pause(_: float) -> None:
@@ -62,7 +62,7 @@ def test_a_truncation_that_breaks_off_leaves_appends_durable(told: list[str], tm
     with pytest.raises(CutOffError):
         log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
     append(log, RECORD)
-    assert ["DELETE FROM entries", "PRAGMA synchronous = FULL", "INSERT INTO entries", "UPDATE log"] == told[-4:]
+    assert ["DELETE FROM entries", "PRAGMA synchronous = FULL", "INSERT INTO entries", "UPDATE log"] == traced[-4:]
     log.close()
 
 

@@ -1,4 +1,4 @@
-"""A channel followed live over a truncation: the view after it, who waits, who listens, and what was proposed in the gap."""
+"""A table view that resyncs after a truncation: its waits, its listeners, and proposals in the gap."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ class Followed:
         """Have the view miss a change of the policy, and the truncation of it."""
         self.log.read_error = LogUnavailable(log=self.log.name, problem="it is away", in_doubt=False)
         async with asyncio.timeout(30):
-            while self.view.outage is None:  # noqa: ASYNC110 - the thread tells nobody
+            while self.view.outage is None:  # noqa: ASYNC110 - the thread notifies nobody
                 await asyncio.sleep(0.001)
         self.set_policy(7)
         compact(self.writer)
         self.log.read_error = None
 
 
-async def test_the_view_after_a_resync_is_that_of_who_has_read_everything() -> None:
-    """Who waits for an offset in the gap is told, records after the resync are folded, and the digests agree."""
+async def test_the_view_after_a_resync_equals_that_of_a_reader_of_everything() -> None:
+    """Waits for an offset in the gap end, records after the resync are folded, and the digests agree."""
     followed = Followed()
     async with followed.view as view:
         await view.ready(soon())
@@ -74,24 +74,24 @@ async def test_the_view_after_a_resync_is_that_of_who_has_read_everything() -> N
         assert view.failure is None
 
 
-async def test_listeners_are_told_of_the_resync_instead_of_its_records() -> None:
-    """A listener gets what it has come to in one piece, with the view already standing there, and then records again."""
+async def test_listeners_get_a_resync_instead_of_its_records() -> None:
+    """A listener gets the resync when the view has changed, and then records again."""
     followed = Followed()
-    told: list[Resync | int] = []
+    events: list[Resync | int] = []
     async with followed.view as view:
         await view.ready(soon())
 
         def resynced(resync: Resync) -> None:
             assert view.view.offset == resync.offset
-            told.append(resync)
+            events.append(resync)
 
-        view.listen(lambda folded: told.append(folded.offset), resynced=resynced)
+        view.listen(lambda folded: events.append(folded.offset), resynced=resynced)
         view.listen(lambda _folded: None)
         before = view.view.offset
         await followed.cut_off()
         followed.set_policy(8)
         await view.reached(followed.channel.view.offset, soon())
-    resync, offset = told
+    resync, offset = events
     assert isinstance(resync, Resync)
     assert (before, before + 1, before + 2) == (resync.before, resync.offset, offset)
     assert ["limit"] == [change.name for change in resync.changes if isinstance(change, PolicyChanged)]
@@ -99,7 +99,7 @@ async def test_listeners_are_told_of_the_resync_instead_of_its_records() -> None
 
 @pytest.mark.parametrize("is_in_doubt", [False, True], ids=["appended", "in doubt"])
 async def test_a_proposal_whose_record_lies_in_the_gap_ends_unknown(is_in_doubt: bool) -> None:
-    """Nobody can read its verdict any more: the proposer is told so, and does not wait for its deadline."""
+    """Nobody can read its verdict any more. The proposer does not wait for its deadline."""
     followed = Followed()
     log = followed.log
     async with followed.view as view:
@@ -111,7 +111,7 @@ async def test_a_proposal_whose_record_lies_in_the_gap_ends_unknown(is_in_doubt:
         record = propose.set_policy(view.author(OPS), view.view, name="mine", document={})
         proposing = asyncio.ensure_future(view.append(record, soon()))
         async with asyncio.timeout(30):
-            while not log.batches:  # noqa: ASYNC110 - the thread tells nobody
+            while not log.batches:  # noqa: ASYNC110 - the thread notifies nobody
                 await asyncio.sleep(0.001)
         followed.channel.put(record)
         await followed.cut_off()
@@ -121,7 +121,7 @@ async def test_a_proposal_whose_record_lies_in_the_gap_ends_unknown(is_in_doubt:
 
 
 def test_a_proposal_after_the_resync_gets_its_verdict() -> None:
-    """A view that has resynced proposes against what it has come to, and reads the verdict."""
+    """A view that has resynced proposes against its new state, and reads the verdict."""
 
     async def story() -> Folded:
         followed = Followed()
@@ -136,13 +136,13 @@ def test_a_proposal_after_the_resync_gets_its_verdict() -> None:
 
 
 async def test_a_view_begins_with_the_snapshot() -> None:
-    """Of a log that has a snapshot nothing below its horizon is read, even if it is all there; and no listener hears of a resync."""
+    """With a snapshot, nothing below its horizon is read, even if it is all there. Listeners get no resync."""
     followed = Followed()
     compact(followed.writer, below=1)
-    told: list[Resync | int] = []
-    followed.view.listen(lambda folded: told.append(folded.offset), resynced=told.append)
+    events: list[Resync | int] = []
+    followed.view.listen(lambda folded: events.append(folded.offset), resynced=events.append)
     followed.set_policy(7)
     async with followed.view as view:
         await view.ready(soon())
         assert followed.channel.view.digest() == view.view.digest()
-    assert [followed.channel.view.offset] == told
+    assert [followed.channel.view.offset] == events
