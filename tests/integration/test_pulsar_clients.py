@@ -145,25 +145,21 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
 @pytest.mark.parametrize(
     "language", [pytest.param(Language.PYTHON, marks=pytest.mark.on_every_log), *(each for each in EVERYDAY if each is not Language.PYTHON)]
 )
-def test_a_client_hardly_notices(language: Language, tmp_path: Path, log_url: str) -> None:
+async def test_a_client_hardly_notices(language: Language, tmp_path: Path, log_url: str) -> None:
     """Transfers and a graceful stop cost a client nothing, an unload and a death hardly anything, and it meets one owner at a time."""
     required(language)
-
-    async def play() -> None:
-        async with stage(tmp_path, log_url) as on:
-            url = on.cluster.pulsar_url
-            async with flowing(tmp_path, everyday_crew(language, url)) as fleet:
-                await on.move_everything(fleet, 2)
-                await retire(on, fleet)
-                await give_up(on, fleet)
-                await die(on, fleet)
-                await on.move_everything(fleet, 1)
-                verdict = await on.finish(fleet)
-            assert {} == verdict.violations
-            assert verdict.totals["pieces_of_work_in_evidence"] > 0
-            assert 0 == verdict.totals["never_settled"]
-
-    asyncio.run(play())
+    async with stage(tmp_path, log_url) as on:
+        url = on.cluster.pulsar_url
+        async with flowing(tmp_path, everyday_crew(language, url)) as fleet:
+            await on.move_everything(fleet, 2)
+            await retire(on, fleet)
+            await give_up(on, fleet)
+            await die(on, fleet)
+            await on.move_everything(fleet, 1)
+            verdict = await on.finish(fleet)
+        assert {} == verdict.violations
+        assert verdict.totals["pieces_of_work_in_evidence"] > 0
+        assert 0 == verdict.totals["never_settled"]
 
 
 def everyday_crew(language: Language, url: str) -> Crew:
@@ -210,36 +206,32 @@ async def die(on: Stage, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("language", Language)
-def test_a_stale_lookup_costs_no_message(language: Language, tmp_path: Path, log_url: str) -> None:
+async def test_a_stale_lookup_costs_no_message(language: Language, tmp_path: Path, log_url: str) -> None:
     """A client may find a former owner, at its start and in each transfer: every receipted message arrives, and only once."""
     required(language)
-
-    async def play() -> None:
-        async with stage(tmp_path, log_url) as on:
-            target = on.cluster.pulsar_url.removeprefix("pulsar://").partition(",")[0]
-            async with LookupProxy(target) as of_consumer, LookupProxy(target) as of_producer:
-                crew: Crew = [
-                    (language, Consuming(url=of_consumer.url, name="consumer", subscription="s", topics=(STALE,))),
-                    (language, Producing(url=of_producer.url, name="producer", topics=(STALE,), rate=5 * RATE)),
-                ]
-                fleet = Fleet(tmp_path, crew)
-                try:
-                    await begin_at_a_wrong_broker(on, fleet, of_consumer, of_producer)
-                    for turn in range(2):
-                        former = on.owner(on.bundle_of(STALE))
-                        of_consumer.falsify(on.pulsar_url(former))
-                        of_producer.falsify(on.pulsar_url(former))
-                        await on.transfer(on.bundle_of(STALE), turn)
-                        await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
-                    await asyncio.to_thread(fleet.wait_receipts, int(5 * RATE))
-                    verdict = await on.finish(fleet)
-                finally:
-                    await asyncio.to_thread(fleet.kill)
-            assert {} == verdict.violations
-            assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "failed"))
-            assert verdict.totals["receipted"] == verdict.totals["deliveries"] > 5 * RATE
-
-    asyncio.run(play())
+    async with stage(tmp_path, log_url) as on:
+        target = on.cluster.pulsar_url.removeprefix("pulsar://").partition(",")[0]
+        async with LookupProxy(target) as of_consumer, LookupProxy(target) as of_producer:
+            crew: Crew = [
+                (language, Consuming(url=of_consumer.url, name="consumer", subscription="s", topics=(STALE,))),
+                (language, Producing(url=of_producer.url, name="producer", topics=(STALE,), rate=5 * RATE)),
+            ]
+            fleet = Fleet(tmp_path, crew)
+            try:
+                await begin_at_a_wrong_broker(on, fleet, of_consumer, of_producer)
+                for turn in range(2):
+                    former = on.owner(on.bundle_of(STALE))
+                    of_consumer.falsify(on.pulsar_url(former))
+                    of_producer.falsify(on.pulsar_url(former))
+                    await on.transfer(on.bundle_of(STALE), turn)
+                    await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
+                await asyncio.to_thread(fleet.wait_receipts, int(5 * RATE))
+                verdict = await on.finish(fleet)
+            finally:
+                await asyncio.to_thread(fleet.kill)
+        assert {} == verdict.violations
+        assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "failed"))
+        assert verdict.totals["receipted"] == verdict.totals["deliveries"] > 5 * RATE
 
 
 async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupProxy, of_producer: LookupProxy) -> None:
@@ -258,29 +250,25 @@ async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupPr
 
 
 @pytest.mark.slow
-def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log_url: str) -> None:
+async def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log_url: str) -> None:
     """Through transfers a partitioned topic, a pattern, Failover and Key_Shared work on as they should, and nothing is lost."""
     required(Language.JAVA, Language.GO)
-
-    async def play() -> None:
-        async with stage(tmp_path, log_url) as on:
-            url = on.cluster.pulsar_url
-            await make_partitions(on)
-            async with flowing(tmp_path, every_kind(url)) as fleet:
-                await on.move_everything(fleet, 3)
-                still_ns = time.monotonic_ns()
-                await asyncio.to_thread(fleet.wait_receipts, 2 * KEYS * (1 + len(PLAIN)))
-                verdict = await on.finish(fleet)
-            assert {} == verdict.violations
-            assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "never_settled"))
-            by_key = consumers(fleet, "keys", still_ns, lambda said: (said["topic"], said["producer"], said["n"] % KEYS))
-            assert ({1}, {"keys-0", "keys-1"}) == (set(map(len, by_key.values())), set().union(*by_key.values()))
-            assert {"plain": {"failover-0"}} == consumers(fleet, "failover", 0, lambda _: "plain")
-            assert set(PLAIN) == consumers(fleet, "pattern", 0, lambda said: said["topic"]).keys()
-            partitions = {f"{PARTITIONED}-partition-{number}" for number in range(PARTITIONS)}
-            assert partitions == consumers(fleet, "partitions", 0, lambda said: said["topic"]).keys()
-
-    asyncio.run(play())
+    async with stage(tmp_path, log_url) as on:
+        url = on.cluster.pulsar_url
+        await make_partitions(on)
+        async with flowing(tmp_path, every_kind(url)) as fleet:
+            await on.move_everything(fleet, 3)
+            still_ns = time.monotonic_ns()
+            await asyncio.to_thread(fleet.wait_receipts, 2 * KEYS * (1 + len(PLAIN)))
+            verdict = await on.finish(fleet)
+        assert {} == verdict.violations
+        assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "never_settled"))
+        by_key = consumers(fleet, "keys", still_ns, lambda said: (said["topic"], said["producer"], said["n"] % KEYS))
+        assert ({1}, {"keys-0", "keys-1"}) == (set(map(len, by_key.values())), set().union(*by_key.values()))
+        assert {"plain": {"failover-0"}} == consumers(fleet, "failover", 0, lambda _: "plain")
+        assert set(PLAIN) == consumers(fleet, "pattern", 0, lambda said: said["topic"]).keys()
+        partitions = {f"{PARTITIONED}-partition-{number}" for number in range(PARTITIONS)}
+        assert partitions == consumers(fleet, "partitions", 0, lambda said: said["topic"]).keys()
 
 
 async def make_partitions(on: Stage) -> None:

@@ -91,22 +91,18 @@ def run(scenario: Callable[[TableView, TroubledLog], Coroutine[None, None, None]
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
-def test_a_proposal_is_appended_and_read_back(scheme: str, tmp_path: Path) -> None:
+async def test_a_proposal_is_appended_and_read_back(scheme: str, tmp_path: Path) -> None:
     """A record that is proposed comes back with its offset and its verdict, and by then the view holds what it changed."""
     url = f"sqlite:{tmp_path}/log.db" if scheme == "sqlite" else name()
-
-    async def scenario() -> None:
-        async with TableView(partial(open_log, url), name=url) as view:
-            await view.ready(soon())
-            begun = await view.append(propose.genesis(view.author(OPS), cluster=CLUSTER), soon())
-            assert (1, True) == (begun.offset, begun.verdict.accepted)
-            for value in range(20):
-                record = policy(view, value)
-                folded = await view.append(record, soon())
-                assert (record, True) == (folded.record, folded.verdict.accepted)
-                assert {"value": value} == view.view.policies["limit"].document
-
-    asyncio.run(scenario())
+    async with TableView(partial(open_log, url), name=url) as view:
+        await view.ready(soon())
+        begun = await view.append(propose.genesis(view.author(OPS), cluster=CLUSTER), soon())
+        assert (1, True) == (begun.offset, begun.verdict.accepted)
+        for value in range(20):
+            record = policy(view, value)
+            folded = await view.append(record, soon())
+            assert (record, True) == (folded.record, folded.verdict.accepted)
+            assert {"value": value} == view.view.policies["limit"].document
 
 
 def test_a_rejection_is_a_result() -> None:
@@ -121,26 +117,22 @@ def test_a_rejection_is_a_result() -> None:
     run(scenario)
 
 
-def test_a_view_is_ready_once_it_has_read_what_was_there() -> None:
+async def test_a_view_is_ready_once_it_has_read_what_was_there() -> None:
     """Ready means folded up to the end that the log had at the start."""
     records = channel_with("a:1", bundles=4).entries
     log = MemoryLog(name=name())
     log.append([data for _, data in records], timeout_ms=0)
-
-    async def scenario() -> None:
-        view = TableView(lambda: log, name=log.name)
-        before = view.is_ready
-        view.start()
-        await view.ready(soon())
-        assert [False, True] == [before, view.is_ready]
-        assert len(records) == view.view.offset
-        assert 4 == len(view.view.bundles_of("tenant/ns"))
-        found = view.view.bundle_at("tenant/ns", HASH_MAX)
-        assert found is not None
-        assert found.contains(HASH_MAX)
-        await view.stop(soon())
-
-    asyncio.run(scenario())
+    view = TableView(lambda: log, name=log.name)
+    before = view.is_ready
+    view.start()
+    await view.ready(soon())
+    assert [False, True] == [before, view.is_ready]
+    assert len(records) == view.view.offset
+    assert 4 == len(view.view.bundles_of("tenant/ns"))
+    found = view.view.bundle_at("tenant/ns", HASH_MAX)
+    assert found is not None
+    assert found.contains(HASH_MAX)
+    await view.stop(soon())
 
 
 def test_what_was_written_elsewhere_is_reached() -> None:
@@ -161,22 +153,18 @@ def test_what_was_written_elsewhere_is_reached() -> None:
     run(scenario)
 
 
-def test_offsets_are_logical() -> None:
+async def test_offsets_are_logical() -> None:
     """On a log that goes on above another one, waits, verdicts and authors count from the base of its genesis."""
     log = TroubledLog(name=name())
     begin_copy(log, channel_with(), base=1_000)
-
-    async def scenario() -> None:
-        async with following(log) as view:
-            assert 1_001 == view.author(OPS).as_of
-            folded = await view.append(policy(view), soon())
-            assert (1_002, True) == (folded.offset, folded.verdict.accepted)
-            await view.reached(1_002, at_once())
-
-    asyncio.run(scenario())
+    async with following(log) as view:
+        assert 1_001 == view.author(OPS).as_of
+        folded = await view.append(policy(view), soon())
+        assert (1_002, True) == (folded.offset, folded.verdict.accepted)
+        await view.reached(1_002, at_once())
 
 
-def test_an_admin_is_not_late_after_a_gap() -> None:
+async def test_an_admin_is_not_late_after_a_gap() -> None:
     """Where offsets have skipped ahead of the last record, an author's view is as new as the gap's end, not as old as the record."""
 
     class Skipping(TroubledLog):
@@ -185,12 +173,8 @@ def test_an_admin_is_not_late_after_a_gap() -> None:
 
     log = Skipping(name=name())
     log.append([genesis()], timeout_ms=0)
-
-    async def scenario() -> None:
-        async with following(log) as view:
-            assert 1_000_001 == view.author(OPS).as_of
-
-    asyncio.run(scenario())
+    async with following(log) as view:
+        assert 1_000_001 == view.author(OPS).as_of
 
 
 def test_each_wait_ends_at_its_deadline() -> None:
@@ -271,7 +255,7 @@ def test_a_listener_that_fails_harms_nobody() -> None:
     run(scenario)
 
 
-def test_a_view_starts_from_a_snapshot() -> None:
+async def test_a_view_starts_from_a_snapshot() -> None:
     """With a snapshot only what follows it is read, and the view is the one that a fold from zero gives."""
     channel = channel_with("a:1", bundles=4)
     log = MemoryLog(name=name())
@@ -280,15 +264,11 @@ def test_a_view_starts_from_a_snapshot() -> None:
     for entry in log.read(1, limit=2):
         reader.feed(entry)
     heard: list[int] = []
-
-    async def scenario() -> None:
-        view = TableView(lambda: log, name=log.name, snapshot=to_bytes(reader.view))
-        view.listen(lambda folded: heard.append(folded.offset))
-        async with view:
-            await view.ready(soon())
-            assert to_bytes(channel.view) == to_bytes(view.view)
-
-    asyncio.run(scenario())
+    view = TableView(lambda: log, name=log.name, snapshot=to_bytes(reader.view))
+    view.listen(lambda folded: heard.append(folded.offset))
+    async with view:
+        await view.ready(soon())
+        assert to_bytes(channel.view) == to_bytes(view.view)
     assert list(range(3, len(channel.entries) + 1)) == heard
 
 
@@ -380,17 +360,13 @@ def test_what_ends_the_following_ends_all_waits() -> None:
     run(scenario)
 
 
-def test_the_log_of_another_cluster_ends_the_following() -> None:
+async def test_the_log_of_another_cluster_ends_the_following() -> None:
     """A view that expects one cluster refuses the log of another, and says which it found."""
     log = TroubledLog(name=name())
     log.append([genesis()], timeout_ms=0)
-
-    async def scenario() -> None:
-        async with TableView(lambda: log, name=log.name, cluster="mine") as view:
-            with pytest.raises(ForeignLog, match="'test', not 'mine'"):
-                await view.ready(soon())
-
-    asyncio.run(scenario())
+    async with TableView(lambda: log, name=log.name, cluster="mine") as view:
+        with pytest.raises(ForeignLog, match="'test', not 'mine'"):
+            await view.ready(soon())
 
 
 def test_a_proposal_appended_after_the_end_is_unknown() -> None:
