@@ -49,7 +49,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(title="Owned", about="Bundles that have an owner.", queries={"": "sum(equipoise_bundles_owned)"}, kind="stat", width=4),
         Panel(
             title="Not owned",
-            about="Bundles on the move, or free. Above 0 for long: see Bundles in flight.",
+            about="Bundles that move or are free. If it stays above 0, see Bundles in flight.",
             queries={"": "sum(max by (state) (equipoise_bundles_in_flight))"},
             kind="stat",
             width=4,
@@ -71,7 +71,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Alarms in an hour",
-            about="What an operator must look at.",
+            about="Alarms, which an operator must check.",
             queries={"": "sum(increase(equipoise_alarms_total[1h])) or vector(0)"},
             kind="stat",
             width=4,
@@ -80,36 +80,36 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Ownership": (
         Panel(
             title="Bundles owned",
-            about="Who serves how much.",
+            about="Bundles by broker.",
             queries={"{{broker}}": "equipoise_bundles_owned"},
             is_stacked=True,
         ),
         Panel(
             title="Bundles in flight",
-            about="All that somebody waits for. Free for long: nobody takes them; ask `equipoise channel why`.",
+            about="Bundles in any state other than owned. If one stays free, `equipoise channel why` gives the reason.",
             queries={"{{state}}": "max by (state) (equipoise_bundles_in_flight)"},
         ),
         Panel(
             title="Bundles that outlast a lease",
-            about="Of namespaces that serve on while the channel is lost; tokens alone keep others out.",
+            about="Bundles that are served past the lease while the channel is lost. Only tokens guard them.",
             queries={"{{namespace}} at {{broker}}": "equipoise_bundles_serving_on"},
         ),
     ),
     "Moves": (
         Panel(
             title="Moves a minute",
-            about="By kind and result. Many cancelled or cut short: look at the brokers' logs.",
+            about="By kind and result. If many are cancelled or cut short, see the brokers' logs.",
             queries={"{{kind}} {{result}}": "max by (kind, result) (rate(equipoise_move_duration_seconds_count[1m])) * 60 > 0"},
         ),
         Panel(
             title="Pause of a transfer",
-            about="From leaving `owned` until it is owned again, of transfers that were done.",
+            about="From leaving `owned` until owned again, of completed transfers.",
             queries=_quantiles('max by (le) (rate(equipoise_move_duration_seconds_bucket{kind="transfer", result="done"}[5m]))'),
             unit="s",
         ),
         Panel(
             title="Pause by kind",
-            about="What one move in twenty exceeds. Deaths include the lease and its margin.",
+            about="The 95th percentile. Deaths include the lease and its grace period.",
             queries={
                 "{{kind}}": 'histogram_quantile(0.95, max by (le, kind) (rate(equipoise_move_duration_seconds_bucket{result="done"}[5m])))'
             },
@@ -119,19 +119,19 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Balancing": (
         Panel(
             title="Load",
-            about="The use of each broker's busiest resource, weighed and averaged: what shedders go by.",
+            about="The use of each broker's busiest resource, weighted and averaged. Shedders use it.",
             queries={"{{broker}}": 'brk_lb_resource_usage{feature="max_ema"}'},
             unit="percentunit",
         ),
         Panel(
             title="Deviation of the load",
-            about="Of all brokers' load, and its mean, as the leader's last round found them.",
+            about="Deviation and mean of all brokers' load, by the leader's last round.",
             queries={"{{stat}}": "max by (stat) (brk_lb_resource_usage_stats)"},
             unit="percentunit",
         ),
         Panel(
             title="Rounds a minute",
-            about="By what they came to, and why. `equipoise decisions` tells each with its reasons.",
+            about="By result and reason. `equipoise decisions` shows each with its reasons.",
             queries={
                 "{{kind}} {{result}} {{reason}}": "sum by (kind, result, reason) (rate(equipoise_balancing_rounds_total[1m])) * 60 > 0"
             },
@@ -140,14 +140,14 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Lookups": (
         Panel(
             title="Lookups by outcome",
-            about="Many held outside of a failover, or any timed out: bundles are without an owner.",
+            about="By outcome. If many wait outside a failover, or any time out, bundles have no owner.",
             queries={"{{outcome}}": "sum by (outcome) (rate(equipoise_lookup_duration_seconds_count[1m]))"},
             unit="reqps",
             width=12,
         ),
         Panel(
             title="Time to an answer",
-            about="Of lookups that were answered at once, and of those that were held.",
+            about="Time of lookups that were answered at once, and of those that waited.",
             queries={
                 f"{outcome} p{int(of * 100)}": f"histogram_quantile({of}, sum by (le) "
                 f'(rate(equipoise_lookup_duration_seconds_bucket{{outcome="{outcome}"}}[5m])))'
@@ -161,7 +161,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Channel": (
         Panel(
             title="Records",
-            about="Accepted and rejected. Nine tenths of the accepted are renewals.",
+            about="Accepted and rejected records. Nine tenths of the accepted ones are renewals.",
             queries={
                 "accepted": "max(rate(equipoise_records_accepted_total[1m]))",
                 "rejected": "max(sum by (broker) (rate(equipoise_records_rejected_total[1m])))",
@@ -169,29 +169,29 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Rejected by reason",
-            about="`stale` and `late` are races lost, and normal; look into all others.",
+            about="`stale` and `late` are lost races and normal. Check all others.",
             queries={"{{reason}}": "max by (reason) (rate(equipoise_records_rejected_total[5m])) * 60 > 0"},
         ),
         Panel(
             title="Lag",
-            about="Records on the channel that a broker has not read. Rising: it is overloaded, and will lose its lease.",
+            about="Records on the channel that a broker has not read. If it rises, the broker is overloaded and will lose its lease.",
             queries={"{{broker}}": "equipoise_reader_lag_records"},
         ),
         Panel(
             title="Outages of the channel",
-            about="Whether a broker can read it.",
+            about="Whether a broker can read the channel.",
             queries={"{{broker}}": "equipoise_log_available"},
             kind="state-timeline",
         ),
         Panel(
             title="Channel lost for",
-            about="How long a broker has been without it.",
+            about="Time since a broker lost the channel.",
             queries={"{{broker}}": "equipoise_channel_lost_seconds"},
             unit="s",
         ),
         Panel(
             title="Lease left",
-            about="How long a broker may still serve without a renewal. Falling towards 0: it is cut off, or stalls.",
+            about="Time for which a broker may serve without a renewal. If it falls towards 0, the broker is cut off or stalls.",
             queries={"{{broker}}": "equipoise_lease_left_seconds"},
             unit="s",
         ),
@@ -199,12 +199,12 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Compaction": (
         Panel(
             title="Not yet compacted",
-            about="Records since the last compaction. Of the leader; far above its `compact_records`: compactions fail.",
+            about="Records since the last compaction. If the leader's is far above `compact_records`, compactions fail.",
             queries={"{{broker}}": "equipoise_uncompacted_records"},
         ),
         Panel(
             title="Last compaction",
-            about="How long it took, and how long ago it was, where one has been.",
+            about="Duration and age of the last compaction.",
             queries={
                 "took, {{broker}}": "equipoise_compaction_duration_seconds > 0",
                 "ago, {{broker}}": "equipoise_compaction_age_seconds > 0",
@@ -213,7 +213,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Failures and resyncs in an hour",
-            about="Compactions that failed; and readers that truncation overtook.",
+            about="Failed compactions, and resyncs after a truncation.",
             queries={
                 "failed, {{broker}}": "increase(equipoise_compaction_failures_total[1h])",
                 "resynced, {{broker}}": "increase(equipoise_reader_resyncs_total[1h])",
@@ -223,14 +223,14 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Pulsar": (
         Panel(
             title="Clients",
-            about="Connections, and who uses topics over them.",
+            about="Connections, producers and consumers.",
             queries={
                 name: f"sum(equipoise_pulsar_{name})" for name in ("connections", "producers", "consumers", "topics", "topics_waiting")
             },
         ),
         Panel(
             title="Messages",
-            about="Taken from producers; written to consumers; dropped, since consumers were not ready.",
+            about="Messages from producers, to consumers, and dropped because consumers were not ready.",
             queries={
                 name: f"sum(rate(equipoise_pulsar_messages_{name}_total[1m]))" for name in ("published", "delivered", "dropped", "damaged")
             },
@@ -238,19 +238,19 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Bytes",
-            about="Of the entries taken and written.",
+            about="Bytes of the entries received and sent.",
             queries={name: f"sum(rate(equipoise_pulsar_{name}_bytes_total[1m]))" for name in ("published", "delivered")},
             unit="Bps",
         ),
         Panel(
             title="Bytes waiting in memory",
-            about="For clients to take them, and of what clients have not finished to say.",
+            about="Data that waits for clients to read it, and of requests that are not complete.",
             queries={f"{name}, {{{{broker}}}}": f"equipoise_pulsar_{name}_bytes" for name in ("behind", "unfinished")},
             unit="bytes",
         ),
         Panel(
             title="Receipts withheld, handovers damaged",
-            about="In a minute: messages of a bundle whose right had gone; bundles that came without what was known of them.",
+            about="Per minute: messages refused after the ownership was lost, and bundles that arrived without their state.",
             queries={
                 name: f"sum(rate(equipoise_pulsar_{name}_total[1m])) * 60"
                 for name in ("receipts_withheld", "handovers_damaged", "consumers_forgotten")
@@ -258,7 +258,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Disconnected and refused",
-            about="In a minute, by reason.",
+            about="Per minute, by reason.",
             queries={
                 "{{reason}}": "sum by (reason) (rate(equipoise_pulsar_disconnections_total[1m])) * 60 > 0",
                 "refused": "sum(rate(equipoise_pulsar_connections_refused_total[1m])) * 60 > 0",
@@ -269,19 +269,19 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Processes": (
         Panel(
             title="Processor",
-            about="Near one second a second: one loop does all the work, and leases are at risk.",
+            about="Near one second per second, the event loop is saturated and leases are at risk.",
             queries={"{{instance}}": 'rate(process_cpu_seconds_total{job="equipoise"}[1m])'},
             unit="percentunit",
         ),
         Panel(
             title="Memory",
-            about="What is resident.",
+            about="Resident memory.",
             queries={"{{instance}}": 'process_resident_memory_bytes{job="equipoise"}'},
             unit="bytes",
         ),
         Panel(
             title="Open files",
-            about="A part of those that a process may have.",
+            about="Share of the limit of open files.",
             queries={"{{instance}}": 'process_open_fds{job="equipoise"} / process_max_fds{job="equipoise"}'},
             unit="percentunit",
         ),
@@ -317,12 +317,12 @@ def _placed() -> Iterator[Json]:
             if left + panel.width > _GRID_WIDTH:
                 top, left = top + height, 0
             height = _HEIGHTS[panel.kind]
-            yield {**_spelled(panel), "gridPos": {"x": left, "y": top, "w": panel.width, "h": height}}
+            yield {**_panel_json(panel), "gridPos": {"x": left, "y": top, "w": panel.width, "h": height}}
             left += panel.width
         top += height
 
 
-def _spelled(panel: Panel) -> Json:
+def _panel_json(panel: Panel) -> Json:
     defaults: Json = {"unit": panel.unit, "min": 0}
     options: Json = {}
     if panel.kind == "timeseries":

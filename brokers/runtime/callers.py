@@ -55,7 +55,7 @@ class Listeners:
         Call `resynced` where records were truncated unread. Raise `Overloaded` if too many listen.
         """
         if len(self._listeners) >= LISTENERS_MAX:
-            raise Overloaded(what=f"the row of listeners at broker {self._broker}", limit=LISTENERS_MAX)
+            raise Overloaded(what=f"the list of listeners at broker {self._broker}", limit=LISTENERS_MAX)
         number = next(self._numbers)
         self._listeners[number] = (listener, resynced)
         return lambda: self._listeners.pop(number, None) and None
@@ -115,7 +115,7 @@ class Waiting:
             return result
         deadline.check(what)
         if self._count >= WAITERS_MAX:
-            raise Overloaded(what=f"the row of those who wait at broker {self._broker}", limit=WAITERS_MAX)
+            raise Overloaded(what=f"the queue of callers at broker {self._broker}", limit=WAITERS_MAX)
         self._count += 1
         try:
             while True:
@@ -184,7 +184,7 @@ class Requests:
             verdict = answered.verdict
             assert verdict is not None, "what is answered has an error or a verdict"
             if verdict.reason is None:
-                assert answered.offset is not None, "what was accepted stands on the log"
+                assert answered.offset is not None, "an accepted record is on the log"
                 return answered.offset
             # Past the deadline do not retry: this result is known.
             if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
@@ -195,7 +195,7 @@ class Requests:
         if self._end is not None:
             raise self._end.with_traceback(None)  # All callers share it.
         if len(self._tickets) >= REQUESTS_MAX:
-            raise Overloaded(what=f"the row of requests at broker {self._broker}", limit=REQUESTS_MAX)
+            raise Overloaded(what=f"the queue of requests at broker {self._broker}", limit=REQUESTS_MAX)
         ticket = next(self._numbers)
         future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = future

@@ -66,7 +66,7 @@ class Lookups:
 
     async def _hold(self, namespace: str, point: int) -> Located:
         if self._held >= HELD_MAX:
-            raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
+            raise Overloaded(what=f"the queue of lookups at broker {self._worker.broker_id}", limit=HELD_MAX)
         deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
         self._held += 1
         try:

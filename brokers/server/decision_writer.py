@@ -47,7 +47,7 @@ class DecisionWriter:
         try:
             self._waiting.put_nowait(decision)
         except asyncio.QueueFull:
-            self._failed(Overloaded(what=f"the row of decisions to be written at broker {decision.broker}", limit=_WAITING_MAX))
+            self._failed(Overloaded(what=f"the queue of decisions at broker {decision.broker}", limit=_WAITING_MAX))
 
     async def run(self) -> None:
         """Write the queued decisions in order. A decision that cannot be written is lost, which is logged once a minute."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from compose.local_kafka.errors import LocalKafkaError
 from compose.local_kafka.jars import class_path, tool
-from compose.local_kafka.process import handle, has_ended, pid_of, send, stands_still, start
+from compose.local_kafka.process import handle, has_ended, is_stopped, pid_of, send, start
 from compose.local_kafka.server_properties import spelled
 
 READY_S: Final = 120.0
@@ -132,7 +132,7 @@ class Node:
             if held is None or pid is None:
                 return
             send(held, signal.SIGSTOP)
-            if not stands_still(pid, timeout_s=_SUSPEND_S):
+            if not is_stopped(pid, timeout_s=_SUSPEND_S):
                 raise self._stuck(pid, "was suspended and still runs")
 
     def resume(self) -> None:

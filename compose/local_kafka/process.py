@@ -68,7 +68,7 @@ def send(held: int, number: signal.Signals) -> None:
         return
 
 
-def stands_still(pid: int, *, timeout_s: float) -> bool:
+def is_stopped(pid: int, *, timeout_s: float) -> bool:
     """Return whether all threads of a process stop in time after SIGSTOP. A stopped thread stays stopped until SIGCONT."""
     give_up_s = time.monotonic() + timeout_s
     while not all(state in _STOPPED for state in _states(pid)):

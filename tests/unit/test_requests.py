@@ -92,7 +92,7 @@ async def test_one_too_many_is_refused_and_one_too_old_forgotten(monkeypatch: py
     agent = Agent()
     waiting = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=20))
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="the row of requests at broker b is full: it holds 1"):
+    with pytest.raises(Overloaded, match="the queue of requests at broker b is full: it holds 1"):
         await agent.requests.request(INTENT, timeout_ms=LONG_MS)
     assert 1 == len(agent.asked)
     for unanswered in (waiting, agent.requests.request(INTENT, timeout_ms=1)):

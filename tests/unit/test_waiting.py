@@ -46,7 +46,7 @@ async def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
 
 
 async def test_one_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row of those who wait has an end; who leaves it makes room, and what is true already needs no place in it."""
+    """The queue of callers has an end; who leaves it makes room, and what is true already needs no place in it."""
     monkeypatch.setattr(module, "WAITERS_MAX", 2)
     view = View()
     waiting = Waiting(lambda: view, broker="b")

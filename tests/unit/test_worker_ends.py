@@ -209,7 +209,7 @@ async def test_one_listener_too_many_is_refused(benches: Benches, monkeypatch: p
 
     async with benches.started() as bench:
         end = bench.worker.listen(lambda _folded: None)
-        with pytest.raises(Overloaded, match="the row of listeners"):
+        with pytest.raises(Overloaded, match="the list of listeners"):
             bench.worker.listen(lambda _folded: None)
         end()
         bench.worker.listen(lambda _folded: None)()

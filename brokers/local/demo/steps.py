@@ -71,7 +71,7 @@ async def begin(demo: Demo) -> None:
 
 async def balance(demo: Demo) -> None:
     """Let the leader balance."""
-    demo.say("nobody does anything: the leader balances the load")
+    demo.say("no operator acts: the leader balances the load")
     await asyncio.sleep(_BALANCE_S)
 
 

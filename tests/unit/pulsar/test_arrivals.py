@@ -179,7 +179,7 @@ def test_who_is_only_expected_holds_no_place() -> None:
 
 
 @pytest.mark.parametrize("kind", [SubscriptionKind.FAILOVER, KEY_SHARED])
-def test_who_is_back_stands_still_for_the_missing_only_for_a_moment(kind: SubscriptionKind) -> None:
+def test_who_is_back_is_stopped_for_the_missing_only_for_a_moment(kind: SubscriptionKind) -> None:
     """After a second those who are there go on, and who comes later joins them; where nobody is there, the first who comes does."""
     topic, producer = make_topic(left(there("a", "b", kind=kind), there("c", "d", subscription="t", kind=kind))), make_producer()
     topic.add_producer(producer)
