@@ -52,7 +52,7 @@ async def test_one_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Waiting(lambda: view, broker="b")
     waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="those who wait at broker b is full: it holds 2"):
+    with pytest.raises(Overloaded, match="queue of callers at broker b is full: it holds 2"):
         await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
     assert 1 == await waiting.until(lambda _: 1, timeout_ms=LONG_MS, what="it")
     waiters[0].cancel()
