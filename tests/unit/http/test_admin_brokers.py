@@ -10,147 +10,117 @@ import pytest
 from equipoise.brokers.runtime import service_runner
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, path_of, run, started, until
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, path_of, started, until
 
 pytestmark = pytest.mark.integration
 
 
-def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
+async def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
     """The live brokers of the cluster are told by id, and the leader with its address."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            for path in ("/admin/v2/brokers", "/admin/v2/brokers/equipoise"):
-                assert sorted([one.id, other.id]) == (await other.get(path)).json()
-            answer = await other.get("/admin/v2/brokers/elsewhere")
-            assert (404, True) == (answer.status, "'elsewhere'" in answer.reason)
-            assert {"brokerId": one.id, "serviceUrl": one.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
-            await one.worker.stop()
-            await until(lambda: not other.worker.view.brokers[one.id].live)
-            assert [other.id] == (await other.get("/admin/v2/brokers")).json()
-            assert {"brokerId": other.id, "serviceUrl": other.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        for path in ("/admin/v2/brokers", "/admin/v2/brokers/equipoise"):
+            assert sorted([one.id, other.id]) == (await other.get(path)).json()
+        answer = await other.get("/admin/v2/brokers/elsewhere")
+        assert (404, True) == (answer.status, "'elsewhere'" in answer.reason)
+        assert {"brokerId": one.id, "serviceUrl": one.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
+        await one.worker.stop()
+        await until(lambda: not other.worker.view.brokers[one.id].live)
+        assert [other.id] == (await other.get("/admin/v2/brokers")).json()
+        assert {"brokerId": other.id, "serviceUrl": other.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
 
 
-def test_a_broker_reports_its_load(tmp_path: Path) -> None:
+async def test_a_broker_reports_its_load(tmp_path: Path) -> None:
     """The report names every open bundle, with what its service says that it costs."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,), (busy, *idle) = brokers.brokers, brokers.bundles()
-            broker.service.loads[busy] = BundleLoad(calls_per_second=2.5, bytes_per_second=100.0, sessions=3)
-            report = (await broker.get("/admin/v2/broker-stats/load-report")).json()
-            assert isinstance(report, dict)
-            assert {busy: 2.5, **dict.fromkeys(idle, 0.0)} == {name: load["calls_per_second"] for name, load in report["lastStats"].items()}
-            assert (broker.id, broker.url, 4, 100) == tuple(
-                report[name] for name in ("brokerId", "webServiceUrl", "numBundles", "capacity")
-            )
-            assert sorted([busy, *idle]) == report["bundles"]
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,), (busy, *idle) = brokers.brokers, brokers.bundles()
+        broker.service.loads[busy] = BundleLoad(calls_per_second=2.5, bytes_per_second=100.0, sessions=3)
+        report = (await broker.get("/admin/v2/broker-stats/load-report")).json()
+        assert isinstance(report, dict)
+        assert {busy: 2.5, **dict.fromkeys(idle, 0.0)} == {name: load["calls_per_second"] for name, load in report["lastStats"].items()}
+        assert (broker.id, broker.url, 4, 100) == tuple(report[name] for name in ("brokerId", "webServiceUrl", "numBundles", "capacity"))
+        assert sorted([busy, *idle]) == report["bundles"]
 
 
-def test_a_broker_drains_when_it_is_asked_to(tmp_path: Path) -> None:
+async def test_a_broker_drains_when_it_is_asked_to(tmp_path: Path) -> None:
     """A broker that was told to drain says so on the channel, is not ready, and moves everything away."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            drained, other = brokers.brokers
-            assert 204 == (await drained.ask("POST", "/admin/v2/brokers/drain")).status
-            assert "draining" == brokers.view.brokers[drained.id].status
-            answer = await drained.get("/ready")
-            assert (503, True) == (answer.status, b"it drains" in answer.body)
-            await until(lambda: {other.worker.agent.incarnation} == {bundle.owner for bundle in brokers.view.bundles.values()})
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        drained, other = brokers.brokers
+        assert 204 == (await drained.ask("POST", "/admin/v2/brokers/drain")).status
+        assert "draining" == brokers.view.brokers[drained.id].status
+        answer = await drained.get("/ready")
+        assert (503, True) == (answer.status, b"it drains" in answer.body)
+        await until(lambda: {other.worker.agent.incarnation} == {bundle.owner for bundle in brokers.view.bundles.values()})
 
 
-def test_entries_are_told_whole(tmp_path: Path) -> None:
+async def test_entries_are_told_whole(tmp_path: Path) -> None:
     """A bundle and all brokers are told as the view has them."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, labels={"zone": "a"}) as brokers:
-            bundle = brokers.bundles()[1]
-            owner, entry = brokers.owner_of(bundle), brokers.view.bundles[bundle]
-            told = (await brokers.brokers[0].get(f"/v1/bundle/{bundle}")).json()
-            expected = {
-                "bundle": bundle,
-                "namespace": NAMESPACE,
-                "low": 0x40000000,
-                "high": 0x80000000,
-                "state": "owned",
-                "phase": "owned",
-                "owner": owner.id,
-                "owner_incarnation": entry.owner,
-                "source": None,
-                "source_incarnation": None,
-                "token": entry.token,
-                "last": entry.last,
-                "algorithm": None,
-                "positions": None,
-            }
-            assert isinstance(told, dict)
-            assert expected == {name: value for name, value in told.items() if name != "offset"}
-            for wrong, status in ((f"{NAMESPACE}/0x00000000_0x00000001", 404), (f"{NAMESPACE}/x", 412), ("a/b/0x00000000_0xffffffff", 404)):
-                assert status == (await brokers.brokers[0].get(f"/v1/bundle/{wrong}")).status
-            documents = (await brokers.brokers[1].get("/v1/brokers")).json()
-            assert isinstance(documents, list)
-            one = next(document for document in documents if document["broker"] == brokers.brokers[0].id)
-            assert (True, False, "up", {"zone": "a"}) == (one["leader"], one["suspect"], one["status"], one["labels"])
-            assert 4 == sum(document["bundles"] for document in documents)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2, labels={"zone": "a"}) as brokers:
+        bundle = brokers.bundles()[1]
+        owner, entry = brokers.owner_of(bundle), brokers.view.bundles[bundle]
+        told = (await brokers.brokers[0].get(f"/v1/bundle/{bundle}")).json()
+        expected = {
+            "bundle": bundle,
+            "namespace": NAMESPACE,
+            "low": 0x40000000,
+            "high": 0x80000000,
+            "state": "owned",
+            "phase": "owned",
+            "owner": owner.id,
+            "owner_incarnation": entry.owner,
+            "source": None,
+            "source_incarnation": None,
+            "token": entry.token,
+            "last": entry.last,
+            "algorithm": None,
+            "positions": None,
+        }
+        assert isinstance(told, dict)
+        assert expected == {name: value for name, value in told.items() if name != "offset"}
+        for wrong, status in ((f"{NAMESPACE}/0x00000000_0x00000001", 404), (f"{NAMESPACE}/x", 412), ("a/b/0x00000000_0xffffffff", 404)):
+            assert status == (await brokers.brokers[0].get(f"/v1/bundle/{wrong}")).status
+        documents = (await brokers.brokers[1].get("/v1/brokers")).json()
+        assert isinstance(documents, list)
+        one = next(document for document in documents if document["broker"] == brokers.brokers[0].id)
+        assert (True, False, "up", {"zone": "a"}) == (one["leader"], one["suspect"], one["status"], one["labels"])
+        assert 4 == sum(document["bundles"] for document in documents)
 
 
-def test_what_was_parted_with_is_handed_over(tmp_path: Path) -> None:
+async def test_what_was_parted_with_is_handed_over(tmp_path: Path) -> None:
     """The former owner gives what its service still holds of a bundle, and 204 where that is nothing."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            assert 204 == (await source.get(f"/v1/handover/{bundle}")).status
-            source.service.parted[bundle] = b"\x00state\xff"
-            await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            answer = await source.get(f"/v1/handover/{bundle}")
-            assert (200, b"\x00state\xff") == (answer.status, answer.body)
-            assert 204 == (await target.get(f"/v1/handover/{bundle}")).status
-            assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        source = brokers.owner_of(bundle)
+        target = brokers.other_than(source)
+        assert 204 == (await source.get(f"/v1/handover/{bundle}")).status
+        source.service.parted[bundle] = b"\x00state\xff"
+        await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        answer = await source.get(f"/v1/handover/{bundle}")
+        assert (200, b"\x00state\xff") == (answer.status, answer.body)
+        assert 204 == (await target.get(f"/v1/handover/{bundle}")).status
+        assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
 
 
-def test_state_that_is_long_in_coming_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_that_is_long_in_coming_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next owner of a bundle is told that the service here takes too long, and not that something broke."""
     monkeypatch.setattr(service_runner, "_QUESTION_MS", 10)
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            await source.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
-            source.service.giving.clear()
-            answer = await source.get(f"/v1/handover/{bundle}")
-            assert (504, True) == (answer.status, f"giving the state of {bundle}" in answer.reason)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        source = brokers.owner_of(bundle)
+        await source.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
+        source.service.giving.clear()
+        answer = await source.get(f"/v1/handover/{bundle}")
+        assert (504, True) == (answer.status, f"giving the state of {bundle}" in answer.reason)
 
 
-def test_a_ready_broker_says_so(tmp_path: Path) -> None:
+async def test_a_ready_broker_says_so(tmp_path: Path) -> None:
     """A broker with a lease is alive, ready and healthy, in each of the ways of asking."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
-            ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None}
-            assert ready == (await broker.get("/ready")).json()
-            assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
+        ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None}
+        assert ready == (await broker.get("/ready")).json()
+        assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
 
 
 READING = (
@@ -164,51 +134,43 @@ READING = (
 )
 
 
-def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a broker has read the channel and joined, it answers 503 instead of what it does not know, and holds lookups."""
-
-    async def story() -> None:
-        async with started(tmp_path, f"memory:{uuid.uuid4()}", {"lookup_ms": 100}) as broker:
-            monkeypatch.setattr(type(broker.worker.agent), "is_ready", False)
-            for path in READING:
-                answer = await broker.get(path)
-                assert (503, "1") == (answer.status, answer.headers.get("Retry-After")), path
-            answer = await broker.get("/ready")
-            assert (503, b"still reading" in answer.body) == (answer.status, True)
-            broker.worker.replay_progress.read(0, 3_000)
-            for path in ("/ready", READING[0]):
-                answer = await broker.get(path)
-                assert (503, b"still reading the channel: 3,000 left" in answer.body) == (answer.status, True)
-            assert 200 == (await broker.get("/health")).status
-            held = await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")
-            assert (503, True) == (held.status, "becoming ready" in held.reason)
-            monkeypatch.undo()
-            await broker.worker.ready(timeout_ms=PATIENCE_MS)
-            assert 404 == (await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")).status
-
-    run(story)
+    async with started(tmp_path, f"memory:{uuid.uuid4()}", {"lookup_ms": 100}) as broker:
+        monkeypatch.setattr(type(broker.worker.agent), "is_ready", False)
+        for path in READING:
+            answer = await broker.get(path)
+            assert (503, "1") == (answer.status, answer.headers.get("Retry-After")), path
+        answer = await broker.get("/ready")
+        assert (503, b"still reading" in answer.body) == (answer.status, True)
+        broker.worker.replay_progress.read(0, 3_000)
+        for path in ("/ready", READING[0]):
+            answer = await broker.get(path)
+            assert (503, b"still reading the channel: 3,000 left" in answer.body) == (answer.status, True)
+        assert 200 == (await broker.get("/health")).status
+        held = await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")
+        assert (503, True) == (held.status, "becoming ready" in held.reason)
+        monkeypatch.undo()
+        await broker.worker.ready(timeout_ms=PATIENCE_MS)
+        assert 404 == (await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")).status
 
 
-def test_readiness_ends_with_the_lease_and_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_ends_with_the_lease_and_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose lease has run out, or whose log is away, is alive but not ready, and says why."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            with monkeypatch.context() as patched:
-                patched.setattr(type(broker.worker), "log_is_available", False)
-                assert b"the log cannot be read" in (await broker.get("/ready")).body
-            broker.worker.agent.lease.lose()
-            answer = await broker.get("/ready")
-            assert (503, True) == (answer.status, b"its lease has run out" in answer.body)
-            answer = await broker.get("/admin/v2/brokers/health")
-            assert (503, f"broker {broker.id} is not ready: its lease has run out; ask again soon, or ask another") == (
-                answer.status,
-                answer.reason,
-            )
-            assert 200 == (await broker.get("/health")).status
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        with monkeypatch.context() as patched:
+            patched.setattr(type(broker.worker), "log_is_available", False)
+            assert b"the log cannot be read" in (await broker.get("/ready")).body
+        broker.worker.agent.lease.lose()
+        answer = await broker.get("/ready")
+        assert (503, True) == (answer.status, b"its lease has run out" in answer.body)
+        answer = await broker.get("/admin/v2/brokers/health")
+        assert (503, f"broker {broker.id} is not ready: its lease has run out; ask again soon, or ask another") == (
+            answer.status,
+            answer.reason,
+        )
+        assert 200 == (await broker.get("/health")).status
 
 
 async def metric(broker: Broker, series: str) -> float:
@@ -220,39 +182,31 @@ async def metric(broker: Broker, series: str) -> float:
     return next(float(line.removeprefix(start)) for line in answer.body.decode().splitlines() if line.startswith(start))
 
 
-def test_metrics_tell_the_state_of_the_broker(tmp_path: Path) -> None:
+async def test_metrics_tell_the_state_of_the_broker(tmp_path: Path) -> None:
     """What Prometheus reads are the numbers of this broker at this moment."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            await brokers.settled()
-            assert 4 == sum([await metric(broker, "equipoise_bundles_owned") for broker in brokers.brokers])
-            assert 1 == await metric(source, 'equipoise_move_duration_seconds_count{kind="transfer",result="done"}')
-            assert 0 < await metric(source, "equipoise_lease_left_seconds") <= 3
-            assert 0 == await metric(source, "equipoise_reader_lag_records")
-            assert 1 == await metric(source, "equipoise_log_available")
-            assert 0 == await metric(source, 'equipoise_bundles_in_flight{state="releasing"}')
-            assert 0 < await metric(source, "equipoise_records_accepted_total")
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        source = brokers.owner_of(bundle)
+        target = brokers.other_than(source)
+        await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        await brokers.settled()
+        assert 4 == sum([await metric(broker, "equipoise_bundles_owned") for broker in brokers.brokers])
+        assert 1 == await metric(source, 'equipoise_move_duration_seconds_count{kind="transfer",result="done"}')
+        assert 0 < await metric(source, "equipoise_lease_left_seconds") <= 3
+        assert 0 == await metric(source, "equipoise_reader_lag_records")
+        assert 1 == await metric(source, "equipoise_log_available")
+        assert 0 == await metric(source, 'equipoise_bundles_in_flight{state="releasing"}')
+        assert 0 < await metric(source, "equipoise_records_accepted_total")
 
 
-def test_a_request_during_an_outage_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_during_an_outage_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that cannot propose answers 503, and says why."""
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
 
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
+        async def refuse(*_: object, timeout_ms: int) -> int:
+            raise LogUnavailable(log="memory:x", problem="nobody answers", in_doubt=False)
 
-            async def refuse(*_: object, timeout_ms: int) -> int:
-                raise LogUnavailable(log="memory:x", problem="nobody answers", in_doubt=False)
-
-            monkeypatch.setattr(broker.worker, "request", refuse)
-            answer = await broker.put("/admin/v2/namespaces/acme/new")
-            assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "nobody answers" in answer.reason)
-
-    run(story)
+        monkeypatch.setattr(broker.worker, "request", refuse)
+        answer = await broker.put("/admin/v2/namespaces/acme/new")
+        assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "nobody answers" in answer.reason)

@@ -12,7 +12,7 @@ from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from tests.unit.http.cluster import Answer, Broker, cluster, run, until
+from tests.unit.http.cluster import Answer, Broker, cluster, until
 
 PATH = "/admin/v2/balancing"
 CONFIGURATION = "/admin/v2/brokers/configuration"
@@ -29,28 +29,24 @@ async def shown(broker: Broker) -> tuple[Mapping[str, Mapping[str, object]], Map
     return document.pop("settings"), document
 
 
-def test_what_is_in_force_is_told_with_where_it_comes_from(tmp_path: Path) -> None:
+async def test_what_is_in_force_is_told_with_where_it_comes_from(tmp_path: Path) -> None:
     """Every setting: of the channel, of the broker itself, or the default."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, balance_interval_ms=900) as brokers:
-            (broker,) = brokers.brokers
-            settings, about = await shown(broker)
-            assert list(SETTINGS) == list(settings)
-            assert {"changed_at": None, "changed_by": None, "problems": []} == about
-            assert {"value": 900, "default": 5_000, "from": "broker"} == settings["balancing.shed_interval_ms"]
-            assert {"value": [], "default": [], "from": "default"} == settings["transfer.excluded_namespaces"]
-            answer = await patch(broker, {"changes": {"balancing.shed_interval_ms": 700}, "by": "erin"})
-            offset = brokers.view.policies["balancing/settings"].last
-            assert {"offset": offset, "changes": {"balancing.shed_interval_ms": {"before": None, "after": "700"}}} == answer.json()
-            settings, about = await shown(broker)
-            assert {"value": 700, "default": 5_000, "from": "channel"} == settings["balancing.shed_interval_ms"]
-            assert {"changed_at": offset, "changed_by": "erin", "problems": []} == about
-
-    run(story)
+    async with cluster(tmp_path, balance_interval_ms=900) as brokers:
+        (broker,) = brokers.brokers
+        settings, about = await shown(broker)
+        assert list(SETTINGS) == list(settings)
+        assert {"changed_at": None, "changed_by": None, "problems": []} == about
+        assert {"value": 900, "default": 5_000, "from": "broker"} == settings["balancing.shed_interval_ms"]
+        assert {"value": [], "default": [], "from": "default"} == settings["transfer.excluded_namespaces"]
+        answer = await patch(broker, {"changes": {"balancing.shed_interval_ms": 700}, "by": "erin"})
+        offset = brokers.view.policies["balancing/settings"].last
+        assert {"offset": offset, "changes": {"balancing.shed_interval_ms": {"before": None, "after": "700"}}} == answer.json()
+        settings, about = await shown(broker)
+        assert {"value": 700, "default": 5_000, "from": "channel"} == settings["balancing.shed_interval_ms"]
+        assert {"changed_at": offset, "changed_by": "erin", "problems": []} == about
 
 
-def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> None:
+async def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> None:
     """Whichever broker is asked; values as JSON has them, or as texts; null takes a setting away; who asks need not be said."""
     changes = {
         "balancing.enabled": False,
@@ -59,43 +55,35 @@ def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> N
         "limits.sessions_max": "none",
         "transfer.excluded_namespaces": ["b/b", "a/a"],
     }
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            assert 200 == (await patch(one, {"changes": changes})).status
-            document = one.worker.view.policies["balancing/settings"].document
-            assert f"HTTP at {one.id}" == document["changed_by"]
-            await until(lambda: "balancing/settings" in other.worker.view.policies)
-            settings = settings_in(other.worker.view, other.worker.config.base_settings)
-            assert (False, 0.1, 7, None) == (
-                settings.balancing.enabled,
-                settings.transfer.target_deviation,
-                settings.balanced.moves_max,
-                settings.limits.sessions_max,
-            )
-            assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
-            answer = await patch(other, {"changes": dict.fromkeys(changes)})
-            made = cast("Mapping[str, Mapping[str, object]]", cast("dict[str, object]", answer.json())["changes"])
-            assert {"before": "a/a,b/b", "after": None} == made["transfer.excluded_namespaces"]
-            assert other.worker.config.base_settings == settings_in(other.worker.view, other.worker.config.base_settings)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        assert 200 == (await patch(one, {"changes": changes})).status
+        document = one.worker.view.policies["balancing/settings"].document
+        assert f"HTTP at {one.id}" == document["changed_by"]
+        await until(lambda: "balancing/settings" in other.worker.view.policies)
+        settings = settings_in(other.worker.view, other.worker.config.base_settings)
+        assert (False, 0.1, 7, None) == (
+            settings.balancing.enabled,
+            settings.transfer.target_deviation,
+            settings.balanced.moves_max,
+            settings.limits.sessions_max,
+        )
+        assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
+        answer = await patch(other, {"changes": dict.fromkeys(changes)})
+        made = cast("Mapping[str, Mapping[str, object]]", cast("dict[str, object]", answer.json())["changes"])
+        assert {"before": "a/a,b/b", "after": None} == made["transfer.excluded_namespaces"]
+        assert other.worker.config.base_settings == settings_in(other.worker.view, other.worker.config.base_settings)
 
 
-def test_changes_at_once_all_land(tmp_path: Path) -> None:
+async def test_changes_at_once_all_land(tmp_path: Path) -> None:
     """Brokers are asked for different settings at the same time: who loses a race tries again, and each answer tells its own change."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            names = [name for name, setting in SETTINGS.items() if setting.kind is bool][:RACES_MAX]
-            asked = [patch(brokers.brokers[number % 2], {"changes": {name: True}}) for number, name in enumerate(names)]
-            for name, answer in zip(names, await asyncio.gather(*asked), strict=True):
-                assert (200, [name]) == (answer.status, list(cast("dict[str, dict[str, object]]", answer.json())["changes"]))
-            document = brokers.view.policies["balancing/settings"].document
-            assert dict.fromkeys(names, True) == {name: value for name, value in document.items() if name in SETTINGS}
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        names = [name for name, setting in SETTINGS.items() if setting.kind is bool][:RACES_MAX]
+        asked = [patch(brokers.brokers[number % 2], {"changes": {name: True}}) for number, name in enumerate(names)]
+        for name, answer in zip(names, await asyncio.gather(*asked), strict=True):
+            assert (200, [name]) == (answer.status, list(cast("dict[str, dict[str, object]]", answer.json())["changes"]))
+        document = brokers.view.policies["balancing/settings"].document
+        assert dict.fromkeys(names, True) == {name: value for name, value in document.items() if name in SETTINGS}
 
 
 BAD_CHANGES: tuple[tuple[object, int, str], ...] = (
@@ -118,53 +106,41 @@ BAD_CHANGES: tuple[tuple[object, int, str], ...] = (
 )
 
 
-def test_what_cannot_be_is_refused_and_the_old_setting_stays(tmp_path: Path) -> None:
+async def test_what_cannot_be_is_refused_and_the_old_setting_stays(tmp_path: Path) -> None:
     """With a sentence, and nothing on the channel."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            for body, status, told in BAD_CHANGES:
-                answer = await patch(broker, body)
-                assert (status, True) == (answer.status, told in answer.reason), (body, answer.body)
-            assert {} == brokers.view.policies
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for body, status, told in BAD_CHANGES:
+            answer = await patch(broker, body)
+            assert (status, True) == (answer.status, told in answer.reason), (body, answer.body)
+        assert {} == brokers.view.policies
 
 
-def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(tmp_path: Path) -> None:
+async def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(tmp_path: Path) -> None:
     """Where its creator does not say how many, also by saying 0, as Pulsar's clients do."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            await patch(broker, {"changes": {"balancing.namespace_bundles": 7}})
-            for name, body in (("none", None), ("zero", {"bundles": {"numBundles": 0}}), ("two", {"bundles": {"numBundles": 2}})):
-                assert 204 == (await broker.put(f"/admin/v2/namespaces/acme/{name}", body)).status
-            assert [7, 7, 2] == [len(brokers.view.bundles_of(f"acme/{name}")) for name in ("none", "zero", "two")]
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        await patch(broker, {"changes": {"balancing.namespace_bundles": 7}})
+        for name, body in (("none", None), ("zero", {"bundles": {"numBundles": 0}}), ("two", {"bundles": {"numBundles": 2}})):
+            assert 204 == (await broker.put(f"/admin/v2/namespaces/acme/{name}", body)).status
+        assert [7, 7, 2] == [len(brokers.view.bundles_of(f"acme/{name}")) for name in ("none", "zero", "two")]
 
 
-def test_pulsars_dynamic_configuration_sets_ours(tmp_path: Path) -> None:
+async def test_pulsars_dynamic_configuration_sets_ours(tmp_path: Path) -> None:
     """A key is converted as from a `broker.conf`, and taken away again with all that it sets."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            assert [*TAKEN, MANAGER] == (await broker.get(CONFIGURATION)).json()
-            for path in ("loadBalancerSheddingIntervalMinutes/2", "loadBalancerBrokerOverloadedThresholdPercentage/70"):
-                assert 204 == (await broker.ask("POST", f"{CONFIGURATION}/{path}")).status
-            settings = settings_in(brokers.view, broker.worker.config.base_settings)
-            assert (120_000, 70, 70) == (
-                settings.balancing.shed_interval_ms,
-                settings.transfer.overloaded_percent,
-                settings.overload.overloaded_percent,
-            )
-            assert 204 == (await broker.ask("DELETE", f"{CONFIGURATION}/loadBalancerBrokerOverloadedThresholdPercentage")).status
-            assert {"balancing.shed_interval_ms"} == brokers.view.policies["balancing/settings"].document.keys() & SETTINGS.keys()
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert [*TAKEN, MANAGER] == (await broker.get(CONFIGURATION)).json()
+        for path in ("loadBalancerSheddingIntervalMinutes/2", "loadBalancerBrokerOverloadedThresholdPercentage/70"):
+            assert 204 == (await broker.ask("POST", f"{CONFIGURATION}/{path}")).status
+        settings = settings_in(brokers.view, broker.worker.config.base_settings)
+        assert (120_000, 70, 70) == (
+            settings.balancing.shed_interval_ms,
+            settings.transfer.overloaded_percent,
+            settings.overload.overloaded_percent,
+        )
+        assert 204 == (await broker.ask("DELETE", f"{CONFIGURATION}/loadBalancerBrokerOverloadedThresholdPercentage")).status
+        assert {"balancing.shed_interval_ms"} == brokers.view.policies["balancing/settings"].document.keys() & SETTINGS.keys()
 
 
 BAD_KEYS = (
@@ -175,15 +151,11 @@ BAD_KEYS = (
 )
 
 
-def test_what_pulsar_has_and_we_do_not_is_refused(tmp_path: Path) -> None:
+async def test_what_pulsar_has_and_we_do_not_is_refused(tmp_path: Path) -> None:
     """412, as Pulsar answers to a key that cannot be set."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            for method, path, told in BAD_KEYS:
-                answer = await broker.ask(method, f"{CONFIGURATION}/{path}")
-                assert (412, True) == (answer.status, told in answer.reason), answer.body
-            assert {} == brokers.view.policies
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for method, path, told in BAD_KEYS:
+            answer = await broker.ask(method, f"{CONFIGURATION}/{path}")
+            assert (412, True) == (answer.status, told in answer.reason), answer.body
+        assert {} == brokers.view.policies
