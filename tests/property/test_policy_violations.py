@@ -1,8 +1,4 @@
-"""Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves.
-
-May live here: properties of `brokers.balancing.policy_violations`, with a model that looks at every bundle and goes through every rule
-anew.
-"""
+"""Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One byte changed anywhere in a channel: the audit says where, as narrowly as the log lets it.
-
-May live here: generated channels that are in order, and what becomes of the audit when they no longer are.
-"""
+"""One byte changed anywhere in a channel: the audit says where, as narrowly as the log lets it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Levelling: which bundle moves where, and what is said of those that stay.
-
-May live here: examples of `shedder.balanced`; what holds for every snapshot is in tests.property.test_balanced.py.
-"""
+"""Levelling: which bundle moves where, and what is said of those that stay."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The lines that a broker writes of its own bundles.
-
-May live here: one transfer, told at each of its ends, and what has no line.
-"""
+"""The lines that a broker writes of its own bundles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads: what a bundle may weigh.
-
-May live here: examples of `shedder.bundle_load`.
-"""
+"""Loads: what a bundle may weigh."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Moves, recognised in what is folded: one story for each way in which a move begins and ends.
-
-May live here: stories told to a channel in memory, with a time that only the story moves.
-"""
+"""Moves, recognised in what is folded: one story for each way in which a move begins and ends."""
 
 from __future__ import annotations
 

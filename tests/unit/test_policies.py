@@ -1,7 +1,4 @@
-"""Cluster policies: what their documents say, and what is refused.
-
-May live here: `brokers.balancing.policies`, and the check of a change in `brokers.balancing.policy_changes`.
-"""
+"""Cluster policies: what their documents say, and what is refused."""
 
 from __future__ import annotations
 

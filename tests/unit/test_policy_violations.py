@@ -1,8 +1,4 @@
-"""Misplaced bundles: what a rule that was set later moves, and what it leaves.
-
-May live here: `brokers.balancing.policy_violations` and `Destinations.bound` over channels that tests set up. What holds for all policies
-is in tests/property.
-"""
+"""Misplaced bundles: what a rule that was set later moves, and what it leaves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Where a bundle is cut: Pulsar's own answers, the worked examples of its documents, then what both leave open.
 
-May live here: examples, and ranges so small that every one of them is tried. What holds for any bundle stands in
-tests/property/test_split_points.py.
-
 The examples are those of "Bundle splitting algorithms" on the page "Concepts" of broker load balancing in Pulsar's documents.
 That page takes the middle of two hashes digit by digit as if they were decimal (0x15 and 0x24 give 0x19.5, and 0x1c.8 is meant), and
 rounds one that it only suggests. So which topics a cut parts is taken from the page, and the cut itself from the rule.

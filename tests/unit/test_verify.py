@@ -1,7 +1,4 @@
-"""The audit of a channel: each kind of finding, and what it points at.
-
-May live here: small channels with one thing wrong. tests/property/test_verify.py changes bytes at random.
-"""
+"""The audit of a channel: each kind of finding, and what it points at."""
 
 from __future__ import annotations
 
