@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-# Plain lines: how often they sum up the whole. A whole run prints 60 lines.
-_SUM_UP_S: Final = 30.0
+# Plain lines: how often they sum up the whole. A whole run prints less than 60 lines.
+_SUM_UP_S: Final = 60.0
 
 # Column titles. Work is calls of counters, and messages in and out of topics. Use is that of the busiest resource on average.
 _WORK: Final = "calls or messages/s"

@@ -60,13 +60,13 @@ def test_the_live_screen_shows_everything() -> None:
 
 
 def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each action is a line; the picture is printed only every half minute."""
+    """Each action is a line; the picture is printed only once a minute."""
     with Screen(plain=True) as screen:
-        for elapsed_s in (12.3, 30.0, 31.0):
+        for elapsed_s in (12.3, 60.0, 61.0):
             screen.show(replace(PICTURE, elapsed_s=elapsed_s))
-        screen.say(33.0, "something happens")
-    whole = [f"  30.0 s    {line}" for line in PICTURE.headlines]
-    assert [*whole, "  33.0 s  something happens"] == capsys.readouterr().out.splitlines()
+        screen.say(63.0, "something happens")
+    whole = [f"  60.0 s    {line}" for line in PICTURE.headlines]
+    assert [*whole, "  63.0 s  something happens"] == capsys.readouterr().out.splitlines()
 
 
 def test_a_quotation_is_shown_unchanged(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
