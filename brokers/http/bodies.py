@@ -30,7 +30,7 @@ Texts = Annotated[list[str], Field(max_length=DOCUMENT_ENTRIES_MAX)]
 
 
 class Bundles(BaseModel):
-    """How a new namespace is cut: into so many equal bundles, or at these boundaries (`0x%08x`, with both ends)."""
+    """The bundles of a new namespace: a number of equal ones, or their boundaries (`0x%08x`, including both ends)."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -49,18 +49,18 @@ class Bundles(BaseModel):
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:
-            raise invalid_boundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is no boundary such as 0x40000000")
+            raise invalid_boundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is not a boundary such as 0x40000000")
         cuts = tuple(int(text, 16) for text in self.boundaries)
         if cuts[0] != 0 or cuts[-1] != HASH_MAX:
-            raise invalid_boundaries(subject=f"namespace {namespace}", problem="they begin with 0x00000000 and end with 0xffffffff")
+            raise invalid_boundaries(subject=f"namespace {namespace}", problem="they must begin with 0x00000000 and end with 0xffffffff")
         check_cuts(0, HASH_MAX, cuts[1:-1])
         return cuts
 
 
 class NamespaceBody(BaseModel):
-    """What may be said of a new namespace: of Pulsar's policies only `bundles` is understood, the rest is passed over.
+    """The policies of a new namespace. Of Pulsar's policies only `bundles` has an effect; the others are ignored.
 
-    `on_channel_loss` is ours.
+    `on_channel_loss` is an addition of Equipoise.
     """
 
     bundles: Bundles | None = None
@@ -76,7 +76,7 @@ Given = Annotated[bool, Strict()] | Integer | float | str | list[str] | None
 
 
 class BalancingBody(BaseModel):
-    """Settings of balancing by name, null to take one away, and who wants it."""
+    """Changes of balancing settings by name (null removes one), and who requests them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,21 +91,21 @@ class BalancingBody(BaseModel):
 
 
 class FailOverLimits(BaseModel):
-    """When secondaries help; Pulsar spells these numbers as text, and so do answers."""
+    """When secondary brokers take over. Pulsar sends these numbers as text, and so do answers."""
 
     min_limit: int = MIN_LIMIT_DEFAULT
     usage_threshold: int = USAGE_THRESHOLD_DEFAULT
 
 
 class FailOver(BaseModel):
-    """Pulsar's `AutoFailoverPolicyData`; it has one type."""
+    """Pulsar's `AutoFailoverPolicyData`, which has one type."""
 
     policy_type: Literal["min_available"] = "min_available"
     parameters: FailOverLimits = FailOverLimits()
 
 
 class IsolationBody(BaseModel):
-    """Pulsar's `NamespaceIsolationData`; what it says beside this, such as the scope of unloading, is passed over."""
+    """Pulsar's `NamespaceIsolationData`. Other fields, such as the scope of unloading, are ignored."""
 
     namespaces: Texts
     primary: Texts
@@ -126,7 +126,7 @@ class IsolationBody(BaseModel):
 
 
 class PinBody(BaseModel):
-    """A pin: the bundles of `namespace`, or those that share a point with `range` of it, are kept to `brokers`."""
+    """A pin: only `brokers` may own the bundles of `namespace`, or those that overlap `range`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -167,7 +167,7 @@ async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | No
     """Return the body of a request that must have one; `expected` describes it. Raises `InvalidRequest`."""
     value = await body_of(request, adapter)
     if value is None:
-        raise InvalidRequest(what="the body", problem=f"there is none, and it must be {expected}")
+        raise InvalidRequest(what="the body", problem=f"it is missing; it must be {expected}")
     return value
 
 
@@ -175,7 +175,7 @@ def parameter_of(request: web.Request, name: str) -> str | None:
     """Return a parameter of the query; None if it is not given. Raises `InvalidRequest` if it is given twice."""
     values = request.query.getall(name, [])
     if len(values) > 1:
-        raise InvalidRequest(what=f"the parameter {name}", problem=f"it is given {len(values)} times, and which one counts is not clear")
+        raise InvalidRequest(what=f"the parameter {name}", problem=f"it is given {len(values)} times; give it once")
     return values[0] if values else None
 
 
@@ -185,7 +185,7 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(at_most)) and int(text) <= at_most):
-        raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is no integer from 0 to {at_most}")
+        raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is not an integer from 0 to {at_most}")
     return int(text)
 
 

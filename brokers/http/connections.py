@@ -41,7 +41,7 @@ class Connections:
         self._worker = worker
         self._max = worker.config.http_connections_max
         bound = "setting http_connections_max, or fewer where ulimit -n is low"
-        self._problem = f"it takes no more connections over HTTP: {self._max} are open ({bound})"
+        self._problem = f"it accepts no more HTTP connections: {self._max} are open ({bound})"
         self._failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
         self._open = 0
         self._leaving = 0
@@ -58,7 +58,7 @@ class Connections:
             failures = self._failures.failed(self._worker.clock.now().boot_ms)
             if failures is not None:
                 about = {"broker": self._worker.broker_id, "connections": self._open, "turned_away": failures}
-                _logger.warning("callers over HTTP are turned away: %s", self._problem, extra=about)
+                _logger.warning("refused HTTP connections: %s", self._problem, extra=about)
             return False
         self._open += 1
         if self._open >= self._max:
@@ -78,7 +78,7 @@ class Connections:
             transport.abort()
             return
         body = orjson.dumps(
-            {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or ask another one", "error": "Overloaded"}
+            {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or use another broker", "error": "Overloaded"}
         )
         status = HTTPStatus.SERVICE_UNAVAILABLE
         head = f"HTTP/1.1 {status} {status.phrase}\r\nServer: {SERVER}\r\nContent-Type: {JSON}\r\n"

@@ -93,10 +93,10 @@ def typed(route: web.RouteDef) -> web.RouteDef:
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
-            reason = f"the body of {request.method} {request.path} is larger than any that is taken here"
+            reason = f"the body of {request.method} {request.path} is larger than {request.client_max_size} bytes, the maximum"
             return problem_answer(request, error.status, reason, "BodyTooLarge", error)
         except web.RequestPayloadError as error:
-            reason = "the body cannot be read: it is not what its Content-Encoding says, or came to no end"
+            reason = "the body cannot be read: it does not match its Content-Encoding, or is incomplete"
             return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
         except web.HTTPException:
             raise  # A redirect, or a service's own error: it already is an answer.
@@ -104,9 +104,9 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             return error_answer(request, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
             if error is request.content.exception():
-                reason = "the body came to no end: the connection was lost"  # Nobody reads it, but it is not our fault.
+                reason = "the body is incomplete: the connection was lost"  # Nobody reads it, but it is not our fault.
                 return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")
-            reason = "internal error; the log of the broker says more under the id of this request"
+            reason = "internal error; look for the id of this request in the log of the broker"
             return problem_answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
 
     return web.RouteDef(route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs})
@@ -125,7 +125,7 @@ async def _unmatched(request: web.Request) -> web.Response:
         if resource is not ours:
             allowed |= (await resource.resolve(request))[1]
     if allowed:
-        reason = f"{request.method} cannot be asked of {_shown(request)}; these can: {', '.join(sorted(allowed))}"
+        reason = f"{_shown(request)} does not support {request.method}; use {', '.join(sorted(allowed))}"
         answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed")
         answer.headers["Allow"] = ", ".join(sorted(allowed))
         return answer
@@ -138,7 +138,7 @@ async def _expected(request: web.Request) -> web.Response | None:
     if request.version < HttpVersion11:
         return None  # RFC 9110: ignore it.
     if expectation.lower() != "100-continue":
-        reason = f"the expectation {expectation[:_SHOWN_MAX]!r} cannot be met; only 100-continue can"
+        reason = f"the expectation {expectation[:_SHOWN_MAX]!r} is not supported; use 100-continue"
         return problem_answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # That was not the final answer.

@@ -69,10 +69,7 @@ class Guard:
         """Return why a request is refused; None if a handler may have it."""
         strange = next((host for host in asked.hosts if not self._is_own(host, asked.arrived_at)), None)
         if strange is not None:
-            reason = (
-                f"this broker does not go by the name {_shown(strange)} (header Host); ask it by its own address, "
-                "or add the name to its setting http_hosts"
-            )
+            reason = f"{_shown(strange)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
             return Refusal(status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason)
         if asked.method in _READING:
             return None
@@ -81,7 +78,7 @@ class Guard:
         if asked.site in _FOREIGN_SITES:
             return _foreign(f"a page of another origin (header Sec-Fetch-Site: {asked.site})")
         if asked.has_body and asked.path.startswith(_JSON_PATHS) and not _is_json(asked.content_type):
-            reason = f"the body is {_shown(asked.content_type)}, and only JSON is taken here; send the header Content-Type: {JSON}"
+            reason = f"the body is {_shown(asked.content_type)}, but this path accepts only JSON; send the header Content-Type: {JSON}"
             return Refusal(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="NotJson", reason=reason)
         return None
 
@@ -118,9 +115,7 @@ async def _with_body_in_time(request: web.Request, handler: Handler, body_ms: in
     except TimeoutError:
         if not limit.expired():
             raise
-    reason = (
-        f"the body of {request.method} {request.path[:_SHOWN_MAX]} did not come within {body_ms} ms (setting http_body_ms); send it faster"
-    )
+    reason = f"the body of {request.method} {request.path[:_SHOWN_MAX]} did not arrive within {body_ms} ms (http_body_ms); send it faster"
     answer = problem_answer(request, HTTPStatus.REQUEST_TIMEOUT, reason, "BodyTooSlow")
     answer.force_close()
     return answer
@@ -154,7 +149,7 @@ def _asked(request: web.Request) -> Asked:
 
 
 def _foreign(whose: str) -> Refusal:
-    reason = f"{whose} may not give orders to this broker; give them from a page of its own address, or from a program that is no page"
+    reason = f"{whose} may not change this broker; use a page of its own address, or a program that is not a web page"
     return Refusal(status=HTTPStatus.FORBIDDEN, error="ForeignPage", reason=reason)
 
 

@@ -100,13 +100,13 @@ class Lookup:
         return not agent.is_suspect(answer.broker, now, log_is_readable=self._worker.log_is_available)
 
     async def _topic(self, request: web.Request, topic: TopicName, *, started_ns: int) -> web.Response:
-        tells_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
+        has_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
         try:
             located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
         except DeadlineExceeded as error:
             # Not 504: no operation began that might still happen, and a retry is right.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
-        body = _spelled(located, tells_pulsar=tells_pulsar)
+        body = _lookup_data(located, has_pulsar=has_pulsar)
         if located.lost_ms is not None:  # Not cached: the duration of the loss differs each time.
             return web.Response(body=body, content_type=JSON, headers={CHANNEL_LOST_MS: str(located.lost_ms)})
         self._remember(request.rel_url.raw_path, located, body)
@@ -141,10 +141,10 @@ def _topic_in(raw_path: str) -> tuple[TopicName, bool]:
     return parse_topic(f"{domain}://{tenant}/{namespace}/{local}"), wants_bundle
 
 
-def _spelled(located: Located, *, tells_pulsar: bool) -> bytes:
+def _lookup_data(located: Located, *, has_pulsar: bool) -> bytes:
     """Return Pulsar's `LookupData`. A missing key would crash its C++ client, so one without an address is empty."""
     addresses = located.broker.joined.addresses
-    pulsar, pulsar_tls = (addresses.get(each, "") if tells_pulsar else "" for each in ("pulsar", "pulsar+ssl"))
+    pulsar, pulsar_tls = (addresses.get(each, "") if has_pulsar else "" for each in ("pulsar", "pulsar+ssl"))
     return orjson.dumps(
         {
             "brokerUrl": pulsar,

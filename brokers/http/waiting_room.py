@@ -32,17 +32,17 @@ class WaitingRoom:
         return (web.get("/health", self.health), web.get("/ready", self.ready), web.route("*", "/{path:(?s:.*)}", self.refused))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """That the process is alive: it is not to be killed for an outage of the log."""
+        """Return that the process is alive. Do not kill it because of an outage of the log."""
         return json_answer({"status": "ok", "broker": self._broker, "channel_loss": self._loss().document()})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """That clients had better be sent elsewhere, and why."""
+        """Return 503 with the reason: clients must use another broker."""
         loss = self._loss()
         body = {"status": "not ready", "broker": self._broker, "problems": [_problem(loss)], "channel_loss": loss.document()}
         return json_answer(body, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def refused(self, _request: web.Request) -> web.Response:
-        """Nothing can be told of a channel that was never read."""
+        """Refuse the request, because the channel was never read."""
         raise NotReady(broker=self._broker, problem=_problem(self._loss()))
 
 

@@ -98,7 +98,7 @@ BAD_BODIES: tuple[tuple[bytes, int, str], ...] = (
     (b'{"bundles": {"boundaries": ["0x00000000", "0x80000000"]}}', 412, "end with 0xffffffff"),
     (b'{"bundles": {"boundaries": ["0x00000000", "0x2", "0x1", "0xffffffff"]}}', 412, "0x00000001 does not come after"),
     (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is no boundary"),
-    (b'"' + b"x" * (1 << 20) + b'"', 413, "is larger than any that is taken here"),
+    (b'"' + b"x" * (1 << 20) + b'"', 413, "is larger than 1048576 bytes, the maximum"),
     (b"[" * 100_000, 400, "the body cannot be used"),
 )
 
@@ -201,7 +201,7 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> Non
                 (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} already owns it, so there is nothing to move)"),
                 ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
                 ("destinationBroker=a%20b", 412, "is not a broker id"),
-                (f"destinationBroker={one.id}&destinationBroker={one.id}", 400, "it is given 2 times, and which one counts is not clear"),
+                (f"destinationBroker={one.id}&destinationBroker={one.id}", 400, "it is given 2 times; give it once"),
             ):
                 refused = await refusal(brokers, query)
                 assert (status, True) == (refused[0], told in refused[1]), refused

@@ -109,7 +109,7 @@ async def test_a_poll_ends_unchanged_at_its_timeout(brokers: Cluster) -> None:
 async def test_parameters_that_cannot_be_are_refused(brokers: Cluster, query: str) -> None:
     """An offset or a timeout that is no number, or no possible one, is answered 400."""
     answer = await brokers.brokers[0].get(f"{PATH}?{query}")
-    assert (400, True) == (answer.status, "is no integer from 0 to" in answer.reason)
+    assert (400, True) == (answer.status, "is not an integer from 0 to" in answer.reason)
 
 
 @with_cluster()

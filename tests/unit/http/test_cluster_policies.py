@@ -81,7 +81,7 @@ def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
 
 
 BODIES: tuple[tuple[bytes, int, str], ...] = (
-    (b"", 400, "there is none, and it must be an object with namespaces and primary"),
+    (b"", 400, "it is missing; it must be an object with namespaces and primary"),
     (b"{", 400, "Invalid JSON"),
     (b'{"namespaces": ["x"]}', 400, "primary: Field required"),
     (b'{"namespaces": "x", "primary": ["a"]}', 400, "namespaces: Input should be a valid"),
@@ -130,7 +130,7 @@ def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
                 ({**ranged, "brokers": []}, 412, "it needs at least one of brokers"),
                 ({**ranged, "brokers": ["gone"]}, 409, "would leave no broker that is up for what it is about"),
                 ({**ranged, "ranges": "x"}, 400, "ranges: Extra inputs are not permitted"),
-                (None, 400, "there is none, and it must be an object with namespace and brokers"),
+                (None, 400, "it is missing; it must be an object with namespace and brokers"),
             ):
                 answer = await post(broker, f"{PINS}/low", body)
                 assert (status, True) == (answer.status, problem in answer.reason), answer.body

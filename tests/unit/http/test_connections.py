@@ -66,7 +66,7 @@ async def test_one_connection_too_many_is_told_so(brokers: Cluster) -> None:
     assert HTTPStatus.OK == (await second.ask("/health"))[0]
     status, told = await first.ask("/ready")
     assert HTTPStatus.SERVICE_UNAVAILABLE == status
-    assert ["it takes no more connections over HTTP: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
+    assert ["it accepts no more HTTP connections: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
         "problems"
     ]
     third = await Caller.to(broker)

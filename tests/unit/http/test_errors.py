@@ -150,7 +150,7 @@ def test_a_body_that_is_too_large_is_told_alike() -> None:
         async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
             assert 413 == response.status
             body = json.loads(await response.read())
-        assert {"reason": "the body of PUT /path is larger than any that is taken here", "error": "BodyTooLarge"} == body
+        assert {"reason": "the body of PUT /path is larger than 1048576 bytes, the maximum", "error": "BodyTooLarge"} == body
 
     asked(RuntimeError(), check, method="PUT")
 

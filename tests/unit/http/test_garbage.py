@@ -119,16 +119,14 @@ REFUSED = (
     Refused(method="GET", path=f"{NAMESPACES}/acme/%E2%82/bundles", status=412, error="InvalidName", told="is not a namespace"),
     Refused(method="GET", path=f"{NAMESPACES}/acme/%00/bundles", status=412, error="InvalidName", told="is not a namespace"),
     Refused(method="GET", path=f"{NAMESPACES}/acme/{'x' * 4_000}/bundles", status=412, error="InvalidName", told="is not a namespace"),
-    Refused(
-        method="POST", path="/health", status=405, error="MethodNotAllowed", told="POST cannot be asked of '/health'; these can: GET, HEAD"
-    ),
+    Refused(method="POST", path="/health", status=405, error="MethodNotAllowed", told="'/health' does not support POST; use GET, HEAD"),
     Refused(method="HEAD", path=f"/v1/assignment/{NAMESPACE}", status=405),
-    Refused(
-        method="PATCH", path=f"{NAMESPACES}/{NAMESPACE}", status=405, error="MethodNotAllowed", told="these can: DELETE, GET, HEAD, PUT"
-    ),
+    Refused(method="PATCH", path=f"{NAMESPACES}/{NAMESPACE}", status=405, error="MethodNotAllowed", told="use DELETE, GET, HEAD, PUT"),
     Refused(method="GET", path="/lookup/v2/topic/persistent/acme/shop", status=412, error="InvalidName", told="path of a topic"),
     Refused(method="PUT", path="/lookup/v2/topic/persistent/acme/shop/x", status=405, error="MethodNotAllowed", told="GET, HEAD"),
-    Refused(method="GET", path="/health", header={"Expect": "eggs"}, status=417, error="UnknownExpectation", told="'eggs' cannot be met"),
+    Refused(
+        method="GET", path="/health", header={"Expect": "eggs"}, status=417, error="UnknownExpectation", told="'eggs' is not supported"
+    ),
     Refused(
         method="GET", path=f"/v1/assignment/{NAMESPACE}?after=1&after=2", status=400, error="InvalidRequest", told="it is given 2 times"
     ),
@@ -173,7 +171,7 @@ def test_a_body_that_is_not_as_encoded_is_refused(running: Running) -> None:
 
     answer = running._runner.run(asyncio.wait_for(talk(), DEADLINE_S))  # noqa: SLF001 - the loop of the broker
     assert b"HTTP/1.1 400 " in answer
-    assert b"it is not what its Content-Encoding says" in answer
+    assert b"it does not match its Content-Encoding" in answer
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

@@ -114,7 +114,7 @@ async def test_a_broker_refuses_what_a_page_sends(brokers: Cluster) -> None:
     assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
         answer.status for answer in (page, text, rebound)
     ]
-    assert "may not give orders to this broker" in page.reason
+    assert "may not change this broker" in page.reason
     entry = broker.worker.agent.entry
     assert entry is not None
     assert "up" == entry.status
