@@ -15,6 +15,7 @@ from tests.unit.pulsar.topics import (
     make_consumer,
     make_producer,
     make_topic,
+    produced,
     receipted,
     refused_as,
     send,
@@ -28,8 +29,7 @@ EXCLUSIVE, SHARED, KEY_SHARED = SubscriptionKind.EXCLUSIVE, SubscriptionKind.SHA
 
 def test_what_is_published_before_all_are_back_waits_and_so_do_receipts() -> None:
     """The last one's permits release everything in order, the receipts too; after that the topic is like any other."""
-    topic, producer = make_topic(left(there("a", "b"))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", "b")))
     assert ([], []) == (told(send(topic, producer, now_ms=1)), receipted(send(topic, producer, now_ms=2)))
     joined(topic, "a", kind=SHARED, now_ms=3)
     assert [] == told(send(topic, producer, now_ms=4))
@@ -53,8 +53,7 @@ def test_a_new_subscription_that_is_left_at_once_is_not_kept() -> None:
 
 def test_an_answer_that_cannot_wait_ends_the_holding() -> None:
     """The receipts before it go out first, and with them what waits for those who are back."""
-    topic, producer = make_topic(left(there("a"), there("b", subscription="t"))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a"), there("b", subscription="t")))
     joined(topic, "b", "t", SHARED)
     send(topic, producer, now_ms=1)
     outcome = topic.release_receipts()
@@ -66,8 +65,7 @@ def test_an_answer_that_cannot_wait_ends_the_holding() -> None:
 def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
     """What has no room is a counted drop for that subscription; what came before it stays, and is delivered."""
     limits = TopicLimits(waiting_entries_max=3, waiting_bytes_max=10)
-    topic, producer = make_topic(left(there("a", subscription="s1"), there("b", subscription="s2")), limits=limits), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", subscription="s1"), there("b", subscription="s2")), limits=limits)
     assert [0, 2, 0, 0, 2] == [send(topic, producer, block, now_ms=1).dropped for block in (b"12345678", b"123", b"", b"12", b"")]
     arrivals = topic.subscriptions["s1"].arrivals
     assert arrivals is not None
@@ -78,8 +76,7 @@ def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
 
 def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> None:
     """Coming and going without permits is not being back; leaving after permits is leaving."""
-    topic, producer = make_topic(left(there("a", "b"))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", "b")))
     send(topic, producer, now_ms=1)
     topic.remove_consumer(joined(topic, "a", kind=SHARED, permits=0))
     b = joined(topic, "b", kind=SHARED)
@@ -90,8 +87,7 @@ def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> Non
 
 def test_two_consumers_of_one_name_are_both_waited_for() -> None:
     """Each takes one of the places, however often it grants permits."""
-    topic, producer = make_topic(left(there("x", "x"))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("x", "x")))
     send(topic, producer, now_ms=1)
     first = joined(topic, "x", kind=SHARED)
     assert [] == told(topic.flow(first, 5, 2))
@@ -101,8 +97,7 @@ def test_two_consumers_of_one_name_are_both_waited_for() -> None:
 def test_an_entry_that_no_sticky_consumer_takes_holds_nobody_up() -> None:
     """Once all are back, what falls into a gap between their ranges is dropped, and the rest goes on."""
     state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a",))
-    topic, producer = make_topic(left(state)), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(state))
     for number in range(20):
         send(topic, producer, keyed(f"key {number}"), now_ms=1)
     a = make_consumer("a", key_shared=sticky((0, 30_000)))
@@ -114,8 +109,7 @@ def test_an_entry_that_no_sticky_consumer_takes_holds_nobody_up() -> None:
 
 def test_the_state_of_a_topic_at_rest_names_those_who_took_messages() -> None:
     """Who never granted permits is not worth waiting for; subscriptions, kinds and the last entry id go along."""
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     for name in ("b", "a"):
         joined(topic, name, "shared", SHARED)
     joined(topic, "idle", "shared", SHARED, permits=0)
@@ -160,8 +154,7 @@ def test_expectations_beyond_the_bounds_are_let_go() -> None:
 
 def test_a_subscription_without_anybody_to_expect_is_not_made() -> None:
     """Where nobody ever took messages and nothing waits, the subscription begins anew with its first consumer."""
-    topic, producer = make_topic(left(there())), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there()))
     assert {} == dict(topic.subscriptions)
     assert topic.wake_at_ms is None
     assert [41] == receipted(send(topic, producer, now_ms=1))
@@ -169,8 +162,7 @@ def test_a_subscription_without_anybody_to_expect_is_not_made() -> None:
 
 def test_who_is_only_expected_holds_no_place() -> None:
     """A client that died on the way must not keep its successor out, even one of another kind, and is not waited for beside that one."""
-    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", kind=EXCLUSIVE)))
     assert [] == told(send(topic, producer, now_ms=1))
     b = joined(topic, "b", kind=SHARED, permits=0)
     assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, is_durable=True, now_ms=2))
@@ -181,8 +173,7 @@ def test_who_is_only_expected_holds_no_place() -> None:
 @pytest.mark.parametrize("kind", [SubscriptionKind.FAILOVER, KEY_SHARED])
 def test_who_is_back_is_stopped_for_the_missing_only_for_a_moment(kind: SubscriptionKind) -> None:
     """After a second those who are there go on, and who comes later joins them; where nobody is there, the first who comes does."""
-    topic, producer = make_topic(left(there("a", "b", kind=kind), there("c", "d", subscription="t", kind=kind))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", "b", kind=kind), there("c", "d", subscription="t", kind=kind)))
     joined(topic, "b", kind=kind)
     send(topic, producer, now_ms=1)
     assert [] == told(topic.tick(999))
@@ -197,8 +188,7 @@ def test_who_is_back_is_stopped_for_the_missing_only_for_a_moment(kind: Subscrip
 def test_sticky_consumers_are_waited_for_to_the_end() -> None:
     """Only the one that is missing takes the messages in its slots: for the others to go on would be to lose them."""
     state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a", "b"))
-    topic, producer = make_topic(left(state)), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(state))
     low, high = make_consumer("a", key_shared=sticky((0, 30_000))), make_consumer("b", key_shared=sticky((30_001, 65_535)))
     topic.subscribe(low, "s", KEY_SHARED, is_durable=True, now_ms=0)
     topic.flow(low, 100, 0)
@@ -218,8 +208,7 @@ def test_one_whose_name_its_broker_chose_is_known_again_by_having_none() -> None
     joined(former, "consumer-1", kind=SHARED, is_name_users=False)
     former.fence()
     assert left(there("")).subscriptions == former.state().subscriptions
-    topic, producer = make_topic(former.state()), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(former.state())
     joined(topic, "named", kind=SHARED)
     assert [] == told(send(topic, producer, now_ms=1))
     back = joined(topic, "consumer-2", kind=SHARED, permits=0, is_name_users=False)
@@ -258,8 +247,7 @@ def test_what_a_producer_leaves_without_a_receipt_waits_for_nobody() -> None:
 
 def test_what_was_noted_comes_with_the_next_tick() -> None:
     """Permits, or room, that a consumer had while nothing could be delivered bring it what waited, though no time has passed."""
-    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(there("a", kind=EXCLUSIVE)))
     for _ in range(3):
         send(topic, producer, now_ms=1)
     a = joined(topic, "a", kind=EXCLUSIVE, permits=0, now_ms=1)
@@ -281,8 +269,7 @@ def test_what_was_noted_comes_with_the_next_tick() -> None:
 def test_what_was_noted_comes_in_order() -> None:
     """Subscriptions whose consumers came first are handed out first."""
     names = [f"s{number}" for number in range(20)]
-    topic, producer = make_topic(left(*(there("a", subscription=name) for name in names))), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(*(there("a", subscription=name) for name in names)))
     send(topic, producer, now_ms=1)
     consumers = {joined(topic, "a", name, kind=SHARED, permits=0): name for name in names}
     topic.tick(100)
@@ -296,8 +283,7 @@ def test_what_waited_is_handed_out_in_steps() -> None:
     """However many subscriptions wait, one step delivers no more than it may, every receipt comes with the first, and nothing is lost."""
     limits = TopicLimits(step_entries_max=4)
     names = [f"s{number}" for number in range(5)]
-    topic, producer = make_topic(left(*(there("a", subscription=name) for name in names)), limits=limits), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced(left(*(there("a", subscription=name) for name in names)), limits=limits)
     for _ in range(2):
         send(topic, producer, now_ms=1)
     consumers = [joined(topic, "a", name, kind=SHARED, permits=0) for name in names]

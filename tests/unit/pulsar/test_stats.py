@@ -8,13 +8,12 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.stats import topic_stats
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
-from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, send, sticky
+from tests.unit.pulsar.topics import joined, make_consumer, make_topic, produced, send, sticky
 
 
 def test_the_stats_of_a_busy_topic() -> None:
     """Rates of the last window, counters since the beginning, and everybody by name."""
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     joined(topic, "a", "s1", permits=3)
     joined(topic, "b", "s2", SubscriptionKind.SHARED)
     for _ in range(2):

@@ -9,7 +9,7 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, SubscriptionKind
-from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
+from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
 
@@ -31,8 +31,7 @@ def test_a_publish_goes_to_every_subscription_and_is_receipted_at_once() -> None
 
 def test_what_nobody_can_take_is_dropped_and_counted_and_receipted_all_the_same() -> None:
     """No permits or no room: dropped for that subscription only; a batch may take the last permit below 0."""
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     poor, rich = joined(topic, "poor", "s1", permits=1), joined(topic, "rich", "s2")
     assert [("poor", 1), ("rich", 1)] == told(send(topic, producer, messages=5))
     assert -4 == poor.permits
@@ -47,8 +46,7 @@ def test_what_nobody_can_take_is_dropped_and_counted_and_receipted_all_the_same(
 
 def test_without_subscriptions_a_message_is_gone() -> None:
     """Nothing is delivered, nothing is kept for who comes later, and the producer has its receipt."""
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     assert [1] == receipted(send(topic, producer))
     consumer = make_consumer()
     topic.subscribe(consumer, "s", EXCLUSIVE, is_durable=True, now_ms=0)
@@ -220,8 +218,7 @@ def test_the_slot_of_an_entry_is_made_out_once(monkeypatch: pytest.MonkeyPatch) 
 
     for module in ("topic", "subscription"):
         monkeypatch.setattr(f"equipoise.brokers.pulsar.topics.{module}.slot_of", slot_of)
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     joined(topic, "a", "shared", SHARED)
     send(topic, producer, b"1")
     for name in ("s1", "s2", "s3"):
@@ -252,8 +249,7 @@ def test_producers_are_bounded() -> None:
 
 def test_a_fenced_topic_does_nothing_any_more() -> None:
     """No delivery, no receipt, no drop; who wants in is told to come back; leaving still works."""
-    topic, producer = make_topic(), make_producer()
-    topic.add_producer(producer)
+    topic, producer = produced()
     consumer = joined(topic)
     assert ([], []) == (topic.fence().receipts, topic.fence().deliveries)
     assert topic.is_fenced

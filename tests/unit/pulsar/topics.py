@@ -33,6 +33,13 @@ def make_producer(
     )
 
 
+def produced(expected: TopicState | None = None, *, limits: TopicLimits | None = None) -> tuple[Topic, Producer]:
+    """A topic and its one producer."""
+    topic, producer = make_topic(expected, limits=limits), make_producer()
+    topic.add_producer(producer)
+    return topic, producer
+
+
 def make_consumer(
     name: str = "c", *, priority: int = 0, key_shared: KeyShared | None = None, consumer_id: int = 0, is_name_users: bool = True
 ) -> Consumer:
