@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.agent.intents import SplitBundle
 from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.http.assignment_feed import AssignmentFeed
+from equipoise.brokers.http.assignment import AssignmentFeed
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import split
 from equipoise.channel.core import propose

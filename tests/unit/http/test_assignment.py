@@ -12,7 +12,7 @@ from typing import TypedDict
 import aiohttp
 import pytest
 
-from equipoise.brokers.http import assignment, assignment_feed
+from equipoise.brokers.http import assignment
 from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, path_of, until, with_cluster
 
 pytestmark = pytest.mark.integration
@@ -210,7 +210,7 @@ async def test_a_slow_follower_gets_the_newest_state_only(brokers: Cluster) -> N
     """What changes while a client does not read is drawn together into one event."""
     one, _ = brokers.brokers
     (bundle,) = brokers.bundles()
-    feed = assignment_feed.AssignmentFeed(one.worker.listen, broker=one.id)
+    feed = assignment.AssignmentFeed(one.worker.listen, broker=one.id)
     assert (await table(one))["offset"] == feed.offset_of(one.worker.view, NAMESPACE)
     with feed.follower(NAMESPACE) as follower:
         for _ in range(3):
@@ -263,7 +263,7 @@ async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
 @on_loop
 async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many follow as may, one more is answered 503, and has its turn when another has gone."""
-    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+    monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
@@ -281,7 +281,7 @@ async def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
     # A comment of a megabyte fills the buffers sooner than one of three bytes.
     monkeypatch.setattr(assignment, "HEARTBEAT", b":" + b" " * 1_000_000 + b"\n\n")
-    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+    monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
@@ -303,7 +303,7 @@ async def until_answered(broker: Broker, status: int) -> None:
 async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes away leaves no poll behind, and its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
-    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+    monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
