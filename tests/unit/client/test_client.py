@@ -14,7 +14,6 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
-from tests.unit.http.cluster import on_loop
 
 TIMEOUT_MS = 20_000
 
@@ -58,7 +57,6 @@ async def named(client: Client, broker: str | None) -> None:
         await asyncio.sleep(0.001)
 
 
-@on_loop
 async def test_the_owner_is_known_at_once() -> None:
     """A key's owner is told with the addresses that it advertised."""
     log = shown(channel_in("owned"))
@@ -67,7 +65,6 @@ async def test_the_owner_is_known_at_once() -> None:
     assert ("owner", {"http": "http://owner"}) == (peer.broker, peer.addresses)
 
 
-@on_loop
 async def test_a_caller_waits_while_nobody_serves() -> None:
     """While a bundle is handed over nobody is named, and the caller hears of the new owner as soon as the log tells."""
     log = shown(channel_in("transferring"))
@@ -82,7 +79,6 @@ async def test_a_caller_waits_while_nobody_serves() -> None:
         assert (await waiting).broker == "owner"
 
 
-@on_loop
 async def test_waiting_has_an_end() -> None:
     """Where nobody comes to serve a key, its caller hears so after its own time."""
     log = shown(channel_in("free"))
@@ -91,7 +87,6 @@ async def test_waiting_has_an_end() -> None:
             await client.owner(NAMESPACE, "key", timeout_ms=20)
 
 
-@on_loop
 async def test_names_are_checked() -> None:
     """A namespace that is not there, and a text that is none, are errors of the caller."""
     log = shown(channel_in("owned"))
@@ -102,7 +97,6 @@ async def test_names_are_checked() -> None:
             await client.owner("no namespace", "key")
 
 
-@on_loop
 async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -> None:
     """After a call to an owner that is gone, the next answer is the new owner, however soon it is asked for."""
     log = shown(channel_in("owned", "other"))
@@ -118,7 +112,6 @@ async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -
         assert (await waiting).broker == "other"
 
 
-@on_loop
 async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing new comes to be known, the trouble may have passed: the owner is named again, once distrust has ended."""
     monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
@@ -130,7 +123,6 @@ async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.Mo
         assert seen == await client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS)
 
 
-@on_loop
 async def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
     """A caller that has seen an owner whom the table does not name any more tells nothing new."""
     log = shown(channel_in("owned", "other"))
@@ -144,7 +136,6 @@ async def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
         assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
 
 
-@on_loop
 async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Distrust beyond its bound forgets the oldest, and a caller beyond the row's end is sent away."""
     monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
@@ -193,7 +184,6 @@ def test_a_log_that_is_not_there_is_told_at_the_start(tmp_path: object) -> None:
         pass
 
 
-@on_loop
 async def test_what_ends_the_following_is_told_to_every_caller() -> None:
     """Once the log cannot be followed any more, each question is answered with the reason, those that wait included."""
     channel = Channel()

@@ -15,7 +15,6 @@ from equipoise.brokers.client.http_source import events
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
-from tests.unit.http.cluster import on_loop
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +67,6 @@ async def owner(client: Client, namespace: str = "tenant/ns") -> str:
     return (await client.owner(namespace, "key", timeout_ms=TIMEOUT_MS)).broker
 
 
-@on_loop
 async def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is kept alive and never brings a table is given up for another."""
     monkeypatch.setattr(http_source, "TABLE_SECONDS_MAX", 0.05)
@@ -85,7 +83,6 @@ async def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytes
         assert "good" == await owner(client)
 
 
-@on_loop
 async def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table alone is no success: each stream that breaks at once makes the next pause longer, up to the longest."""
     pauses: list[float] = []
@@ -107,7 +104,6 @@ async def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytes
     assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
 
 
-@on_loop
 async def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that waits longer between its attempts than an owner is distrusted gets another broker's word on the second complaint."""
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 1)
@@ -123,7 +119,6 @@ async def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pyte
             await asyncio.sleep(0.005)
 
 
-@on_loop
 async def test_the_stream_of_a_deleted_namespace_is_left() -> None:
     """Once a broker has said that the namespace is deleted, the client hangs up, whether the broker does or not."""
     left = asyncio.Event()
@@ -145,7 +140,6 @@ async def test_the_stream_of_a_deleted_namespace_is_left() -> None:
             await owner(client)
 
 
-@on_loop
 async def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is full takes one more namespace for one that is not there, or that nobody has asked about for long."""
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 2)
@@ -161,7 +155,6 @@ async def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.Mo
         assert "good" == await owner(client, "tenant/three")
 
 
-@on_loop
 async def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that tells of more and more bundles is given up for another before it fills the memory."""
     monkeypatch.setattr(http_source, "ROWS_MAX", 3)
@@ -184,7 +177,6 @@ async def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch)
         assert len(told) > http_source.ROWS_MAX
 
 
-@on_loop
 async def test_who_waits_is_told_that_the_client_has_ended() -> None:
     """A caller that waits when the client is left hears of it at once, and so do those who come before its start or after its end."""
 
@@ -209,7 +201,6 @@ async def test_who_waits_is_told_that_the_client_has_ended() -> None:
             await client.__aenter__()
 
 
-@on_loop
 async def test_no_path_is_made_of_what_is_no_name() -> None:
     """What is no namespace's name reaches no broker, in a question or in a complaint."""
     asked: list[str] = []
@@ -226,7 +217,6 @@ async def test_no_path_is_made_of_what_is_no_name() -> None:
     assert [] == asked
 
 
-@on_loop
 async def test_events_are_read_however_they_are_cut() -> None:
     """Wherever the network cuts a stream, the same events come out."""
     data = HEARTBEAT + b"id: 1\nevent: table\ndata: {}\n\n" + HEARTBEAT + b"event: change\ndata: [1]\n\n"

@@ -10,12 +10,10 @@ from equipoise.channel.core import propose
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.compacted import compact
 from tests.folding import NAMESPACE, channel_with
-from tests.unit.http.cluster import on_loop
 
 numbers = itertools.count()
 
 
-@on_loop
 async def test_a_client_begins_with_the_snapshot_and_is_told_of_changes() -> None:
     """Of a log that was cut off a client knows who owns what, and learns of what changes after that."""
     channel = channel_with("a", bundles=1)

@@ -220,16 +220,6 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def on_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of an async function."""
-
-    @wraps(test)
-    def played(**fixtures: object) -> None:
-        run(lambda: test(**fixtures))
-
-    return played
-
-
 def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
     """Return a decorator that makes a test of an async function, whose first parameter is what `opened` opens in `tmp_path`."""
 

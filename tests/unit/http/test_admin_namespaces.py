@@ -97,7 +97,7 @@ BAD_BODIES: tuple[tuple[bytes, int, str], ...] = (
     (b'{"bundles": {"boundaries": ["0x00000000"]}}', 412, "1 to 4096 bundles, not 0"),
     (b'{"bundles": {"boundaries": ["0x00000000", "0x80000000"]}}', 412, "end with 0xffffffff"),
     (b'{"bundles": {"boundaries": ["0x00000000", "0x2", "0x1", "0xffffffff"]}}', 412, "0x00000001 does not come after"),
-    (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is no boundary"),
+    (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is not a boundary"),
     (b'"' + b"x" * (1 << 20) + b'"', 413, "is larger than 1048576 bytes, the maximum"),
     (b"[" * 100_000, 400, "the body cannot be used"),
 )

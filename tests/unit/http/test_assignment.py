@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, path_of, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -222,7 +222,6 @@ async def test_a_slow_follower_gets_the_newest_state_only(brokers: Cluster) -> N
     feed.close()
 
 
-@on_loop
 async def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing happens a stream says nothing, but says it."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
@@ -260,7 +259,6 @@ async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
     assert 204 == (await poll).status
 
 
-@on_loop
 async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many follow as may, one more is answered 503, and has its turn when another has gone."""
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
@@ -274,7 +272,6 @@ async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pyte
                 assert (503, True) == (answer.status, "is full" in answer.reason)
 
 
-@on_loop
 async def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is not read until all buffers are full is ended, and its place is free again."""
     monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
@@ -299,7 +296,6 @@ async def until_answered(broker: Broker, status: int) -> None:
         await asyncio.sleep(0.002)
 
 
-@on_loop
 async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that goes away leaves no poll behind, and its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
@@ -315,7 +311,6 @@ async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.M
         await until_answered(broker, 200)
 
 
-@on_loop
 async def test_the_tables_that_are_remembered_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table is told anew when more namespaces were asked for than are remembered, and is the same."""
     monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)

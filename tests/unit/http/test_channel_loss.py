@@ -13,7 +13,7 @@ from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.errors import LogUnavailable
 from tests.troubled_log import TroubledLog
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, on_loop, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +74,6 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
-@on_loop
 async def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the lease its ownerships are good and no others; the one that is good after the outage is the one from before it."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
@@ -97,7 +96,6 @@ async def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytes
         assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
 
 
-@on_loop
 async def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the lease a lookup of what fences ends with 503 and the reason, one of what serves on is answered and says since when."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
@@ -119,7 +117,6 @@ async def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.Mon
                 assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
 
 
-@on_loop
 async def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what fences, too, it is told who serves it as long as that broker's lease may run, with since when the channel is lost."""
     async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
@@ -136,7 +133,6 @@ async def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytes
             assert [False, False] == [document["suspect"] for document in documents]
 
 
-@on_loop
 async def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage that is over before its deadline costs a lookup the wait, and no error."""
     async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
@@ -163,7 +159,6 @@ async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 6_000])
-@on_loop
 async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
     """A broker that lost the channel does not deny a namespace, with or without a lease, and answers once it has read of it."""
     async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
@@ -175,7 +170,6 @@ async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, m
         assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
-@on_loop
 async def test_what_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that lost the channel answers 503 where it would else say that something does not exist."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
@@ -202,7 +196,6 @@ def series(name: str, answer: bytes) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
 
 
-@on_loop
 async def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Health, readiness and metrics tell since when the channel is lost and what is served on; and nothing of it afterwards."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
@@ -236,7 +229,6 @@ async def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
 
 
-@on_loop
 async def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open goes by what its namespace says when the channel is lost, not by what it said when it was opened."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
@@ -266,7 +258,6 @@ async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -
     assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
-@on_loop
 async def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that only fences is not ready while it has lost the channel."""
     async with losing(tmp_path, monkeypatch) as (brokers, logs):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -136,7 +136,6 @@ async def test_a_connection_is_kept_for_a_while_and_no_longer(brokers: Cluster) 
     caller.close()
 
 
-@on_loop
 async def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long poll and a stream last for several times `http_idle_ms`, and get their news then."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
@@ -181,7 +180,6 @@ BAD = (
 
 
 @pytest.mark.parametrize("rest", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunks"])
-@on_loop
 async def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A caller that goes away in the middle of a body writes no traceback into the log of the broker."""
     async with cluster(tmp_path, balance=False) as brokers:
@@ -199,7 +197,6 @@ async def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: 
 
 
 @pytest.mark.parametrize("said", BAD, ids=["header", "version", "path", "encoding"])
-@on_loop
 async def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The caller's mistake is answered 400, and writes no traceback; the answer gives no version of anything."""
     async with cluster(tmp_path, balance=False) as brokers:

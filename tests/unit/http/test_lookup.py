@@ -10,7 +10,7 @@ import pytest
 from equipoise.brokers.http import lookup
 from equipoise.brokers.runtime import lookups
 from equipoise.channel.core.ranges import bundle_name, topic_hash
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, on_loop, path_of, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, until, with_cluster
 
 pytestmark = pytest.mark.integration
 
@@ -106,7 +106,6 @@ async def test_a_lookup_is_not_held_for_ever(brokers: Cluster) -> None:
     assert 3 == metric(broker, "timed_out")
 
 
-@on_loop
 async def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many lookups wait as may, one more is answered 503 at once."""
     monkeypatch.setattr(lookups, "HELD_MAX", 2)
@@ -142,7 +141,6 @@ async def test_lookups_follow_a_transfer(brokers: Cluster) -> None:
     assert target.url.encode() in (await asked).body
 
 
-@on_loop
 async def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer is not given again after its bundle moved or was split, while its broker is suspect, or without a lease."""
     monkeypatch.setattr(lookup, "ANSWERS_REMEMBERED_MAX", 2)

@@ -14,7 +14,7 @@ from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
 from tests.troubled_log import TroubledLog
-from tests.unit.http.cluster import PATIENCE_MS, Broker, on_loop, started
+from tests.unit.http.cluster import PATIENCE_MS, Broker, started
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +36,6 @@ async def named(broker: Broker, text: str) -> int:
         await asyncio.sleep(0.005)
 
 
-@on_loop
 async def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose log takes no records says which file is full and what to do, before its lease ends; and no more once it takes them."""
     log = TroubledLog(name="memory:full")
@@ -56,7 +55,6 @@ async def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pyte
         assert (200, []) == await problems(broker)
 
 
-@on_loop
 async def test_a_full_disk_of_the_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that cannot join because its directory takes no nonce says so, with the directory and the reason."""
 

@@ -10,13 +10,12 @@ import pytest
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.channel.core.view import View
 from tests.openapi import document
-from tests.unit.http.cluster import cluster, on_loop
+from tests.unit.http.cluster import cluster
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
 
 @pytest.mark.integration
-@on_loop
 async def test_every_path_is_documented(tmp_path: Path) -> None:
     """The page about HTTP has a row for each path and method, and for none that is not there."""
     page = (REFERENCE / "http.md").read_text(encoding="utf-8")

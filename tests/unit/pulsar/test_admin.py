@@ -20,7 +20,7 @@ from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
-from tests.unit.http.cluster import Gate, on_loop
+from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
@@ -71,7 +71,6 @@ async def test_partitions_are_made_added_to_and_taken_away(running: Brokers) -> 
     assert [] == await other.get(f"{TOPICS}/partitioned")
 
 
-@on_loop
 async def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes second is refused with the number that there is now, so that partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
@@ -252,7 +251,6 @@ async def test_the_load_report_says_what_pulsar_says(running: Brokers) -> None:
     assert 3 == rates["sessions"]
 
 
-@on_loop
 async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
     """A topic may have spaces and percent signs in its name, even what looks like an encoded character."""
     topic = f"{TOPIC} a b%25c"
@@ -262,7 +260,6 @@ async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
         assert 1 == len(field(stats, "publishers"))  # type: ignore[arg-type]  # as above
 
 
-@on_loop
 async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
     """Every command of the group, with the words of pulsar-admin; what a broker refuses is told in its words."""
     log_url = f"sqlite:{tmp_path / 'channel.db'}"
@@ -323,7 +320,6 @@ async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -
         assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
 
 
-@on_loop
 async def test_every_path_is_documented(tmp_path: Path) -> None:
     """The section about topics has a row for each path and method, and for none that is not there."""
     page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")

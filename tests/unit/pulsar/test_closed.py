@@ -7,7 +7,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import size_of
 from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.runtime.service import Bundle
-from tests.unit.http.cluster import on_loop, until
+from tests.unit.http.cluster import until
 
 STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}
 ROW_BYTES = 512 + size_of(STATES)
@@ -31,7 +31,6 @@ class Kept:
         return "".join(bundle for bundle in "abcdef" if self.table.get(bundle) is not None)
 
 
-@on_loop
 async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
     kept = Kept(kept_ms=30)
@@ -45,7 +44,6 @@ async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     assert ["b"] == kept.lost
 
 
-@on_loop
 async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     """Behind them, and those that nobody waits for, go the oldest, which is told: what was receipted is lost with them."""
     kept = Kept(rows_max=3)
@@ -63,7 +61,6 @@ async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     assert ("def", ["a"]) == (kept.names(), kept.lost)
 
 
-@on_loop
 async def test_it_is_known_what_is_still_to_be_fetched() -> None:
     """A fetch of what an earlier ownership left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
     table = Kept().table
@@ -77,7 +74,6 @@ async def test_it_is_known_what_is_still_to_be_fetched() -> None:
     assert 0 == table.awaited
 
 
-@on_loop
 async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     """With one that somebody else wrote meanwhile it would be delivered twice."""
     table = Kept().table
@@ -86,7 +82,6 @@ async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     assert table.belonging_to("b", b"mine") is None
 
 
-@on_loop
 async def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
     """A union goes on under the greater of two tokens, and under any other there was another owner; what is taken up is forgotten."""
     table = Kept().table

@@ -34,7 +34,7 @@ async def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptu
     for name in ("bad", "good"):
         deadlines.watch(cast("Served", Waiting(name)))
     assert "good" == await asyncio.wait_for(looked.get(), 10)
-    assert ["a topic failed as its time had come"] == [record.getMessage() for record in caplog.records]
+    assert ["a due topic failed"] == [record.getMessage() for record in caplog.records]
 
 
 def test_topics_that_are_due_together_are_looked_at_in_several_turns() -> None:

@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import PeerError
-from tests.unit.http.cluster import on_loop, run, until
+from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.wire_client import Brokers, Member, WireClient, brokers
 
@@ -48,7 +48,6 @@ def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, 
     monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
 
 
-@on_loop
 async def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one broken connection would cost are receipted messages."""
     asked: list[str] = []
@@ -104,7 +103,6 @@ def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog:
     assert "lost 1 messages and the names of 1 topics" in caplog.text
 
 
-@on_loop
 async def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A destination that is slow to fetch finds the source's HTTP still there, and nothing is lost in a graceful stop."""
     leaving = asyncio.Event()

@@ -18,7 +18,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import NotServed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
-from tests.unit.http.cluster import on_loop, until
+from tests.unit.http.cluster import until
 
 HERE, THERE = bundle_name("t/n", 0, 1 << 31), bundle_name("t/n", 1 << 31, HASH_MAX)
 
@@ -66,7 +66,6 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
         await runner.cleanup()
 
 
-@on_loop
 async def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their_question() -> None:
     """A question under way is left to who asked it; all who come meanwhile share the next, and see what was made before."""
     stand_in = StandIn()
@@ -84,7 +83,6 @@ async def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their
         assert 3 == stand_in.asked
 
 
-@on_loop
 async def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
     """Its program, which clients find under `http`, has none of a broker's paths."""
     stand_in = StandIn()
@@ -94,7 +92,6 @@ async def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
         assert ["a"] == await peers.topics_of("t/n")
 
 
-@on_loop
 async def test_a_broker_that_does_not_answer_well_is_named() -> None:
     """Its status is told to all who share the answer, and the next question is asked anew."""
     stand_in = StandIn()
@@ -107,7 +104,6 @@ async def test_a_broker_that_does_not_answer_well_is_named() -> None:
         assert 2 == stand_in.asked
 
 
-@on_loop
 async def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
     """The broker that the channel names may not have opened it yet: only answers that tell of all bundles make a list."""
     stand_in = StandIn()
@@ -122,7 +118,6 @@ async def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
         assert ["moved"] == await asked
 
 
-@on_loop
 async def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
     """Nobody waits for ever, and nobody gets a list that is short."""
     stand_in = StandIn()
@@ -133,7 +128,6 @@ async def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
 
 
 @pytest.mark.parametrize("bundles", [None, 7, ["no bundle"]])
-@on_loop
 async def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> None:
     """Another release may answer otherwise; that is told, and is no empty list."""
     stand_in = StandIn()

@@ -11,7 +11,6 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPong
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar_speech import connect, framed
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)
@@ -92,7 +91,6 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
 
 
-@on_loop
 async def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
     """What it took of one bundle as another left is still before its program when the one leaves in turn, a moment later."""
     settle_ms = 400
@@ -118,7 +116,6 @@ async def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -
             assert now_ms() - taken_ms >= settle_ms - TICK_MS
 
 
-@on_loop
 async def test_a_broker_that_stops_waits_until_its_consumers_are_told(tmp_path: Path) -> None:
     """It does not end while a client still takes what it was sent: the connection is closed behind CLOSE_CONSUMER."""
     async with brokers(tmp_path, settings=Settings(drain_wait_ms=50)) as running:

@@ -24,7 +24,6 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
 from tests.pulsar_speech import framed
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 JSON, AUTO_CONSUME = 2, 21
@@ -144,7 +143,6 @@ async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pyte
     assert ServerError.MetadataError == (await told(client)).error_code
 
 
-@on_loop
 async def test_schemas_over_http(tmp_path: Path) -> None:
     """As Pulsar spells them, at any broker, for clients whose service URL is one of HTTP."""
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"

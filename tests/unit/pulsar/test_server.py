@@ -19,7 +19,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from tests.house_rules import ROOT
 from tests.pulsar_speech import entry as entry_of
 from tests.pulsar_speech import lookup, ping, send
-from tests.unit.http.cluster import PATIENCE_MS, on_loop, until
+from tests.unit.http.cluster import PATIENCE_MS, until
 from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
@@ -40,7 +40,6 @@ async def test_names_are_given_once(running: Brokers) -> None:
     assert all(running.owner_of().worker.broker_id in name for name in names)
 
 
-@on_loop
 async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that lost the channel holds lookups and questions for partitions in a namespace that it has not read of."""
     logs, topic = Logs(), "non-persistent://public/new/orders"
@@ -68,7 +67,6 @@ async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeyp
             logs.come_back()  # Otherwise the broker would have to be killed.
 
 
-@on_loop
 async def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Path) -> None:
     """A series that appears with its first event has no rate; one that is on no page means nothing to anybody."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
@@ -85,7 +83,6 @@ async def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Pa
         assert [violation.value for violation in Violation] == reasons
 
 
-@on_loop
 async def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line names the client, the broker and the reason, as fields."""
     caplog.set_level(logging.INFO, module.__name__)
@@ -97,7 +94,6 @@ async def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: p
     assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
-@on_loop
 async def test_clients_cannot_fill_a_disk_with_log_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +113,6 @@ async def test_clients_cannot_fill_a_disk_with_log_lines(
     assert 10 == untold + lines.count("disconnected a Pulsar client")
 
 
-@on_loop
 async def test_one_client_does_not_keep_the_sweep_from_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

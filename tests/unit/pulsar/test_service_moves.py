@@ -17,7 +17,6 @@ from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.pulsar_speech import connect
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
@@ -95,7 +94,6 @@ async def test_messages_wait_for_a_consumer_that_is_late(running: Brokers) -> No
     assert (0, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
 
 
-@on_loop
 async def test_receipts_of_one_topic_do_not_wait_for_another_one(tmp_path: Path) -> None:
     """While a topic waits long for a consumer, the time of one that comes later is not overlooked."""
     other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
@@ -127,7 +125,6 @@ async def test_who_never_comes_back_is_not_waited_for_for_ever(running: Brokers)
     await metric_becomes(destination, "topics", 0)
 
 
-@on_loop
 async def test_a_topic_of_producers_alone_is_not_kept_without_them(tmp_path: Path) -> None:
     """A topic that came with its bundle only for the sake of its entry ids goes when nobody came to it."""
     other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30)
@@ -287,7 +284,6 @@ async def test_a_client_that_does_not_answer_keeps_no_move(running: Brokers) -> 
     assert (destination.url, destination.url) == await sent_away(client)
 
 
-@on_loop
 async def test_a_handover_that_cannot_be_read_costs_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topics begin anew, which is counted; nobody is waited for."""
     encoded = handovers.encode({})

@@ -16,7 +16,6 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.system.deadline import Deadline
 from tests.pulsar_speech import entry, send
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
@@ -38,7 +37,6 @@ async def holding(running: Brokers) -> tuple[Member, WireClient]:
     return destination, there
 
 
-@on_loop
 async def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: Path) -> None:
     """What is written to a client that does not read leads back to the topic; the message just taken passes its check all the same."""
     path = tmp_path / "evidence"
@@ -193,7 +191,6 @@ async def test_a_merge_right_behind_a_transfer_loses_nothing(running: Brokers) -
     assert (1, 2, "1") == await there.hear_message()
 
 
-@on_loop
 async def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
     """One that leaves a fenced topic makes another active there; its client has the id for something else by now."""
     failover = CommandSubscribe.Failover

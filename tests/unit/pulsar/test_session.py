@@ -11,7 +11,6 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from tests.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
 
 NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"
@@ -81,7 +80,6 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES)
-@on_loop
 async def test_who_breaks_the_protocol_is_disconnected(breach: str, tmp_path: Path) -> None:
     """The connection is closed and counted by what was wrong, and other clients do not notice."""
     data, reason, handshake = BREACHES[breach]
@@ -207,7 +205,6 @@ async def test_a_client_that_does_not_answer_a_ping_is_given_up(running: Brokers
     assert not alive.is_closed
 
 
-@on_loop
 async def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who connects and says nothing is not waited for for ever."""
     monkeypatch.setattr("equipoise.brokers.pulsar.server.Limits", lambda **bounds: Limits(handshake_ms=50, **bounds))
@@ -358,7 +355,6 @@ async def test_a_subscription_of_two_does_not_end_by_one(running: Brokers) -> No
     assert 2 == await member.metric("consumers")
 
 
-@on_loop
 async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """What nobody thought of ends the connection that asked, is told with its traceback, and nothing else."""
     async with brokers(tmp_path) as running:
@@ -373,7 +369,6 @@ async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a request of a Pulsar client failed" in caplog.text
 
 
-@on_loop
 async def test_clients_are_parted_with_at_the_end(tmp_path: Path) -> None:
     """A broker that stops tells producers and consumers to look elsewhere, and closes their connections."""
     async with brokers(tmp_path) as running:

@@ -19,7 +19,6 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGet
 from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
 from tests.pulsar_speech import framed, ping, producer
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
@@ -54,7 +53,6 @@ def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@on_loop
 async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that asks on and on, and takes no answer, costs a bounded amount of memory, also within one turn; then it is cut off."""
     settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
@@ -74,7 +72,6 @@ async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeyp
     assert settings.behind_bytes_max < max(peak_bytes) < bound_bytes
 
 
-@on_loop
 async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
     """Many that are each within their own bound are cut off all the same, once they are too much together."""
     settings = Settings(write_buffer_bytes=32 * 1024, all_messages_behind_bytes_max=256 * 1024, all_behind_bytes_max=512 * 1024)
@@ -95,7 +92,6 @@ async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
         await neighbour_is_served(member)
 
 
-@on_loop
 async def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> None:
     """Where all have begun more than there is room for, the one whose frame was begun first is cut off, and no other."""
     settings = Settings(all_unfinished_bytes_max=250_000)
@@ -114,7 +110,6 @@ async def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> No
         assert (False, False) == (other.is_closed, last.is_closed)
 
 
-@on_loop
 async def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come in one chunk, a turn takes so many; others are served between, and all are answered in the end."""
     turns = list[int]()
@@ -137,7 +132,6 @@ async def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Pa
     assert 64 == max(turns)
 
 
-@on_loop
 async def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often one client asks at once, its questions are answered one after the other, in order."""
     under_way, most = 0, 0
@@ -178,7 +172,6 @@ async def test_more_topics_than_a_client_takes_are_not_told(running: Brokers) ->
     await client.producer(3)
 
 
-@on_loop
 async def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who share a list share what is made of it, and it is not kept for longer."""
     spelled = list[Sequence[str]]()
@@ -201,7 +194,6 @@ async def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_pat
         assert 3 == len(spelled)
 
 
-@on_loop
 async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
     """Where more waits after moves than a broker has room for, it waits no longer, and is dropped and counted."""
     forever = TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=3_600_000)
@@ -217,7 +209,6 @@ async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
         await metric_becomes(destination, "topics_waiting", 0)
 
 
-@on_loop
 async def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there once, and topics go on waiting as long as there is room for that."""
     forever = TopicLimits(receipt_wait_ms=10, absent_wait_ms=3_600_000, reconnect_wait_ms=3_600_000)
@@ -246,7 +237,6 @@ async def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, m
         assert (1, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
 
 
-@on_loop
 async def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages for one that is within its own bound are dropped all the same, once all that waits for clients is too much."""
     peak_bytes = watch_behind(monkeypatch)

@@ -12,7 +12,6 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
 from tests.pulsar_speech import close_producer, connect, framed, producer
-from tests.unit.http.cluster import on_loop
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 SHARED = CommandSubscribe.Shared
@@ -88,7 +87,6 @@ async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> 
     assert (2, "on") == (await other.hear_message())[::2]
 
 
-@on_loop
 async def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many one client asks for, so many have a task; the others follow in order, unless they are cancelled before."""
     opened = list[int]()
@@ -119,7 +117,6 @@ async def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, mo
         assert waiting == (await other.hear(T.PRODUCER_SUCCESS)).producer_success.request_id
 
 
-@on_loop
 async def test_nobody_is_cut_off_for_a_message_to_many(tmp_path: Path) -> None:
     """A message that would be too much for all together is dropped for some: none of them had a turn to take it."""
     bounds = Settings(all_messages_behind_bytes_max=3 * 1024 * 1024, all_behind_bytes_max=4 * 1024 * 1024)
