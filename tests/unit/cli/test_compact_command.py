@@ -58,7 +58,7 @@ def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
     assert did.stdout.endswith("wrote 8 rows and 0 tombstones; the log now begins at offset 6, instead of 1\n")
     assert before == view_at(log)
     verified = run("channel", "verify", log=log)
-    assert "snapshot up to offset 9\nhistory snapshot at offset 5, from where the fold began\nall is in order\n" in verified.stdout
+    assert "snapshot up to offset 9\nhistory snapshot at offset 5, where the fold began\nall is in order\n" in verified.stdout
 
 
 def test_programs_read_it_as_json(log: str, an_hour_later: None) -> None:
