@@ -35,6 +35,8 @@ NAMESPACE = "acme/shop"
 PATIENCE_MS = 20_000
 DEADLINE_S = 60.0
 
+Test = Callable[..., Awaitable[None]]
+
 
 @dataclass(eq=False)
 class Gate(Service):
@@ -220,24 +222,20 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Callable[[Test], Test]:
     """Return a decorator that makes a test of an async function, whose first parameter is what `opened` opens in `tmp_path`."""
 
-    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    def decorate(test: Test) -> Test:
         parameters = list(inspect.signature(test).parameters.values())[1:]
         folder = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
         others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name != "tmp_path"]
 
         @wraps(test)
-        def played(*, tmp_path: Path, **fixtures: object) -> None:
+        async def played(*, tmp_path: Path, **fixtures: object) -> None:
             if len(others) < len(parameters):
                 fixtures["tmp_path"] = tmp_path
-
-            async def bounded() -> None:
-                async with opened(tmp_path) as running:
-                    await test(running, **fixtures)
-
-            run(bounded)
+            async with asyncio.timeout(DEADLINE_S), opened(tmp_path) as running:
+                await test(running, **fixtures)
 
         played.__signature__ = inspect.Signature([folder, *others])  # type: ignore[attr-defined]
         return played
@@ -245,7 +243,7 @@ def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Call
     return decorate
 
 
-def with_cluster(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:  # noqa: ANN401 - those of `cluster`
+def with_cluster(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - those of `cluster`
     """Run a test on a `cluster` with these options."""
     return story(lambda folder: cluster(folder, **options))
 

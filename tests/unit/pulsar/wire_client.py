@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
 from tests.pulsar_speech import connect, entry, framed, lookup, send
-from tests.unit.http.cluster import story
+from tests.unit.http.cluster import Test, story
 
 NAMESPACE = "public/default"
 TOPIC = f"non-persistent://{NAMESPACE}/orders"
@@ -396,6 +396,6 @@ async def brokers(
         yield running
 
 
-def with_brokers(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:  # noqa: ANN401 - those of `brokers`
+def with_brokers(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - those of `brokers`
     """Run a test on `brokers` with these options."""
     return story(lambda folder: brokers(folder, **options))
