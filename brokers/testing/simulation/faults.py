@@ -118,7 +118,7 @@ class Faults:
     outage_ms: Span = (1_500, 30_000)
     reconnect_ms: Span = (0, 500)
 
-    # The service (`service.SimulatedService`): it answers in `service_ms`, refuses, hangs past its deadline, or dies with its process.
+    # The service (`host.SimulatedService`): it answers in `service_ms`, refuses, hangs past its deadline, or dies with its process.
     service_ms: Span = (1, 40)
     refuses_permille: int = NEVER
     hangs_permille: int = NEVER
