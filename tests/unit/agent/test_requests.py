@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from equipoise.brokers.agent.intents import (
@@ -53,31 +51,22 @@ def refusal(channel: Channel, intent: Intent) -> tuple[Reason | None, str]:
     return verdict.reason, verdict.problem or ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """An intent that can be spelled, and the phases of the two halves after it was accepted."""
-
-    intent: Intent
-    left: str | None = "owned"
-    right: str | None = "owned"
-
-
-CASES = (
-    Case(intent=Transfer(bundle=LEFT, destination="b", reason="load"), left="transferring"),
-    Case(intent=Unload(bundle=LEFT, reason="load"), left="unloading"),
-    Case(intent=SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"), right="splitting"),
-    Case(intent=MergeBundles(left=LEFT, reason="load"), left=None, right=None),
-    Case(intent=CreateNamespace(name="tenant/other", boundaries=even_boundaries(4))),
-    Case(intent=StartDeletingNamespace(name=NAMESPACE)),
+# Intents, and the phases of the two halves after each was accepted.
+PHASES: tuple[tuple[Intent, list[str | None]], ...] = (
+    (Transfer(bundle=LEFT, destination="b", reason="load"), ["transferring", "owned"]),
+    (Unload(bundle=LEFT, reason="load"), ["unloading", "owned"]),
+    (SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"), ["owned", "splitting"]),
+    (MergeBundles(left=LEFT, reason="load"), [None, None]),
+    (CreateNamespace(name="tenant/other", boundaries=even_boundaries(4)), ["owned", "owned"]),
+    (StartDeletingNamespace(name=NAMESPACE), ["owned", "owned"]),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.intent).__name__)
-def test_an_intent_becomes_its_record(case: Case) -> None:
+@pytest.mark.parametrize(("intent", "phases"), PHASES)
+def test_an_intent_becomes_its_record(intent: Intent, phases: list[str | None]) -> None:
     channel = owned_pair()
-    accept(channel, case.intent)
-    phases = [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
-    assert [case.left, case.right] == phases
+    accept(channel, intent)
+    assert phases == [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
 
 
 def test_the_wishes_of_the_intent_are_in_the_record() -> None:

@@ -5,7 +5,7 @@ The mutants show that a checker catches a broken rule of the product; here the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -363,6 +363,10 @@ def test_a_settled_attempt_is_accepted() -> None:
 # --- 7 and section 4 ---
 
 
+def membership_of(nonces: Mapping[str, Process]) -> Membership:
+    return Membership(nonces, passing=lambda _process: None, nobody_dies=False)
+
+
 def all_but_last(history: History, membership: Membership) -> Folded:
     """Let the membership checker read the whole history but its last record, which is returned."""
     *earlier, last = history.folded
@@ -405,7 +409,7 @@ def test_an_incarnation_of_another_process() -> None:
     history = History()
     incarnation = history.join("a")
     owner, thief = broker("a", incarnation), broker("a-duplicate", incarnation)
-    membership = Membership({"a:1": owner.process}, passing=lambda _process: None, nobody_dies=False)
+    membership = membership_of({"a:1": owner.process})
     membership.folded(history.folded[-1], history.view)
     membership.stepped(owner.process, [], NOW)
     with pytest.raises(InvariantViolated, match="a-duplicate lives in #2, which another process began"):
@@ -417,8 +421,7 @@ def test_a_broker_that_gives_up() -> None:
     process, rival, stranger = (Fake(host=Fake(name=name, broker=name.removesuffix("-duplicate"))) for name in ("a", "a-duplicate", "b"))
     taken = BrokerIdTaken(broker="a", incarnation=2)
     alone, contested = (
-        Membership(cast("dict[str, Process]", nonces), passing=lambda _process: None, nobody_dies=False)
-        for nonces in ({"1": process, "2": stranger}, {"1": process, "2": rival})
+        membership_of(cast("dict[str, Process]", nonces)) for nonces in ({"1": process, "2": stranger}, {"1": process, "2": rival})
     )
     alone.stopped(cast("Process", process), None)
     contested.stopped(cast("Process", process), taken)
@@ -432,7 +435,7 @@ def test_an_accuser_whose_lease_has_run_out() -> None:
     history = History()
     accuser = broker("a", history.join("a"))
     history.join("b")
-    membership = Membership({"a:1": accuser.process}, passing=lambda _process: None, nobody_dies=False)
+    membership = membership_of({"a:1": accuser.process})
     for record in history.folded:
         membership.folded(record, history.view)
     data = encode(propose.down(history.author("a", 1), history.view.brokers["b"]))
@@ -446,7 +449,7 @@ def test_the_dead_and_the_draining_are_given_nothing() -> None:
     history = History()
     target = history.join("a")
     bundle = history.create()
-    membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
+    membership = membership_of({})
     history.add(propose.assign(history.author("a", 1), bundle, owner=target))
     given = all_but_last(history, membership)
     membership.folded(given, history.view)
@@ -467,7 +470,7 @@ def test_a_death_that_forgets_a_bundle() -> None:
     forgotten = history.view.bundles[bundle.name]
     death = history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
     history.view.bundles[bundle.name] = forgotten
-    membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
+    membership = membership_of({})
     with pytest.raises(InvariantViolated, match=r"a death is one record: #2 ends at offset 6, and .* is still assigning with it"):
         membership.folded(death, history.view)
 
