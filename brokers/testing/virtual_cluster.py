@@ -124,7 +124,8 @@ class Cluster(Generic[S]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._is_open = False
-        self._world.members.clear()
+        for member in list(self._world.members.values()):
+            member.end("ends with the cluster", killed=True)
         self._runner.__exit__(kind, error, trace)  # Cancels all running tasks.
 
     # --- brokers and namespaces ---
