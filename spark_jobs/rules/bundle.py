@@ -65,6 +65,11 @@ class BundleMemory(Memory):
         state = None if raw["state"] is None else State(**raw["state"])
         return cls(**{**raw, "state": state, "serving": Serving.parse(raw["serving"])})
 
+    @property
+    def forgets_at_gaps(self) -> bool:
+        """See `Memory`. Evidence that came before the first record is kept."""
+        return self.state is not None
+
     def due_times(self) -> Iterator[int]:
         """See `Memory`."""
         yield from Memory.due_times(self)

@@ -71,14 +71,18 @@ class SubjectAudit:
         due_ms = self.memory.due_ms
         if fact.source == "channel" and due_ms is not None and due_ms < fact.at_ms:
             findings += self.expire(fact.at_ms)
-        begun = fact.context.get("begun", 0)
-        if begun > self.memory.begun and self._checker.memory.forgets_at_gaps:
-            self.memory = self._checker.memory(begun=begun)
+        self._begin(fact.context.get("begun", 0))
         try:
             findings += list(self._checker.check(self.memory, fact))
         except Exception as error:  # noqa: BLE001 - no error may stop the audit of other subjects
             findings += self._failed(error, offset=fact.offset, at_ms=fact.at_ms)
         return findings
+
+    def _begin(self, begun: int) -> None:
+        """Forget what was read before a gap that ends at `begun`."""
+        if begun > self.memory.begun and self.memory.forgets_at_gaps:
+            self.memory = self._checker.memory(begun=begun)
+        self.memory.begun = max(self.memory.begun, begun)
 
     def expire(self, now_ms: int) -> list[Finding]:
         """Return the findings of the timer at `now_ms` of the log's time; nothing if it is not due."""

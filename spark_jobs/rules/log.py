@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.forms import ADMIN
@@ -38,8 +38,6 @@ _STOPS: Final = ("log_went_back", "level_too_new", "channel_incomplete", "begun_
 class LogMemory(Memory):
     """What is known of the log: offset and time of the genesis, and rejected records of admins."""
 
-    forgets_at_gaps: ClassVar[bool] = False
-
     genesis: int | None = None
     genesis_ms: int | None = None
     rejections: Rejections = field(default_factory=Rejections)
@@ -48,6 +46,11 @@ class LogMemory(Memory):
     def parse(cls, raw: dict[str, Any]) -> Self:
         """See `Memory`."""
         return cls(**{**raw, "rejections": Rejections(**raw["rejections"])})
+
+    @property
+    def forgets_at_gaps(self) -> bool:
+        """See `Memory`. A gap does not change how the log began."""
+        return False
 
 
 class LogCase(RejectionCase):

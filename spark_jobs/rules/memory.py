@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self
-
-import orjson
+from typing import Any, Final, Self
 
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.rule import RULES, Finding
@@ -26,13 +24,11 @@ REPORTED_ONCE: Final = frozenset({"digest_differs"})
 class Memory:
     """What the audit remembers of one subject. Each kind of subject extends it. All values go into JSON.
 
-    * `begun`: the offset from which the audit has read without a gap, as of the last record. If that changes, everything is forgotten.
+    * `begun`: the offset from which the audit has read without a gap, as of the last record.
     * `reported`: by rule, the start of the period, the findings reported in it, those held back since, and the offset of the last of these.
     * `forget_ms`: the log's time at which to forget everything; None for never.
     * `failures`: how often a check of the subject raised an error.
     """
-
-    forgets_at_gaps: ClassVar[bool] = True
 
     begun: int = 0
     reported: dict[str, list[int]] = field(default_factory=dict)
@@ -44,9 +40,10 @@ class Memory:
         """Return the memory from its JSON object."""
         return cls(**raw)
 
-    def to_bytes(self) -> bytes:
-        """Return it as JSON."""
-        return orjson.dumps(self)
+    @property
+    def forgets_at_gaps(self) -> bool:
+        """Whether to forget everything if `begun` rises."""
+        return True
 
     def due_times(self) -> Iterator[int]:
         """Yield the log times (Unix ms) at which there is something to do, in any order."""
@@ -64,21 +61,21 @@ class Memory:
     def limited(self, fact: Fact, findings: Iterable[Finding]) -> Iterator[Finding]:
         """Yield the findings of `fact` that are within the limit of their rule."""
         for each in findings:
-            held_back = 0 if each.subject != fact.subject else self._count(each.rule, fact)
+            held_back = 0 if each.subject != fact.subject else self._count(each, fact.at_ms)
             if held_back:
                 yield replace(each, text=f"{each.text} ({held_back} more findings like this one were held back before it)")
             elif held_back == 0:
                 yield each
 
-    def _count(self, rule: str, fact: Fact) -> int | None:
+    def _count(self, finding: Finding, at_ms: int) -> int | None:
         """Count one finding. Return how many were held back before it; None if it is held back too."""
-        began_ms, count, held_back, _ = self.reported.get(rule, (fact.at_ms, 0, 0, 0))
-        if fact.at_ms - began_ms >= PERIOD_MS:
-            began_ms, count = fact.at_ms, 0
-        if count >= (1 if rule in REPORTED_ONCE else REPORTED_MAX):
-            self.reported[rule] = [began_ms, count, held_back + 1, fact.offset]
+        began_ms, count, held_back, _ = self.reported.get(finding.rule, (at_ms, 0, 0, 0))
+        if at_ms - began_ms >= PERIOD_MS:
+            began_ms, count = at_ms, 0
+        if count >= (1 if finding.rule in REPORTED_ONCE else REPORTED_MAX):
+            self.reported[finding.rule] = [began_ms, count, held_back + 1, finding.offsets[-1]]
             return None
-        self.reported[rule] = [began_ms, count + 1, 0, 0]
+        self.reported[finding.rule] = [began_ms, count + 1, 0, 0]
         return held_back
 
     def held_back(self, subject: str, now_ms: int) -> Iterator[Finding]:

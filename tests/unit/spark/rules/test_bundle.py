@@ -366,6 +366,14 @@ def test_what_is_there_is_not_forgotten() -> None:
     assert (True, 1) == (memory.state is not None, len(memory.serving.stretches))
 
 
+def test_evidence_before_the_first_record_is_kept() -> None:
+    """The evidence of a day may be read before the day's records, and waits for them."""
+    story = BundleStory()
+    story.tell({**EVIDENCE, "incarnation": OTHER}, verdict=None, source="serving")
+    story.accepted(JOIN, None, OWNED, owner=OWNER, begun=60)
+    assert ["served_without_ownership"] == story.rules
+
+
 def test_evidence_is_joined_with_ownerships() -> None:
     """Evidence of serving is judged by the ownerships of this state: without one it is found, and within one it is quiet."""
     story = BundleStory()

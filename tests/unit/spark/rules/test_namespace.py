@@ -82,21 +82,21 @@ def test_a_creation_that_is_not_what_it_says(added: Rows, rule: str) -> None:
 )
 def test_a_split_that_is_not_what_it_says(added: Rows, rule: str) -> None:
     """Children cover their parent, are cut where the record says, and inherit its owner and token."""
-    assert [rule] == NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], added).rules
+    assert [rule] == NamespaceStory().changed(SPLIT, [owned(0, MIDDLE)], added).rules
 
 
 def test_a_merge_that_is_not_what_it_says() -> None:
     """A union covers both, has the greater token, and the one owner of both."""
     halves = [owned(0, MIDDLE), owned(MIDDLE, END, token=9)]
-    assert ["hole"] == NamespaceStory().created().changed(MERGE, halves, [owned(0, MIDDLE, token=9)]).rules
-    assert ["token_fell"] == NamespaceStory().created().changed(MERGE, halves, [owned(0, END)]).rules
+    assert ["hole"] == NamespaceStory().changed(MERGE, halves, [owned(0, MIDDLE, token=9)]).rules
+    assert ["token_fell"] == NamespaceStory().changed(MERGE, halves, [owned(0, END)]).rules
     strangers = [owned(0, MIDDLE), owned(MIDDLE, END, owner=12)]
-    assert ["illegal_step"] == NamespaceStory().created().changed(MERGE, strangers, [owned(0, END)]).rules
+    assert ["illegal_step"] == NamespaceStory().changed(MERGE, strangers, [owned(0, END)]).rules
 
 
 def test_a_merge_that_leaves_a_half() -> None:
     """A half that is still there overlaps with the union."""
-    story = NamespaceStory().created().changed(MERGE, [owned(MIDDLE, END)], [owned(0, END)])
+    story = NamespaceStory().changed(MERGE, [owned(MIDDLE, END)], [owned(0, END)])
     assert "overlap" in story.rules
 
 
@@ -110,7 +110,7 @@ def test_a_range_that_was_not_there() -> None:
 
 def test_a_deletion_that_leaves_ranges() -> None:
     """A deletion takes all ranges away, and makes none."""
-    story = NamespaceStory().created().changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
+    story = NamespaceStory().changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
     assert ["hole"] == story.rules
 
 
