@@ -344,9 +344,10 @@ class Membership:
             context["target"] = self._target(owner)
         if self._is_deleting(name.rpartition("/")[0]):
             context["deleting"] = True
-        unknown = [each for each in (name, right) if type(each) is str and self._holdings.get(each) is None]
-        if unknown and raw["kind"] != "bundle":
-            context["unknown"] = unknown
+        if raw["kind"] != "bundle":
+            unknown = [each for each in (name, right) if type(each) is str and self._holdings.get(each) is None]
+            if unknown:
+                context["unknown"] = unknown
         held = self._holdings.get(name) or Holding(None, None)
         if raw["kind"] == "merge" and held.owner is not None:
             context["owner"] = held.owner
