@@ -103,86 +103,66 @@ BAD_BODIES: tuple[tuple[bytes, int, str], ...] = (
 )
 
 
-def test_a_body_that_cannot_be_is_refused(tmp_path: Path) -> None:
+async def test_a_body_that_cannot_be_is_refused(tmp_path: Path) -> None:
     """A body that is no namespace is refused with what is wrong, and nothing is created."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            for body, status, told in BAD_BODIES:
-                answer = await broker.ask("PUT", f"{NAMESPACES}/acme/new", data=body)
-                assert (status, True) == (answer.status, told in answer.reason), (body[:80], answer.body)
-            assert [NAMESPACE] == list(brokers.view.namespaces)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for body, status, told in BAD_BODIES:
+            answer = await broker.ask("PUT", f"{NAMESPACES}/acme/new", data=body)
+            assert (status, True) == (answer.status, told in answer.reason), (body[:80], answer.body)
+        assert [NAMESPACE] == list(brokers.view.namespaces)
 
 
-def test_a_namespace_is_created_once(tmp_path: Path) -> None:
+async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
     """Creating a namespace that is there is answered 409, by whichever broker, also if both are asked at once."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
-            assert (409, True) == (answer.status, "illegal_transition (it exists already, with 4 bundles)" in answer.reason)
-            answers = await asyncio.gather(one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new"))
-            assert [204, 409] == sorted(answer.status for answer in answers)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
+        assert (409, True) == (answer.status, "illegal_transition (it exists already, with 4 bundles)" in answer.reason)
+        answers = await asyncio.gather(one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new"))
+        assert [204, 409] == sorted(answer.status for answer in answers)
 
 
-def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None:
+async def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None:
     """A deletion waits until every bundle has been closed, also one that was just on the move, and leaves nothing."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            moving = brokers.bundles()[0]
-            target = brokers.other_than(brokers.owner_of(moving))
-            target.service.taking.clear()
-            transfer = asyncio.ensure_future(one.put(f"{path_of(moving)}/unload?destinationBroker={target.id}"))
-            await until(lambda: brokers.view.bundles[moving].phase == "transferring")
-            deletion = asyncio.ensure_future(other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}"))
-            await until(lambda: brokers.view.namespaces[NAMESPACE].status == "deleting")
-            assert (await other.get(f"{NAMESPACES}/{NAMESPACE}")).body.endswith(b'"deleted":true,"on_channel_loss":"fence"}')
-            target.service.taking.set()
-            assert [204, 204] == [(await transfer).status, (await deletion).status]
-            assert {} == other.worker.view.bundles
-            assert 404 == (await other.get(f"{NAMESPACES}/{NAMESPACE}")).status
-            assert 404 == (await other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}")).status
-            assert 204 == (await other.put(f"{NAMESPACES}/{NAMESPACE}")).status
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        moving = brokers.bundles()[0]
+        target = brokers.other_than(brokers.owner_of(moving))
+        target.service.taking.clear()
+        transfer = asyncio.ensure_future(one.put(f"{path_of(moving)}/unload?destinationBroker={target.id}"))
+        await until(lambda: brokers.view.bundles[moving].phase == "transferring")
+        deletion = asyncio.ensure_future(other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}"))
+        await until(lambda: brokers.view.namespaces[NAMESPACE].status == "deleting")
+        assert (await other.get(f"{NAMESPACES}/{NAMESPACE}")).body.endswith(b'"deleted":true,"on_channel_loss":"fence"}')
+        target.service.taking.set()
+        assert [204, 204] == [(await transfer).status, (await deletion).status]
+        assert {} == other.worker.view.bundles
+        assert 404 == (await other.get(f"{NAMESPACES}/{NAMESPACE}")).status
+        assert 404 == (await other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}")).status
+        assert 204 == (await other.put(f"{NAMESPACES}/{NAMESPACE}")).status
 
 
-def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
+async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
     """The unload of a namespace takes every bundle from its owner, more of them than are unloaded at once."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, bundles=100) as brokers:
-            before = {name: brokers.view.bundles[name].last for name in brokers.bundles()}
-            assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
-            await brokers.settled()
-            assert all(last < brokers.view.bundles[name].token for name, last in before.items())
-            assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
-
-    run(story)
+    async with cluster(tmp_path, brokers=2, bundles=100) as brokers:
+        before = {name: brokers.view.bundles[name].last for name in brokers.bundles()}
+        assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
+        await brokers.settled()
+        assert all(last < brokers.view.bundles[name].token for name, last in before.items())
+        assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
 
 
-def test_an_unload_of_what_nobody_owns_is_done(tmp_path: Path) -> None:
+async def test_an_unload_of_what_nobody_owns_is_done(tmp_path: Path) -> None:
     """Without a destination there is nothing to do for a free bundle, as in Pulsar; with one it is refused."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,), bundle = brokers.brokers, brokers.bundles()[0]
-            broker.service.refuses.add(bundle)
-            assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-            await until(lambda: brokers.view.bundles[bundle].phase == "free")  # Once it has been refused.
-            assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-            refused = await broker.put(f"{path_of(bundle)}/unload?destinationBroker={broker.id}")
-            assert (409, True) == (refused.status, "is free, not owned" in refused.reason)
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,), bundle = brokers.brokers, brokers.bundles()[0]
+        broker.service.refuses.add(bundle)
+        assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
+        await until(lambda: brokers.view.bundles[bundle].phase == "free")  # Once it has been refused.
+        assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
+        refused = await broker.put(f"{path_of(bundle)}/unload?destinationBroker={broker.id}")
+        assert (409, True) == (refused.status, "is free, not owned" in refused.reason)
 
 
 async def refusal(brokers: Cluster, query: str, bundle: str | None = None) -> tuple[int, str]:
@@ -191,25 +171,21 @@ async def refusal(brokers: Cluster, query: str, bundle: str | None = None) -> tu
     return answer.status, answer.reason
 
 
-def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> None:
+async def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> None:
     """A destination that is unknown or impossible, and a bundle that does not exist, are refused with different statuses."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (one,) = brokers.brokers
-            for query, status, told in (
-                (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} already owns it, so there is nothing to move)"),
-                ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
-                ("destinationBroker=a%20b", 412, "is not a broker id"),
-                (f"destinationBroker={one.id}&destinationBroker={one.id}", 400, "it is given 2 times; give it once"),
-            ):
-                refused = await refusal(brokers, query)
-                assert (status, True) == (refused[0], told in refused[1]), refused
-            assert (404, True) == ((other := await refusal(brokers, "", f"{NAMESPACE}/0x00000000_0x00000001"))[0], "no bundle" in other[1])
-            assert 404 == (await refusal(brokers, "", "acme/nowhere/0x00000000_0xffffffff"))[0]
-            assert 412 == (await refusal(brokers, "", f"{NAMESPACE}/LARGEST"))[0]
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (one,) = brokers.brokers
+        for query, status, told in (
+            (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} already owns it, so there is nothing to move)"),
+            ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
+            ("destinationBroker=a%20b", 412, "is not a broker id"),
+            (f"destinationBroker={one.id}&destinationBroker={one.id}", 400, "it is given 2 times; give it once"),
+        ):
+            refused = await refusal(brokers, query)
+            assert (status, True) == (refused[0], told in refused[1]), refused
+        assert (404, True) == ((other := await refusal(brokers, "", f"{NAMESPACE}/0x00000000_0x00000001"))[0], "no bundle" in other[1])
+        assert 404 == (await refusal(brokers, "", "acme/nowhere/0x00000000_0xffffffff"))[0]
+        assert 412 == (await refusal(brokers, "", f"{NAMESPACE}/LARGEST"))[0]
 
 
 def on_the_channel(log_url: str, operation: Operation[verbs.Answer]) -> str:
@@ -224,68 +200,56 @@ def without_offsets(text: str) -> str:
     return re.sub(r"(?<= )\d+", "N", text)
 
 
-def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) -> None:
+async def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) -> None:
     """Whoever is asked, a broker or the channel itself, the reason is told in the same words."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            log_url = one.worker.config.log_url
-            first, second, *_ = brokers.bundles()
-            for bundle, target in ((first, one), (second, other)):
-                if brokers.owner_of(bundle) is not target:
-                    await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            other.service.refuses.add(first)
-            to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
-            asked: list[tuple[str, Operation[verbs.Answer]]] = [
-                (f"{path_of(first)}/unload?destinationBroker={one.id}", verbs.transfer(first, one.id)),
-                (f"{path_of(first)}/merge", verbs.merge(first)),
-                (f"{NAMESPACES}/{NAMESPACE}", verbs.create_namespace(NAMESPACE, even_boundaries(1))),
-                (to_other, verbs.transfer(first, other.id)),
-            ]
-            for path, operation in asked:
-                answer = await one.put(path)
-                assert 409 == answer.status
-                told = await asyncio.to_thread(on_the_channel, log_url, operation)
-                assert without_offsets(told) == without_offsets(answer.reason)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        log_url = one.worker.config.log_url
+        first, second, *_ = brokers.bundles()
+        for bundle, target in ((first, one), (second, other)):
+            if brokers.owner_of(bundle) is not target:
+                await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        other.service.refuses.add(first)
+        to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
+        asked: list[tuple[str, Operation[verbs.Answer]]] = [
+            (f"{path_of(first)}/unload?destinationBroker={one.id}", verbs.transfer(first, one.id)),
+            (f"{path_of(first)}/merge", verbs.merge(first)),
+            (f"{NAMESPACES}/{NAMESPACE}", verbs.create_namespace(NAMESPACE, even_boundaries(1))),
+            (to_other, verbs.transfer(first, other.id)),
+        ]
+        for path, operation in asked:
+            answer = await one.put(path)
+            assert 409 == answer.status
+            told = await asyncio.to_thread(on_the_channel, log_url, operation)
+            assert without_offsets(told) == without_offsets(answer.reason)
 
 
-def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> None:
+async def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> None:
     """At the deadline the caller learns that the move has not happened yet, and it still does."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, admin_ms=150) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            target.service.taking.clear()
-            answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            assert (504, True) == (answer.status, f"the transfer of {bundle} to {target.id} did not happen within 150 ms" in answer.reason)
-            target.service.taking.set()
-            await until(lambda: brokers.view.bundles[bundle].phase == "owned")
-            assert target is brokers.owner_of(bundle)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2, admin_ms=150) as brokers:
+        bundle = brokers.bundles()[0]
+        source = brokers.owner_of(bundle)
+        target = brokers.other_than(source)
+        target.service.taking.clear()
+        answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        assert (504, True) == (answer.status, f"the transfer of {bundle} to {target.id} did not happen within 150 ms" in answer.reason)
+        target.service.taking.set()
+        await until(lambda: brokers.view.bundles[bundle].phase == "owned")
+        assert target is brokers.owner_of(bundle)
 
 
-def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
+async def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
     """A split is answered when the children are there, in the middle or at given positions; a merge undoes it."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, bundles=1) as brokers:
-            (broker,), (whole,) = brokers.brokers, brokers.bundles()
-            assert 204 == (await broker.put(f"{path_of(whole)}/split?unload=true&authoritative=false")).status
-            halves = [f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff"]
-            assert halves == brokers.bundles()
-            assert 204 == (await broker.put(f"{path_of(halves[0])}/merge")).status
-            assert [whole] == brokers.bundles()
-            answer = await broker.put(f"{path_of(whole)}/split?splitAlgorithmName=specified_positions_divide", [48, 16])
-            assert 204 == answer.status
-            assert [(0, 16), (16, 48), (48, 0xFFFFFFFF)] == [(b.low, b.high) for b in brokers.view.bundles_of(NAMESPACE)]
-
-    run(story)
+    async with cluster(tmp_path, bundles=1) as brokers:
+        (broker,), (whole,) = brokers.brokers, brokers.bundles()
+        assert 204 == (await broker.put(f"{path_of(whole)}/split?unload=true&authoritative=false")).status
+        halves = [f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff"]
+        assert halves == brokers.bundles()
+        assert 204 == (await broker.put(f"{path_of(halves[0])}/merge")).status
+        assert [whole] == brokers.bundles()
+        answer = await broker.put(f"{path_of(whole)}/split?splitAlgorithmName=specified_positions_divide", [48, 16])
+        assert 204 == answer.status
+        assert [(0, 16), (16, 48), (48, 0xFFFFFFFF)] == [(b.low, b.high) for b in brokers.view.bundles_of(NAMESPACE)]
 
 
 BAD_SPLITS: tuple[tuple[str, object, int, str], ...] = (
@@ -304,50 +268,38 @@ BAD_SPLITS: tuple[tuple[str, object, int, str], ...] = (
 )
 
 
-def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
+async def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
     """What cannot be split so is refused with what is wrong, and the bundle stays whole."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, bundles=1) as brokers:
-            (broker,), (whole,) = brokers.brokers, brokers.bundles()
-            for query, body, status, told in BAD_SPLITS:
-                answer = await broker.put(f"{path_of(whole)}/split?{query}", body)
-                assert (status, True) == (answer.status, told in answer.reason), (query, answer.body)
-                await until(lambda: brokers.view.bundles[whole].phase == "owned")
-
-    run(story)
+    async with cluster(tmp_path, bundles=1) as brokers:
+        (broker,), (whole,) = brokers.brokers, brokers.bundles()
+        for query, body, status, told in BAD_SPLITS:
+            answer = await broker.put(f"{path_of(whole)}/split?{query}", body)
+            assert (status, True) == (answer.status, told in answer.reason), (query, answer.body)
+            await until(lambda: brokers.view.bundles[whole].phase == "owned")
 
 
-def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
+async def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
     """The last bundle has no right neighbour, and bundles of two owners are not merged."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            first, second, *_, last = brokers.bundles()
-            answer = await one.put(f"{path_of(last)}/merge")
-            assert (412, True) == (answer.status, "not_adjacent" in answer.reason)
-            for bundle, target in ((first, one), (second, other)):
-                if brokers.owner_of(bundle) is not target:
-                    await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            answer = await one.put(f"{path_of(first)}/merge")
-            assert (409, True) == (answer.status, f"they belong to {one.id} and {other.id}; transfer one of them first" in answer.reason)
-            assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        first, second, *_, last = brokers.bundles()
+        answer = await one.put(f"{path_of(last)}/merge")
+        assert (412, True) == (answer.status, "not_adjacent" in answer.reason)
+        for bundle, target in ((first, one), (second, other)):
+            if brokers.owner_of(bundle) is not target:
+                await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        answer = await one.put(f"{path_of(first)}/merge")
+        assert (409, True) == (answer.status, f"they belong to {one.id} and {other.id}; transfer one of them first" in answer.reason)
+        assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
 
 
-def test_moves_overtake_one_another(tmp_path: Path) -> None:
+async def test_moves_overtake_one_another(tmp_path: Path) -> None:
     """Unloads of one namespace that are asked for at once at both brokers are all answered, whoever was quicker."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
-            path = f"{NAMESPACES}/{NAMESPACE}/unload"
-            answers = await asyncio.gather(*(broker.put(path) for broker in brokers.brokers for _ in range(3)))
-            assert [204] * 6 == [answer.status for answer in answers]
-            await brokers.settled()
-
-    run(story)
+    async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
+        path = f"{NAMESPACES}/{NAMESPACE}/unload"
+        answers = await asyncio.gather(*(broker.put(path) for broker in brokers.brokers for _ in range(3)))
+        assert [204] * 6 == [answer.status for answer in answers]
+        await brokers.settled()
 
 
 def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

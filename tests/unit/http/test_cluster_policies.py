@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.balancing.policies import isolation_document
-from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, run, until
+from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, until
 
 pytestmark = pytest.mark.integration
 
@@ -40,44 +40,36 @@ def told(answer: Answer) -> tuple[int, str]:
     return answer.status, document["error"]
 
 
-def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> None:
+async def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> None:
     """A policy that any broker took is told by every broker as it was spelled, set anew, and deleted once."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            assert {} == (await one.get(ISOLATIONS)).json()
-            body = body_for(one, other)
-            assert 204 == (await post(one, f"{ISOLATIONS}/gold", {**body, "unload_scope": "none"})).status
-            await brokers.settled()
-            assert {"gold": body} == (await other.get(ISOLATIONS)).json()
-            assert body == (await other.get(f"{ISOLATIONS}/gold")).json()
-            expected = isolation_document(namespaces=["acme/.*"], primary=[one.id, other.id], min_limit=1, usage_threshold=80)
-            assert expected == brokers.view.policies["isolation/gold"].document
-            assert 204 == (await post(other, f"{ISOLATIONS}/gold", {"namespaces": ["x"], "primary": [one.id]})).status
-            await brokers.settled()
-            assert isolation_document(namespaces=["x"], primary=[one.id]) == brokers.view.policies["isolation/gold"].document
-            assert 204 == (await one.ask("DELETE", f"{ISOLATIONS}/gold")).status
-            for method in ("GET", "DELETE"):
-                assert (404, "NotFound") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        assert {} == (await one.get(ISOLATIONS)).json()
+        body = body_for(one, other)
+        assert 204 == (await post(one, f"{ISOLATIONS}/gold", {**body, "unload_scope": "none"})).status
+        await brokers.settled()
+        assert {"gold": body} == (await other.get(ISOLATIONS)).json()
+        assert body == (await other.get(f"{ISOLATIONS}/gold")).json()
+        expected = isolation_document(namespaces=["acme/.*"], primary=[one.id, other.id], min_limit=1, usage_threshold=80)
+        assert expected == brokers.view.policies["isolation/gold"].document
+        assert 204 == (await post(other, f"{ISOLATIONS}/gold", {"namespaces": ["x"], "primary": [one.id]})).status
+        await brokers.settled()
+        assert isolation_document(namespaces=["x"], primary=[one.id]) == brokers.view.policies["isolation/gold"].document
+        assert 204 == (await one.ask("DELETE", f"{ISOLATIONS}/gold")).status
+        for method in ("GET", "DELETE"):
+            assert (404, "NotFound") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
 
 
-def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
+async def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
     """A path that names another cluster is answered 404, whatever is asked, and nothing is set."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            path = "/admin/v2/clusters/other/namespaceIsolationPolicies"
-            assert (404, "NotFound") == told(await broker.get(path))
-            assert (404, "NotFound") == told(await post(broker, f"{path}/gold", body_for(broker)))
-            for method in ("GET", "DELETE"):
-                assert (404, "NotFound") == told(await broker.ask(method, f"{path}/gold"))
-            assert {} == brokers.view.policies
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        path = "/admin/v2/clusters/other/namespaceIsolationPolicies"
+        assert (404, "NotFound") == told(await broker.get(path))
+        assert (404, "NotFound") == told(await post(broker, f"{path}/gold", body_for(broker)))
+        for method in ("GET", "DELETE"):
+            assert (404, "NotFound") == told(await broker.ask(method, f"{path}/gold"))
+        assert {} == brokers.view.policies
 
 
 BODIES: tuple[tuple[bytes, int, str], ...] = (
@@ -96,101 +88,85 @@ BODIES: tuple[tuple[bytes, int, str], ...] = (
 )
 
 
-def test_a_policy_that_cannot_be_leaves_the_old_one(tmp_path: Path) -> None:
+async def test_a_policy_that_cannot_be_leaves_the_old_one(tmp_path: Path) -> None:
     """Whatever is wrong with a body is told with its status, and the policy that was set before stays."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            before = body_for(broker)
-            assert 204 == (await post(broker, f"{ISOLATIONS}/gold", before)).status
-            for body, status, problem in BODIES:
-                answer = await broker.ask("POST", f"{ISOLATIONS}/gold", data=body)
-                assert (status, True) == (answer.status, problem in answer.reason), answer.body
-            assert 412 == (await post(broker, f"{ISOLATIONS}/a%2Fb", before)).status
-            assert {"gold": before} == (await broker.get(ISOLATIONS)).json()
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        before = body_for(broker)
+        assert 204 == (await post(broker, f"{ISOLATIONS}/gold", before)).status
+        for body, status, problem in BODIES:
+            answer = await broker.ask("POST", f"{ISOLATIONS}/gold", data=body)
+            assert (status, True) == (answer.status, problem in answer.reason), answer.body
+        assert 412 == (await post(broker, f"{ISOLATIONS}/a%2Fb", before)).status
+        assert {"gold": before} == (await broker.get(ISOLATIONS)).json()
 
 
-def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
+async def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
     """A pin is of a namespace or of a range of it; what it says wrong is refused, and the old one stays."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            ranged = {"namespace": NAMESPACE, "range": "0x00000000_0x40000000", "brokers": [broker.id]}
-            assert 204 == (await post(broker, f"{PINS}/all", {"namespace": NAMESPACE, "brokers": [broker.id]})).status
-            assert 204 == (await post(broker, f"{PINS}/low", ranged)).status
-            expected = {"all": {"namespace": NAMESPACE, "range": None, "brokers": [broker.id]}, "low": ranged}
-            assert expected == (await broker.get(PINS)).json()
-            assert ranged == (await broker.get(f"{PINS}/low")).json()
-            for body, status, problem in (
-                ({**ranged, "range": "LARGEST"}, 412, "'LARGEST' is not a bundle range"),
-                ({**ranged, "brokers": []}, 412, "it needs at least one of brokers"),
-                ({**ranged, "brokers": ["gone"]}, 409, "would leave no broker that is up for what it is about"),
-                ({**ranged, "ranges": "x"}, 400, "ranges: Extra inputs are not permitted"),
-                (None, 400, "it is missing; it must be an object with namespace and brokers"),
-            ):
-                answer = await post(broker, f"{PINS}/low", body)
-                assert (status, True) == (answer.status, problem in answer.reason), answer.body
-            assert expected == (await broker.get(PINS)).json()
-            assert 204 == (await broker.ask("DELETE", f"{PINS}/low")).status
-            assert (404, "NotFound") == told(await broker.get(f"{PINS}/low"))
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        ranged = {"namespace": NAMESPACE, "range": "0x00000000_0x40000000", "brokers": [broker.id]}
+        assert 204 == (await post(broker, f"{PINS}/all", {"namespace": NAMESPACE, "brokers": [broker.id]})).status
+        assert 204 == (await post(broker, f"{PINS}/low", ranged)).status
+        expected = {"all": {"namespace": NAMESPACE, "range": None, "brokers": [broker.id]}, "low": ranged}
+        assert expected == (await broker.get(PINS)).json()
+        assert ranged == (await broker.get(f"{PINS}/low")).json()
+        for body, status, problem in (
+            ({**ranged, "range": "LARGEST"}, 412, "'LARGEST' is not a bundle range"),
+            ({**ranged, "brokers": []}, 412, "it needs at least one of brokers"),
+            ({**ranged, "brokers": ["gone"]}, 409, "would leave no broker that is up for what it is about"),
+            ({**ranged, "ranges": "x"}, 400, "ranges: Extra inputs are not permitted"),
+            (None, 400, "it is missing; it must be an object with namespace and brokers"),
+        ):
+            answer = await post(broker, f"{PINS}/low", body)
+            assert (status, True) == (answer.status, problem in answer.reason), answer.body
+        assert expected == (await broker.get(PINS)).json()
+        assert 204 == (await broker.ask("DELETE", f"{PINS}/low")).status
+        assert (404, "NotFound") == told(await broker.get(f"{PINS}/low"))
 
 
-def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
+async def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
     """The anti-affinity group of a namespace is set by its name as JSON, told here and among its policies, and taken away."""
-
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            assert 204 == (await broker.get(ANTI_AFFINITY)).status
-            assert b"" == (await broker.get(ANTI_AFFINITY)).body
-            assert 204 == (await post(broker, ANTI_AFFINITY, "Orders")).status
-            assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
-            policies = (await broker.get(f"/admin/v2/namespaces/{NAMESPACE}")).json()
-            assert isinstance(policies, dict)
-            assert "Orders" == policies["antiAffinityGroup"]
-            for body, status in (("", 412), (" x", 412), (None, 400), (7, 400)):
-                assert status == (await post(broker, ANTI_AFFINITY, body)).status
-            assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
-            for _ in range(2):
-                assert 204 == (await broker.ask("DELETE", ANTI_AFFINITY)).status
-            assert 204 == (await broker.get(ANTI_AFFINITY)).status
-            for method in ("GET", "POST", "DELETE"):
-                path = "/admin/v2/namespaces/acme/nowhere/antiAffinity"
-                assert (404, "UnknownNamespace") == told(await broker.ask(method, path, data=b'"x"'))
-
-    run(story)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert 204 == (await broker.get(ANTI_AFFINITY)).status
+        assert b"" == (await broker.get(ANTI_AFFINITY)).body
+        assert 204 == (await post(broker, ANTI_AFFINITY, "Orders")).status
+        assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
+        policies = (await broker.get(f"/admin/v2/namespaces/{NAMESPACE}")).json()
+        assert isinstance(policies, dict)
+        assert "Orders" == policies["antiAffinityGroup"]
+        for body, status in (("", 412), (" x", 412), (None, 400), (7, 400)):
+            assert status == (await post(broker, ANTI_AFFINITY, body)).status
+        assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
+        for _ in range(2):
+            assert 204 == (await broker.ask("DELETE", ANTI_AFFINITY)).status
+        assert 204 == (await broker.get(ANTI_AFFINITY)).status
+        for method in ("GET", "POST", "DELETE"):
+            path = "/admin/v2/namespaces/acme/nowhere/antiAffinity"
+            assert (404, "UnknownNamespace") == told(await broker.ask(method, path, data=b'"x"'))
 
 
 # --- moves ---
 
 
-def test_a_transfer_that_policies_forbid_is_refused(tmp_path: Path) -> None:
+async def test_a_transfer_that_policies_forbid_is_refused(tmp_path: Path) -> None:
     """A destination that may not have the bundle is answered 412 with the rule, unless the transfer is forced."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            source = brokers.owner_of(bundle)
-            target = brokers.other_than(source)
-            assert 204 == (await post(source, f"{ISOLATIONS}/gold", body_for(source))).status
-            move = f"{path_of(bundle)}/unload?destinationBroker={target.id}"
-            refused = await source.put(move)
-            assert (412, "DestinationForbidden") == told(refused)
-            assert f"{target.id} may not have it: isolation/gold gives this namespace other brokers" in refused.reason
-            assert 412 == (await source.put(f"{move}&force=false")).status
-            assert (400, "InvalidRequest") == told(await source.put(f"{move}&force=yes"))
-            assert source is brokers.owner_of(bundle)
-            assert 204 == (await source.put(f"{move}&force=true")).status
-            await brokers.settled()
-            assert target is brokers.owner_of(bundle)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        source = brokers.owner_of(bundle)
+        target = brokers.other_than(source)
+        assert 204 == (await post(source, f"{ISOLATIONS}/gold", body_for(source))).status
+        move = f"{path_of(bundle)}/unload?destinationBroker={target.id}"
+        refused = await source.put(move)
+        assert (412, "DestinationForbidden") == told(refused)
+        assert f"{target.id} may not have it: isolation/gold gives this namespace other brokers" in refused.reason
+        assert 412 == (await source.put(f"{move}&force=false")).status
+        assert (400, "InvalidRequest") == told(await source.put(f"{move}&force=yes"))
+        assert source is brokers.owner_of(bundle)
+        assert 204 == (await source.put(f"{move}&force=true")).status
+        await brokers.settled()
+        assert target is brokers.owner_of(bundle)
 
 
 async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
@@ -202,36 +178,28 @@ async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
     return transfer
 
 
-def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
+async def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
     """A move that has not happened ends, its bundle stays under its token, and who asked for the move is told why; then there is none."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            bundle = brokers.bundles()[0]
-            before = brokers.view.bundles[bundle]
-            transfer = await stalled(brokers, bundle)
-            assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
-            answer = await transfer
-            assert ((409, "Cancelled"), True) == (told(answer), "reason: cancelled by an admin" in answer.reason)
-            after = brokers.view.bundles[bundle]
-            assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
-            refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
-            problem = f"{bundle} has no move to cancel: it is owned and does not move"
-            assert (409, True) == (refused.status, problem in refused.reason)
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        before = brokers.view.bundles[bundle]
+        transfer = await stalled(brokers, bundle)
+        assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
+        answer = await transfer
+        assert ((409, "Cancelled"), True) == (told(answer), "reason: cancelled by an admin" in answer.reason)
+        after = brokers.view.bundles[bundle]
+        assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
+        refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
+        problem = f"{bundle} has no move to cancel: it is owned and does not move"
+        assert (409, True) == (refused.status, problem in refused.reason)
 
 
-def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
+async def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
     """Every move of it that has not happened ends."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
-            assert 204 == (await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
-            assert {(409, "Cancelled")} == {told(await transfer) for transfer in transfers}
-            assert {"owned"} == {bundle.phase for bundle in brokers.view.bundles_of(NAMESPACE)}
-            path = "/admin/v2/namespaces/acme/nowhere/unload"
-            assert (404, "UnknownNamespace") == told(await brokers.brokers[0].ask("DELETE", path))
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
+        assert 204 == (await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
+        assert {(409, "Cancelled")} == {told(await transfer) for transfer in transfers}
+        assert {"owned"} == {bundle.phase for bundle in brokers.view.bundles_of(NAMESPACE)}
+        path = "/admin/v2/namespaces/acme/nowhere/unload"
+        assert (404, "UnknownNamespace") == told(await brokers.brokers[0].ask("DELETE", path))
