@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
-from equipoise.shedder.snapshot import Snapshot
+from equipoise.shedder.snapshot import Memory, Snapshot
 
 # How long a report counts, as in `TransferShedder`. Pulsar's classic strategies believe a report for ever.
 LOAD_TTL_MS: Final = 1_800_000

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from equipoise.shedder.memory import Memory
-from equipoise.shedder.snapshot import Snapshot
+from equipoise.shedder.snapshot import Memory, Snapshot
 
 # Pulsar's names for the result and the cause of a round, as in its counters.
 Result = Literal["Success", "Skip", "Failure"]

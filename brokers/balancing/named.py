@@ -1,10 +1,10 @@
-"""Look up namespaces, bundles and cluster policies of a view by name, or raise an error that people understand."""
+"""Look up namespaces, bundles and cluster policies of a view by name, and the broker that serves a bundle."""
 
 from __future__ import annotations
 
 from equipoise.brokers.balancing.policies import is_about_bundles
 from equipoise.brokers.errors import UnknownNamespace
-from equipoise.channel.core.entries import BundleEntry, NamespaceEntry, PolicyEntry
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import check_namespace, namespace_in, parse_bundle
 from equipoise.channel.core.view import View
@@ -39,3 +39,13 @@ def policy_named(view: View, key: str) -> PolicyEntry:
     if policy is None:
         raise NotFound(f"there is no policy {key!r}; list those that exist: equipoise policies list")
     return policy
+
+
+def server_of(view: View, bundle: BundleEntry) -> BrokerEntry | None:
+    """Return the live broker that serves `bundle` in this view, or None if a client should wait.
+
+    A source that is closing still owns the bundle, but would send the client away. So the client waits for the next owner.
+    """
+    if bundle.phase in ("handing_over", "unloading") or bundle.server is None:
+        return None
+    return view.live.get(bundle.server)

@@ -17,11 +17,10 @@ from equipoise.brokers.balancing.policy_violations import policy_violations
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.reported import format_age, format_duration
-from equipoise.shedder.snapshot import Candidates, Snapshot, take
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, take
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
 _REPORTS_MISSED: Final = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.client.table import Assigned
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service_runner import peer_of

@@ -8,8 +8,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, check_new_bundles
 from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
 from equipoise.brokers.balancing.settings.setting_values import spelled
 from equipoise.brokers.balancing.settings.settings_records import Changes

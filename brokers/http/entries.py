@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.balancing.named import server_of
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 

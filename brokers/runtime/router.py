@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.events import Instant, Wanted
+from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.namespace_policies import serves_on
-from equipoise.brokers.balancing.routing import server_of
 from equipoise.brokers.errors import ChannelLost, UnknownNamespace
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Ownership, Peer

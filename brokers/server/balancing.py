@@ -29,9 +29,9 @@ from equipoise.channel.core.records import Record
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import LoadBus, Summary, fault_of_summary
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.plan import Idle, Move, Plan, Shedder
 from equipoise.shedder.scheduler import Ends, Scheduler
+from equipoise.shedder.snapshot import Memory
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
-from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running

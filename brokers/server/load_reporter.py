@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.balancing.report_due import Reported, report_due
-from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carried_bytes, sampled
+from equipoise.brokers.balancing.sampling import BundleAverages, Carried, Report, carried_bytes, report_due, sampled
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus.spelling import light
 from equipoise.brokers.load.process_use import ProcessUse
@@ -40,7 +39,7 @@ class LoadReporter:
         self._averages = BundleAverages()
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
-        self._reported: Reported | None = None
+        self._reported: Report | None = None
         self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="load not reported", over="load is reported again")
 
     def bundles(self) -> Sequence[BundleTraffic]:
@@ -67,7 +66,7 @@ class LoadReporter:
             carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
             self._carried = carried
             if sample is not None:
-                await self._report(Reported(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
+                await self._report(Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
         except Exception as error:  # noqa: BLE001 - a figure that the system does not have must not end the reports.
             self._failures.failed(error, self._worker.clock.now().boot_ms)
         else:
@@ -92,7 +91,7 @@ class LoadReporter:
         )
         return carried, light(sample)
 
-    async def _report(self, due: Reported, settings: BalancingSettings) -> None:
+    async def _report(self, due: Report, settings: BalancingSettings) -> None:
         if report_due(self._reported, due, settings.reports):
             await asyncio.to_thread(self._bus.publish, due.sample)
             self._reported = due

@@ -13,7 +13,7 @@ from typing import Final, Generic, Self, TypeVar
 
 from equipoise.brokers.agent.events import Tick, Wanted
 from equipoise.brokers.agent.intents import Unload
-from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.balancing.namespace_policies import check_new_bundles
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
 from equipoise.brokers.errors import InvalidRequest, UnknownNamespace

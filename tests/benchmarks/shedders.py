@@ -12,10 +12,9 @@ import time
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder

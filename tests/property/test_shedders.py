@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Candidates, Rules, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Rules, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder

@@ -24,7 +24,7 @@ from equipoise.brokers.agent.intents import (
     Unload,
 )
 from equipoise.brokers.agent.requests import record_of
-from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.runtime.router import goes_on
 from equipoise.channel.core import propose

@@ -32,9 +32,8 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary, summarized
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.plan import Move
-from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from tests.folding import Channel

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.balancing.report_due import Reported, change_percent, report_due
+from equipoise.brokers.balancing.sampling import Report, change_percent, report_due
 from equipoise.brokers.balancing.settings.balancing_settings import ReportRules
 from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import Resources, Traffic, Use
@@ -20,7 +20,7 @@ SAMPLE = Sample(
     traffic=Traffic(bytes_in_per_second=100, messages_out_per_second=100),
     bundle_count=100,
 )
-LAST = Reported(sample=SAMPLE, at_ms=0, open_bundles=("x", "y"))
+LAST = Report(sample=SAMPLE, at_ms=0, open_bundles=("x", "y"))
 
 
 def used(percent: float) -> Resources:
@@ -54,18 +54,18 @@ def test_something_after_nothing_is_the_largest_change() -> None:
 
 
 DUE = {
-    "as it was": (Reported(sample=SAMPLE, at_ms=59_999, open_bundles=("x", "y")), False),
-    "as it was for too long": (Reported(sample=SAMPLE, at_ms=60_000, open_bundles=("x", "y")), True),
-    "a change": (Reported(sample=replace(SAMPLE, resources=used(61)), at_ms=1_000, open_bundles=("x", "y")), True),
-    "a change that is small": (Reported(sample=replace(SAMPLE, resources=used(59)), at_ms=1_000, open_bundles=("x", "y")), False),
-    "a change too soon": (Reported(sample=replace(SAMPLE, resources=used(90)), at_ms=999, open_bundles=("x", "y")), False),
-    "a bundle for another": (Reported(sample=SAMPLE, at_ms=1_000, open_bundles=("x", "z")), True),
-    "a bundle for another too soon": (Reported(sample=SAMPLE, at_ms=999, open_bundles=("x", "z")), False),
+    "as it was": (Report(sample=SAMPLE, at_ms=59_999, open_bundles=("x", "y")), False),
+    "as it was for too long": (Report(sample=SAMPLE, at_ms=60_000, open_bundles=("x", "y")), True),
+    "a change": (Report(sample=replace(SAMPLE, resources=used(61)), at_ms=1_000, open_bundles=("x", "y")), True),
+    "a change that is small": (Report(sample=replace(SAMPLE, resources=used(59)), at_ms=1_000, open_bundles=("x", "y")), False),
+    "a change too soon": (Report(sample=replace(SAMPLE, resources=used(90)), at_ms=999, open_bundles=("x", "y")), False),
+    "a bundle for another": (Report(sample=SAMPLE, at_ms=1_000, open_bundles=("x", "z")), True),
+    "a bundle for another too soon": (Report(sample=SAMPLE, at_ms=999, open_bundles=("x", "z")), False),
 }
 
 
 @pytest.mark.parametrize(("now", "expected"), DUE.values(), ids=DUE.keys())
-def test_a_report_is_due_when_something_has_changed_or_time_has_passed(now: Reported, expected: bool) -> None:
+def test_a_report_is_due_when_something_has_changed_or_time_has_passed(now: Report, expected: bool) -> None:
     """A change of figures or of open bundles makes one due, and so does time, but never before the shortest time is over."""
     assert expected is report_due(LAST, now, RULES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.balancing.named import server_of
 from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
 from tests.folding import channel_in
 

@@ -17,8 +17,7 @@ from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad
-from equipoise.shedder.memory import Memory
-from equipoise.shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBrokers, WeighedBundle, costs_of, take
+from equipoise.shedder.snapshot import IDLE_COST, Candidates, Memory, Snapshot, WeighedBroker, WeighedBrokers, WeighedBundle, costs_of, take
 from equipoise.shedder.transfer import TransferShedder
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.ruled import Member, ruled_channel

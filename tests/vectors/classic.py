@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Snapshot
+from equipoise.shedder.snapshot import Memory, Snapshot
 from tests.vectors.broker_load_data import resources_of, traffic_of
 from tests.vectors.cases import Case
 

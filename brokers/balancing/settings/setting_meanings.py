@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from equipoise.brokers.balancing.namespace_size import NEW_BUNDLES_MAX
+from equipoise.brokers.balancing.namespace_policies import NEW_BUNDLES_MAX
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.loads import FIGURE_MAX

@@ -8,8 +8,13 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss
-from equipoise.brokers.balancing.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
+from equipoise.brokers.balancing.namespace_policies import (
+    ANTI_AFFINITY_GROUP,
+    NEW_BUNDLES_MAX,
+    ON_CHANNEL_LOSS,
+    OnChannelLoss,
+    check_new_bundles,
+)
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group

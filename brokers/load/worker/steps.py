@@ -13,6 +13,7 @@ from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.bus.spelling import parse_sample, parse_summary, spell_summary
 from equipoise.brokers.load.bus.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.shedder.load_reports import Sample, Summary, fault_of_summary, sampled_in, summarized
@@ -191,3 +192,27 @@ def _read(row: bytes | None, parse: Callable[[bytes], _Body]) -> tuple[Row, _Bod
     except UnreadableLoad:
         pass
     return None, None
+
+
+TOLD_AGAIN_MS: Final = 60_000
+"""The least time between two lines about one broker."""
+
+SUBJECTS_MAX: Final = 1_000
+"""The most brokers counted separately, as many as a cluster may have. This bounds the memory if names are forged."""
+
+_OTHERS: Final = "others"
+
+
+class Troubles:
+    """Counts faulty messages by their sender."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._by_subject: dict[str, RepeatedFailures] = {}
+
+    def count(self, subject: str, *, now_ms: int) -> int | None:
+        """Count a message of `subject`. If a log line is due now, return how many messages it covers, including this one."""
+        self.total += 1
+        if subject not in self._by_subject and len(self._by_subject) >= SUBJECTS_MAX:
+            subject = _OTHERS
+        return self._by_subject.setdefault(subject, RepeatedFailures(interval_ms=TOLD_AGAIN_MS)).failed(now_ms)

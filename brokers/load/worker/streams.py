@@ -22,8 +22,7 @@ from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
 from equipoise.brokers.load.bus.topics import LoadTopics
 from equipoise.brokers.load.worker.access import Access, Tls
-from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Told, is_forgotten, on_handover, on_sample, on_sighting
-from equipoise.brokers.load.worker.troubles import Troubles
+from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Told, Troubles, is_forgotten, on_handover, on_sample, on_sighting
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.load.worker.troubles import SUBJECTS_MAX, TOLD_AGAIN_MS, Troubles
+from equipoise.brokers.load.worker.steps import SUBJECTS_MAX, TOLD_AGAIN_MS, Troubles
 
 
 def test_each_broker_is_named_at_once_and_then_now_and_then() -> None:

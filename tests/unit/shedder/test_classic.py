@@ -12,10 +12,9 @@ import pytest
 
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, Weights
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Shedder
-from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 from tests.shedding import broker, cluster, moves_of, outcome_of, stays_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.shedder.memory import Memory
+from equipoise.shedder.snapshot import Memory
 
 
 def test_a_move_is_remembered_at_both_ends_for_as_long_as_they_live() -> None:

@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 
 from equipoise.shedder.loads import Averages, BrokerLoad
-from equipoise.shedder.memory import Memory
 from equipoise.shedder.plan import Plan
-from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.shedding import NOW_MS, broker, cluster, in_namespace, moves_of, outcome_of, stays_of
 
