@@ -35,7 +35,7 @@ def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[st
         now = expected.get(intent.policy)
         assert intent.expected not in (Unset.UNSET, now)
         assert Reason.ILLEGAL_TRANSITION == make.reason
-        assert f"is {'not set' if now is None else now} now" in (make.problem or "")
+        assert f"is now {'not set' if now is None else now}," in (make.problem or "")
         return None
     assert intent.expected in (Unset.UNSET, expected.get(intent.policy))
     return make(channel.author(broker))

@@ -111,4 +111,4 @@ def test_reading_is_bounded(command: tuple[str, ...], log: str, monkeypatch: pyt
 def test_a_log_without_records_has_none_to_show(tmp_path: Path) -> None:
     """Where there is no record at all, the error does not speak of a last one."""
     told = run("channel", "show", "1", log=write((), tmp_path))
-    assert (2, True) == (told.exit_code, "has no record at offset 1; it has none at all yet" in told.stderr)
+    assert (2, True) == (told.exit_code, "has no record at offset 1; it has no records yet" in told.stderr)
