@@ -21,7 +21,7 @@ from equipoise.compaction.writing import Step
 from tests.compacting import TIMEOUT_MS, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
 from tests.folding import Channel, channel_with
 from tests.gap_log import GapLog
-from tests.unit.sqlite_files import edit, open_at
+from tests.unit.sqlite.sqlite_files import edit, open_at
 
 KEPT = Retention(unit="offsets", amount=5)
 

@@ -48,5 +48,5 @@ def test_every_metric_is_documented() -> None:
     scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
     told = set(
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)
-    )  # Those are counterparts: see tests/unit/test_balancing_metrics.py.
+    )  # Those are counterparts: see tests/unit/balancing/test_balancing_metrics.py.
     assert told == set(re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE))

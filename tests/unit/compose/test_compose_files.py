@@ -20,7 +20,7 @@ from equipoise.brokers.cli.commands.broker import app
 from equipoise.brokers.cli.main import GROUPS
 from equipoise.channel.kafka.settings import address_of
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 COMPOSE: Final = ROOT / "compose"
 FILES: Final = {"laptop.yaml": 1, "three-nodes.yaml": 3}
 """Each file, and how many nodes its Kafka has."""

@@ -18,7 +18,7 @@ from equipoise.compaction.retention import Retention
 from tests.carried import cut_off
 from tests.compacting import all_of, compacted, renewed, restored_to_end
 from tests.folding import Channel, channel_with
-from tests.unit.sqlite_files import TIMEOUT_MS, edit, open_at
+from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, edit, open_at
 
 DAMAGES = {
     "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker contains"),

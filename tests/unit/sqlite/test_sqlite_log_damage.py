@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import EquipoiseError, LogDamaged
 from equipoise.channel.core.log import FIRST_OFFSET
-from tests.unit.sqlite_files import URL, append, edit, make, open_at
+from tests.unit.sqlite.sqlite_files import URL, append, edit, make, open_at
 
 
 @pytest.fixture

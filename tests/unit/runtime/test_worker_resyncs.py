@@ -24,7 +24,7 @@ from equipoise.compaction.copying import begin_above, empty_target
 from tests.carried import soon
 from tests.compacted import compact
 from tests.folding import channel_with
-from tests.unit.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
+from tests.unit.runtime.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]
 

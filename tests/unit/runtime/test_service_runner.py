@@ -17,7 +17,7 @@ from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.shedder.bundle_load import BundleLoad
-from tests.unit.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, settled
+from tests.unit.runtime.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, settled
 
 
 async def test_an_abandoned_opening_does_not_answer_for_its_successor() -> None:

@@ -12,7 +12,7 @@ import pytest
 import equipoise
 from equipoise import errors
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 USE = "import channel; assert channel.mine; from equipoise import Client, Cluster, Worker"

@@ -16,7 +16,7 @@ from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
 from equipoise.channel.sqlite.format import APPLICATION_ID, FORMAT, FORMAT_WITH_HISTORY, SKIP_AFTER_RESTART
 from equipoise.channel.sqlite.log import SqliteLog
-from tests.unit.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
+from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
 
 RECORDS = [b"%d" % number * 30 for number in range(200)]
 

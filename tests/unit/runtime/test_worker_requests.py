@@ -16,7 +16,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
-from tests.unit.worker_bench import PATIENCE_MS, Benches, benches
+from tests.unit.runtime.worker_bench import PATIENCE_MS, Benches, benches
 
 __all__ = ["benches"]
 

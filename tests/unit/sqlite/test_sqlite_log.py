@@ -27,7 +27,7 @@ from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
 from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, SqliteLog
 from equipoise.channel.sqlite.notifier import Notifier
 from equipoise.channel.sqlite.storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
-from tests.unit.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
+from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
 NOBODY = 65_534
 

@@ -13,7 +13,7 @@ from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import FetchSpilled
 from equipoise.channel.core.errors import PeerError
 from tests.folding import channel_with
-from tests.unit.service_bench import BUNDLE, Bench, settled
+from tests.unit.runtime.service_bench import BUNDLE, Bench, settled
 
 LARGE = b"x" * 16_385
 CHANNEL = channel_with("source", "destination")

@@ -19,7 +19,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError, Overloaded
 from equipoise.channel.core.ranges import even_boundaries
 from tests.troubled_log import TroubledLog
-from tests.unit.worker_bench import PATIENCE_MS, Bench, Benches, benches
+from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]
 

@@ -13,7 +13,7 @@ from equipoise.brokers.client.client import Client
 from equipoise.brokers.runtime.loop_thread import InThread
 from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
-from tests.unit.test_virtual_cluster import Diary
+from tests.unit.simulation.test_virtual_cluster import Diary
 
 PATIENCE_MS = 10_000
 

@@ -1,6 +1,6 @@
 """Test the description of records and the story of a bundle.
 
-The expected text is in tests/unit/told. `python -m tests.unit.test_story` rewrites it; review the diff like code.
+The expected text is in tests/unit/inspect/stories. `python -m tests.unit.inspect.test_story` rewrites it; review the diff like code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from equipoise.channel.inspect.story import Names, as_document, concerns, descri
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 from tests.walk import Walk
 
-TOLD = Path(__file__).resolve().parent / "told"
+STORIES = Path(__file__).resolve().parent / "stories"
 QUARTER = MIDDLE // 2
 WALK_RECORDS = 250
 
@@ -206,12 +206,12 @@ FILES: dict[str, Callable[[], list[str]]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_told(name: str) -> None:
     """The full description of a small channel is the one on file."""
-    assert (TOLD / f"{name}.txt").read_text(encoding="utf-8") == "".join(f"{line}\n" for line in FILES[name]())
+    assert (STORIES / f"{name}.txt").read_text(encoding="utf-8") == "".join(f"{line}\n" for line in FILES[name]())
 
 
 def test_every_reason_has_a_rejection() -> None:
     """The file of rejections has every reason, so a person has read the message of each."""
-    text = (TOLD / "rejections.txt").read_text(encoding="utf-8")
+    text = (STORIES / "rejections.txt").read_text(encoding="utf-8")
     assert [] == [reason for reason in Reason if f"rejected as {reason}\n" not in text or f"    {reason}: " not in text]
 
 
@@ -342,4 +342,4 @@ def test_a_document_for_programs() -> None:
 
 if __name__ == "__main__":
     for name, tell in FILES.items():
-        (TOLD / f"{name}.txt").write_text("".join(f"{line}\n" for line in tell()), encoding="utf-8")
+        (STORIES / f"{name}.txt").write_text("".join(f"{line}\n" for line in tell()), encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES
-from tests.unit.sqlite_files import TIMEOUT_MS, append, open_at
+from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, append, open_at
 
 RECORD = bytes(300)
 ENTRIES = 2 * TRUNCATE_STEP_ENTRIES + 3
