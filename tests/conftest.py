@@ -13,8 +13,8 @@ import pytest
 from coverage import Coverage
 from hypothesis import settings
 
+from tests.channels.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
-from tests.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
 from tests.spread import GroupScheduling, hurry, start_slow_ones_first
 
 __all__ = [
@@ -36,7 +36,7 @@ settings.load_profile("unhurried")
 # Spark's JVMs live for minutes at most. Little optimisation and no garbage collector threads save two fifths of their start time.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-UNTRACED: Final = ("tests/property/", "tests/test_house_rules.py")
+UNTRACED: Final = ("tests/property/", "tests/house/test_house_rules.py")
 """Tests that tracing slows down two- to threefold, and that cover no further lines, except `ALONE`."""
 
 ALONE: Final = ("tests/property/test_command_line_garbage.py", "tests/property/test_schema.py")

@@ -1,6 +1,6 @@
 """Define the life of a bundle as data: the allowed transitions, who may propose them, and the effects of a death.
 
-`channel.core.view` judges records by these tables, `brokers.agent` acts by them, and `python -m tests.reference_pages` draws
+`channel.core.view` judges records by these tables, `brokers.agent` acts by them, and `python -m tests.docs.reference_pages` draws
 the diagrams in the docs from them.
 
 A *phase* is a bundle's state together with the holders that it names. `assigning` with a source is a transfer: the source still

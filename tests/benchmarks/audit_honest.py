@@ -24,7 +24,7 @@ from typing import Final
 
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from tests.injected.honest import honest, play
-from tests.spark_pipeline import Pipeline
+from tests.spark.spark_pipeline import Pipeline
 
 RECORDS: Final = 1_000_000
 SECONDS: Final = 60

@@ -23,7 +23,7 @@ from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View, apply
-from tests.folding import Channel
+from tests.channels.folding import Channel
 
 RECORDS, REPEATS, SEED = 200_000, 7, 1
 BROKERS, BUNDLES = 16, 1_024

@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     MessageMetadata,
     SingleMessageMetadata,
 )
-from tests.pulsar_speech import connect, framed, ping, with_checksum
+from tests.pulsar.pulsar_speech import connect, framed, ping, with_checksum
 
 RECEIVE_BYTES: Final = 256 * 1024
 _TIMEOUT_S: Final = 10.0

@@ -26,7 +26,7 @@ from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.rules.rule import parse_finding
 from equipoise.spark_jobs.streams.options import PER_TRIGGER, AuditOptions, Screen
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.spark_logs import WrittenStream
+from tests.spark.spark_logs import WrittenStream
 
 REPLAYED: Final = 3 * PER_TRIGGER
 RATE: Final = 2_000

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import psutil
 
-from tests.archived import archive_entries
 from tests.benchmarks.figures import machine, print_line
-from tests.busy_channel import BusyChannel
+from tests.channels.busy_channel import BusyChannel
+from tests.spark.archived import archive_entries
 
 RECORDS: Final = 5_000_000
 SNAPSHOT_RECORDS, BATCH_RECORDS = 100_000, 100_000

@@ -17,7 +17,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View, apply
-from tests.folding import joined
+from tests.channels.folding import joined
 
 SIZES = (100, 10_000, 100_000)
 BUNDLES_PER_NAMESPACE = 10_000

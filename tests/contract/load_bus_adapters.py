@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kafka.fixtures import Kafka
-from tests.load_workers import a_load_worker
+from tests.load.load_workers import a_load_worker
 
 
 def nothing(url: str) -> AbstractContextManager[object]:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.pulsar_speech import close_consumer, close_producer, connect, entry, flow, lookup, ping, producer, send, subscribe, unsubscribe
+from tests.pulsar.pulsar_speech import (
+    close_consumer,
+    close_producer,
+    connect,
+    entry,
+    flow,
+    lookup,
+    ping,
+    producer,
+    send,
+    subscribe,
+    unsubscribe,
+)
 
 # In pieces of 64 bytes and of 7; each input begins with the size of its pieces.
 _PIECES: Final = (b"\x3f", b"\x06")

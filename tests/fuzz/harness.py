@@ -6,8 +6,8 @@ from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.frames import FrameReader
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Ended, Request
-from tests.pulsar_service import DumbService
-from tests.pulsar_speech import connect, heard, producer, subscribe
+from tests.pulsar.pulsar_service import DumbService
+from tests.pulsar.pulsar_speech import connect, heard, producer, subscribe
 
 LIMITS = Limits(message_bytes_max=4_096, command_bytes_max=1_024, requests_pending_max=20, producers_max=4, consumers_max=4)
 

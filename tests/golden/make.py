@@ -22,8 +22,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS
 from equipoise.channel.core.view import View, apply
-from tests.folding import MIDDLE, NAMESPACE, Channel, joined, raise_level
-from tests.walk import Walk
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, joined, raise_level
+from tests.channels.walk import Walk
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
 SEEDS: Final = range(8)

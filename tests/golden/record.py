@@ -28,9 +28,9 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import copy
 from equipoise.compaction.exporting import exported
 from equipoise.compaction.retention import Retention
-from tests.carried import TIMEOUT_MS, cut_off, view_of_log
-from tests.compacting import compacted
-from tests.folding import joined
+from tests.channels.carried import TIMEOUT_MS, cut_off, view_of_log
+from tests.channels.compacting import compacted
+from tests.channels.folding import joined
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
 SCENARIO: Final = "heavy"

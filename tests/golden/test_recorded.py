@@ -18,7 +18,7 @@ from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.compaction.exporting import digest_text
 from equipoise.compaction.importing import Export, import_to
-from tests.carried import entries_of, soon
+from tests.channels.carried import entries_of, soon
 
 FOLDER = Path(__file__).resolve().parent / "level_1"
 EXPORTS = sorted(path.name.removesuffix(".export.gz") for path in FOLDER.glob("*.export.gz"))

@@ -18,7 +18,7 @@ from tests.injected.mutants import BrokenFold, broken_folds, channel_for, foldin
 from tests.injected.obedience import DISOBEDIENCES
 from tests.injected.stories import STORIES
 from tests.injected.tampering import TAMPERINGS
-from tests.spark_pipeline import findings_of
+from tests.spark.spark_pipeline import findings_of
 
 # A kind that finds no place under so many seeds is not injected at all: the rarest needs some twenty for five places.
 SEEDS_MAX: Final = 60

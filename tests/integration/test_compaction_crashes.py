@@ -16,11 +16,11 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.open_log import open_log
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end, told_by, untold
+from tests.channels.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end, told_by, untold
+from tests.channels.walk import Walk
 from tests.integration.compaction_process import Death, Lived, compact_and_die
 from tests.kafka.fixtures import Kafka
 from tests.repeats import times
-from tests.walk import Walk
 
 # On Kafka each compactor claims a transactional id, which takes up to a second.
 pytestmark = [pytest.mark.integration, pytest.mark.repeats, pytest.mark.timeout(1_800)]

@@ -31,7 +31,7 @@ from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summa
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka
 from tests.load.cluster import counters
-from tests.load_workers import STARTED, LoadWorker, a_load_worker
+from tests.load.load_workers import STARTED, LoadWorker, a_load_worker
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ import pytest
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import open_log
+from tests.channels.log_fixtures import OPTION, chosen_kind
 from tests.load.log_places import LogPlace, settled_ms
-from tests.log_fixtures import OPTION, chosen_kind
 
 pytestmark = pytest.mark.integration
 

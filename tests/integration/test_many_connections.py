@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.system.free_ports import free_row
-from tests import pulsar_speech
+from tests.pulsar import pulsar_speech
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
-from tests.compacting import all_of, compacted, fold, restored_to_end
-from tests.folding import NAMESPACE, Channel, channel_with
+from tests.channels.compacting import all_of, compacted, fold, restored_to_end
+from tests.channels.folding import NAMESPACE, Channel, channel_with
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import Writer, create_topic, read_all
 

@@ -18,8 +18,8 @@ from typing import Final
 import pytest
 
 from equipoise.channel.system.free_ports import free_row
-from tests.code_blocks import Block, blocks
-from tests.house_rules import ROOT
+from tests.docs.code_blocks import Block, blocks
+from tests.house.house_rules import ROOT
 from tests.pulsar.programs import is_required
 
 pytestmark = pytest.mark.integration

@@ -1,6 +1,6 @@
 """`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
 
-Mutants of compaction, which the simulation has no part of, are hunted by tests/compaction_hunt.py.
+Mutants of compaction, which the simulation has no part of, are hunted by tests/channels/compaction_hunt.py.
 
 Exits with 0 if every mutant is caught by a checker within its budget.
 """
@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.compaction_hunt import SCENARIO as COMPACTION
-from tests.house_rules import LINKED
+from tests.channels.compaction_hunt import SCENARIO as COMPACTION
+from tests.house.house_rules import LINKED
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -77,7 +77,7 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
     options = (
-        ("tests.compaction_hunt",)
+        ("tests.channels.compaction_hunt",)
         if mutant.scenario == COMPACTION
         else ("equipoise.brokers.testing.simulation", "--quiet", "--scenario", mutant.scenario)
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS
-from tests.compaction_hunt import SCENARIO as COMPACTION
+from tests.channels.compaction_hunt import SCENARIO as COMPACTION
 from tests.mutants.__main__ import hunt, mutants_of, product_texts
 from tests.mutants.patching import Hunk, Mutant, PatchDoesNotApplyError, apply, parse
 

@@ -17,8 +17,8 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.records import Document
-from tests.folding import Channel
-from tests.ruled import set_policy
+from tests.channels.folding import Channel
+from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write
 

@@ -14,9 +14,9 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, view_of
 from equipoise.compaction.compactor import Compacted
 from equipoise.compaction.retention import Retention
-from tests.compacting import NOTHING, all_of, all_rows, compacted, fold, image_of, marker_in, restored_to_end
-from tests.gap_log import GapLog
-from tests.walk import Walk
+from tests.channels.compacting import NOTHING, all_of, all_rows, compacted, fold, image_of, marker_in, restored_to_end
+from tests.channels.gap_log import GapLog
+from tests.channels.walk import Walk
 
 RECORDS_MAX = 160
 

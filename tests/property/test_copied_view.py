@@ -17,8 +17,8 @@ from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of, view_of
-from tests.model import Model, facts_of, judge
-from tests.walk import Walk
+from tests.channels.model import Model, facts_of, judge
+from tests.channels.walk import Walk
 
 FOUNDER = Author(publisher="admin:copy")
 WALK_MAX = 160

@@ -19,8 +19,8 @@ from equipoise.channel.core.entries import (
 )
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
-from tests.folding import NAMESPACE, channel_with
-from tests.walk import Walk
+from tests.channels.folding import NAMESPACE, channel_with
+from tests.channels.walk import Walk
 
 ORDER = (LevelChanged, PolicyChanged, NamespaceChanged, BrokerChanged, BundleChanged)
 

@@ -25,8 +25,8 @@ from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
-from tests.model import Model, facts, facts_of, judge
-from tests.walk import CUTS, STRANGE, Walk
+from tests.channels.model import Model, facts, facts_of, judge
+from tests.channels.walk import CUTS, STRANGE, Walk
 
 # Points at and around every place where a walk cuts.
 POINTS = sorted({0, 1, HASH_MAX, *(cut + nearby for cut in CUTS for nearby in (-1, 0, 1))})

@@ -18,7 +18,7 @@ from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
-from tests.walk import Walk
+from tests.channels.walk import Walk
 
 RECORDS_MAX = 250
 ON_ITS_WAY = ("transferring", "handing_over", "unloading")

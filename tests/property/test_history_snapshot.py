@@ -15,11 +15,11 @@ from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.compacted import compact as compact_without_history_snapshot
-from tests.compacting import all_of, begin_copy, compacted, digests_of, fold, restored_to_end, told_by, untold
-from tests.folding import channel_with
-from tests.gap_log import GapLog
-from tests.walk import Walk
+from tests.channels.compacted import compact as compact_without_history_snapshot
+from tests.channels.compacting import all_of, begin_copy, compacted, digests_of, fold, restored_to_end, told_by, untold
+from tests.channels.folding import channel_with
+from tests.channels.gap_log import GapLog
+from tests.channels.walk import Walk
 
 RECORDS_MAX = 40
 BASE = 1_000

@@ -10,7 +10,7 @@ from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.injected.honest import BEGAN_MS, Run, honest, play
-from tests.spark_pipeline import Pipeline
+from tests.spark.spark_pipeline import Pipeline
 
 SECONDS = 20
 HOUR_MS = 3_600_000

@@ -18,7 +18,7 @@ from tests.injected.injection import Kind
 from tests.injected.kinds import KINDS, trials
 from tests.injected.mutants import broken_folds
 from tests.injected.obedience import DISOBEDIENCES
-from tests.spark_pipeline import findings_of
+from tests.spark.spark_pipeline import findings_of
 
 KINDS_MIN = 30
 MUTANTS_MIN = 10

@@ -29,8 +29,8 @@ from equipoise.channel.core.records import Document
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic, fault_of
-from tests.folding import Channel
-from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
+from tests.channels.folding import Channel
+from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 BROKERS = ("a1", "a2", "b1", "b2", "c1")
 NAMESPACES = ("gold/x", "gold/y", "iron/x", "iron/y")

@@ -14,7 +14,7 @@ from equipoise.brokers.agent.intents import SetPolicy, Unset
 from equipoise.brokers.agent.requests import record_of
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.records import AnyRecord, Reason
-from tests.folding import NAMESPACE, Channel, channel_with
+from tests.channels.folding import NAMESPACE, Channel, channel_with
 
 BROKERS = ("a", "b", "c")
 

@@ -13,7 +13,7 @@ from equipoise.brokers.errors import PolicyLeavesNobody
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
-from tests.ruled import ruled_channel, set_policy
+from tests.channels.ruled import ruled_channel, set_policy
 
 BROKERS = ("a", "b")
 NAMESPACES = ("t/x", "t/y")

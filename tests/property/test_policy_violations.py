@@ -15,7 +15,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.plan import Move
-from tests.folding import Channel
+from tests.channels.folding import Channel
 from tests.property.test_placement_rules import BROKERS, Case, cases, listed, matches
 
 EVERYTHING = 1_000

@@ -31,8 +31,8 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     Schema,
 )
 from equipoise.brokers.pulsar.wire.requests import Damaged, Ended, Published
-from tests.pulsar_service import DumbService
-from tests.pulsar_speech import connect, entry, framed, heard, ping, producer, send, subscribe
+from tests.pulsar.pulsar_service import DumbService
+from tests.pulsar.pulsar_speech import connect, entry, framed, heard, ping, producer, send, subscribe
 
 # Small enough to be reached, so that what is turned away is turned away in these tests too.
 LIMITS = Limits(message_bytes_max=2_000, requests_pending_max=6, producers_max=2, consumers_max=2, closed_ids_max=2)

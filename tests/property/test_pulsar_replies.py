@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandMessage, CommandSendReceipt, MessageIdData
 from equipoise.brokers.pulsar.wire.replies import message_head, receipt
-from tests.pulsar_speech import framed
+from tests.pulsar.pulsar_speech import framed
 
 # Around the lengths at which a varint grows, and anywhere.
 numbers = st.one_of(

@@ -23,7 +23,7 @@ from equipoise.channel.core.records import (
     Unreadable,
 )
 from equipoise.channel.core.schema import RECORD, json_schema
-from tests.every_kind import RECORDS
+from tests.channels.every_kind import RECORDS
 
 VALID = [orjson.loads(encode(record)) for record in RECORDS]
 NAMES = sorted({name for raw in VALID for name in raw} | {"as_of", "level", "replaces", "right", "unheard_of"})

@@ -19,7 +19,7 @@ from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
-from tests.walk import Walk
+from tests.channels.walk import Walk
 
 BEGAN_MS: Final = 1_000_000
 FACTS: Final = frozenset({Table.FACTS})

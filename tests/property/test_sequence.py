@@ -20,7 +20,7 @@ from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.sequence.state_rows import StateRow
-from tests.walk import Walk
+from tests.channels.walk import Walk
 
 EVERYTHING = frozenset(Table) - {Table.FINDINGS}
 NOTES = (b"{}", b'{"bundle":"t/one/0x00000000_0xffffffff","broker":"a:1"}', b"no JSON", b"[]", None)

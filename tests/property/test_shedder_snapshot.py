@@ -12,7 +12,7 @@ from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
-from tests.folding import NAMESPACE, Channel, channel_with
+from tests.channels.folding import NAMESPACE, Channel, channel_with
 
 NOW_MS = 1_000_000
 AGE_MS_MAX = 15_000

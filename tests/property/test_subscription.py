@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
 from equipoise.channel.log.append_queue import Appended
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.subscriber import LOG_NAMES, Subscriber
-from tests.troubled_log import TroubledLog
+from tests.channels.subscriber import LOG_NAMES, Subscriber
+from tests.channels.troubled_log import TroubledLog
 
 
 @dataclass(frozen=True, kw_only=True)

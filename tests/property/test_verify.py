@@ -21,7 +21,7 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.inspect.findings import Findings, Kind
 from equipoise.channel.inspect.verify import Audit, verify
 from equipoise.channel.sqlite.log import SqliteLog
-from tests.folding import Channel, channel_with
+from tests.channels.folding import Channel, channel_with
 from tests.unit.sqlite.sqlite_files import make
 
 BROKERS = ("a:1", "b:1", "c:1")

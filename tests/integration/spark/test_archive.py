@@ -19,10 +19,10 @@ from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from tests.archived import archived, arrivals_of
+from tests.channels.walk import Walk
 from tests.repeats import times
-from tests.spark_kills import BATCHES_MIN, PER_TRIGGER, run_with_kills
-from tests.walk import Walk
+from tests.spark.archived import archived, arrivals_of
+from tests.spark.spark_kills import BATCHES_MIN, PER_TRIGGER, run_with_kills
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

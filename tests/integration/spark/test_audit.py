@@ -23,8 +23,8 @@ from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.repeats import times
-from tests.spark_kills import audit, findings, run_with_kills, write_log
-from tests.spark_logs import WrittenStream
+from tests.spark.spark_kills import audit, findings, run_with_kills, write_log
+from tests.spark.spark_logs import WrittenStream
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 

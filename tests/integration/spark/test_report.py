@@ -29,8 +29,8 @@ from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from equipoise.spark_jobs.streams.options import CompactOptions, ReportOptions, Screen
-from tests.archived import LOG, URL, as_rows
-from tests.folding import NAMESPACE, Channel, channel_with
+from tests.channels.folding import NAMESPACE, Channel, channel_with
+from tests.spark.archived import LOG, URL, as_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

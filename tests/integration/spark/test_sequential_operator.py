@@ -18,7 +18,7 @@ from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
-from tests.walk import Walk
+from tests.channels.walk import Walk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.house_rules import ROOT
+from tests.house.house_rules import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 

@@ -14,8 +14,8 @@ import pytest
 from equipoise.channel.core.errors import NotFound
 from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
 from equipoise.spark_jobs.verifying.job import run_verify
-from tests.archived import archive_entries
-from tests.busy_channel import BusyChannel
+from tests.channels.busy_channel import BusyChannel
+from tests.spark.archived import archive_entries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from tests.folding import CLUSTER, NAMESPACE, channel_with
+from tests.channels.folding import CLUSTER, NAMESPACE, channel_with
 
 
 def core_of(broker: str, *others: str, bundles: int = 4) -> Core:

@@ -13,7 +13,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
-from tests.folding import NAMESPACE, Channel, joined
+from tests.channels.folding import NAMESPACE, Channel, joined
 
 NOBODY_AVOIDED: Mapping[str, frozenset[int]] = {}
 

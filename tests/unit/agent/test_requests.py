@@ -23,7 +23,7 @@ from equipoise.brokers.agent.requests import record_of
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document, Reason
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_with
 
 LEFT, RIGHT = bundle_name(NAMESPACE, 0, MIDDLE), bundle_name(NAMESPACE, MIDDLE, HASH_MAX)
 NOWHERE = bundle_name(NAMESPACE, 0, 1)

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.shedder.loads import Resources, Use
 from equipoise.shedder.plan import Move
+from tests.channels.folding import channel_with
 from tests.decisions import idle, move, shed
-from tests.folding import channel_with
 
 Labels = tuple[tuple[str, str], ...]
 

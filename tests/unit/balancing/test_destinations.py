@@ -11,8 +11,8 @@ from equipoise.brokers.balancing.destinations import Destinations, PlacementRule
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import BrokerLoad
-from tests.folding import Channel
-from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
+from tests.channels.folding import Channel
+from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 NS = "t/ns"
 EXACT = PlacementRules(pulsar_exact=True)

@@ -16,7 +16,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
 

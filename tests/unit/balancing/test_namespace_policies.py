@@ -15,7 +15,7 @@ from equipoise.brokers.balancing.namespace_policies import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Scalar
-from tests.folding import NAMESPACE, channel_with
+from tests.channels.folding import NAMESPACE, channel_with
 
 STRANGE: tuple[Scalar, ...] = ("Serve", "", "serve ", True, 0, 1)
 

@@ -25,8 +25,8 @@ from equipoise.brokers.balancing.placement import (
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.shedder.load_reports import Summary
-from tests.folding import Channel
-from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
+from tests.channels.folding import Channel
+from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 NS = "t/ns"
 EXACT = PlacementRules(pulsar_exact=True)

@@ -36,8 +36,8 @@ from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
-from tests.folding import Channel
-from tests.loaded import sample, uneven_channel
+from tests.channels.folding import Channel
+from tests.load.loaded import sample, uneven_channel
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = BalancingSettings(balancing=RoundSettings(shedder="TransferShedder"))

@@ -24,7 +24,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document
-from tests.ruled import ruled_channel, set_policy
+from tests.channels.ruled import ruled_channel, set_policy
 
 GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0": "b[0-9]"}
 

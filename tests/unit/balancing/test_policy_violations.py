@@ -16,8 +16,8 @@ from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.plan import Move, Stay
-from tests.folding import Channel
-from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
+from tests.channels.folding import Channel
+from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 NS = "t/ns"
 OTHER = "t/other"

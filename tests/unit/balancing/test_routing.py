@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.brokers.balancing.named import server_of
 from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
-from tests.folding import channel_in
+from tests.channels.folding import channel_in
 
 SERVED_BY = {"owned": "owner", "splitting": "owner", "transferring": "source"}
 

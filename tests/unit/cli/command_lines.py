@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from equipoise.brokers.cli.main import GROUPS, load
-from tests.folding import NAMESPACE
+from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE
 
 if TYPE_CHECKING:

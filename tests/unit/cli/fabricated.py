@@ -23,7 +23,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
-from tests.folding import MIDDLE, NAMESPACE, Channel
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel
 
 LEFT_RANGE: Final = "0x00000000_0x80000000"
 RIGHT_RANGE: Final = "0x80000000_0xffffffff"

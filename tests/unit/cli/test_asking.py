@@ -18,7 +18,7 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded, Outcome
 from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
-from tests.folding import Channel, joined
+from tests.channels.folding import Channel, joined
 from tests.unit.cli.test_broker_commands import closed_port
 
 PATIENCE_MS = 10_000

@@ -21,7 +21,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.log.open_log import open_log
-from tests.folding import MIDDLE, Channel, joined
+from tests.channels.folding import MIDDLE, Channel, joined
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
 
 

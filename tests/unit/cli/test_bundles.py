@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import key_hash
-from tests.folding import MIDDLE, NAMESPACE, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, channel_with
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
 
 LOW_KEY, HIGH_KEY = "plum", "pear"  # Their points lie in `LEFT` and in `RIGHT`.

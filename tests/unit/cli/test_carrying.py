@@ -13,8 +13,8 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.log.open_log import open_log
-from tests.carried import TIMEOUT_MS, entries_of, view_of_log
-from tests.folding import Channel
+from tests.channels.carried import TIMEOUT_MS, entries_of, view_of_log
+from tests.channels.folding import Channel
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 
 NO_RECORD = b'{"kind": "\\u001b[2J"}'

@@ -14,7 +14,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import key_hash, parse_bundle, topic_hash
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
-from tests.folding import NAMESPACE, Channel
+from tests.channels.folding import NAMESPACE, Channel
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 
 TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC

@@ -10,7 +10,7 @@ import pytest
 
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
-from tests.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
+from tests.channels.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 KEPT = "the newest ten minutes before the last record, and what --retain names, are kept"

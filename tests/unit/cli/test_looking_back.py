@@ -15,7 +15,7 @@ from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.retention import Retention
-from tests.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
+from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 
 KEPT = Retention(unit="offsets", amount=6)

@@ -14,7 +14,7 @@ from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from equipoise.channel.log.open_log import open_log
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in
 from tests.unit.cli.fabricated import (
     BY_THE_BOOK,
     LEFT,

@@ -14,9 +14,9 @@ from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core import propose
 from equipoise.channel.log.open_log import log_path
+from tests.channels.folding import Channel
 from tests.decisions import idle, shed
-from tests.folding import Channel
-from tests.loaded import loaded, sample, uneven_channel
+from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import run, view_of, write
 
 UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}

@@ -10,8 +10,8 @@ import pytest
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX
-from tests.folding import NAMESPACE, Channel
-from tests.ruled import set_policy
+from tests.channels.folding import NAMESPACE, Channel
+from tests.channels.ruled import set_policy
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, RIGHT, Actors, owned_channel, run, view_of, write
 
 ISOLATION = isolation_document(namespaces=["tenant/.*"], primary=["a", "b"], secondary=["c"], min_limit=1, usage_threshold=80)

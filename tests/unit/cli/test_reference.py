@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 
 from equipoise.brokers.cli.main import GROUPS, load
-from tests.house_rules import ROOT
-from tests.reference_pages import COMMON
+from tests.docs.reference_pages import COMMON
+from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_every_command_and_option() -> None:
-    """The page has a row for each command and each common option. tests/reference_pages.py makes the page on the other options."""
+    """The page has a row for each command and each common option. tests/docs/reference_pages.py makes the page on the other options."""
     documented = re.findall(r"^\| `equipoise ([^`]+)` \|", PAGE, re.MULTILINE)
     assert sorted(name for name, _ in tree()) == sorted(" ".join(re.findall(r"(?<!\[)\b[a-z-]+\b", usage)) for usage in documented)
     assert COMMON - {"--help"} | {"--wait"} == set(re.findall(r"^\| `(--[\w-]+)", PAGE, re.MULTILINE))

@@ -12,8 +12,8 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.log.open_log import open_log
-from tests.carried import cut_off
-from tests.folding import Channel, joined
+from tests.channels.carried import cut_off
+from tests.channels.folding import Channel, joined
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, write
 
 POLICY = "groups"

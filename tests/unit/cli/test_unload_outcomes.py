@@ -16,7 +16,7 @@ from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import Listener, read_on, read_view
 from equipoise.channel.system.deadline import Deadline
-from tests.folding import NAMESPACE
+from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, Actors, author_of, owned_channel, run, write
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.system.deadline import Deadline
-from tests.folding import NAMESPACE
+from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 
 # What follows `equipoise`; what `--json` names as the error; and what the message says, in either form.

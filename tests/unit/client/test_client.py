@@ -13,7 +13,7 @@ from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
+from tests.channels.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 
 TIMEOUT_MS = 20_000
 

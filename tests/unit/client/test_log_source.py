@@ -8,8 +8,8 @@ import itertools
 from equipoise.brokers.client.log_source import LogSource
 from equipoise.channel.core import propose
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.compacted import compact
-from tests.folding import NAMESPACE, channel_with
+from tests.channels.compacted import compact
+from tests.channels.folding import NAMESPACE, channel_with
 
 numbers = itertools.count()
 

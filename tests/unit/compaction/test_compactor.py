@@ -16,7 +16,7 @@ from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention, parse_retention
 from equipoise.compaction.writing import Step
-from tests.compacting import (
+from tests.channels.compacting import (
     NOTHING,
     TIMEOUT_MS,
     all_of,
@@ -30,8 +30,8 @@ from tests.compacting import (
     write_snapshot,
     written,
 )
-from tests.folding import Channel, channel_in, channel_with
-from tests.gap_log import GapLog
+from tests.channels.folding import Channel, channel_in, channel_with
+from tests.channels.gap_log import GapLog
 
 ONE_OFFSET = Retention(unit="offsets", amount=1)
 

@@ -33,8 +33,8 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import Copied, copy
-from tests.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
-from tests.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
+from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
+from tests.channels.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
 LEASE_MS = 20
 

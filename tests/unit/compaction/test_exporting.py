@@ -28,9 +28,9 @@ from equipoise.compaction import exporting
 from equipoise.compaction.compressed import lines, written
 from equipoise.compaction.exporting import digest_text, exported
 from equipoise.compaction.importing import AHEAD, Imported, import_to
-from tests.carried import TIMEOUT_MS, cut_off, entries_of, soon, view_of_log
-from tests.folding import Channel, channel_with
-from tests.walk import Walk
+from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of, soon, view_of_log
+from tests.channels.folding import Channel, channel_with
+from tests.channels.walk import Walk
 
 ODD = (
     b"",

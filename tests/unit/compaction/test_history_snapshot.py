@@ -18,9 +18,9 @@ from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.compacting import TIMEOUT_MS, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
-from tests.folding import Channel, channel_with
-from tests.gap_log import GapLog
+from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
+from tests.channels.folding import Channel, channel_with
+from tests.channels.gap_log import GapLog
 from tests.unit.sqlite.sqlite_files import edit, open_at
 
 KEPT = Retention(unit="offsets", amount=5)

@@ -26,9 +26,9 @@ from equipoise.spark_jobs.archive.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN
 from equipoise.spark_jobs.archive.job import run_archive
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
-from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
-from tests.folding import Channel, channel_with
-from tests.gap_log import GapLog
+from tests.channels.compacting import NOTHING, compacted, renewed, restored_to_end, written
+from tests.channels.folding import Channel, channel_with
+from tests.channels.gap_log import GapLog
 from tests.unit.cli.fabricated import run, write
 
 DAY_MS = 86_400_000

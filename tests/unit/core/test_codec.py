@@ -21,7 +21,7 @@ from equipoise.channel.core.records import (
     Joined,
     Unreadable,
 )
-from tests.every_kind import BUNDLE, RECORDS
+from tests.channels.every_kind import BUNDLE, RECORDS
 
 # Deeper than Python may nest calls, and as deep as the parser of JSON allows.
 NESTED = b"[" * 1_000 + b"]" * 1_000

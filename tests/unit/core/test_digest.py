@@ -13,7 +13,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
-from tests.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
+from tests.channels.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
 ENTRY = bundle_entry(NAMESPACE, 0, HASH_MAX, "transferring", owner=5, source=4, last=6, token=3)
 

@@ -24,7 +24,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.log_time import next_ms, position_by
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
-from tests.compacting import restored_to_end
+from tests.channels.compacting import restored_to_end
 from tests.unit.cli.fabricated import owned_channel
 
 HOUR_MS = 3_600_000

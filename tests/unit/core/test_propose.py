@@ -12,7 +12,7 @@ from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Joined, Reason, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View
-from tests.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
+from tests.channels.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
 
 BASE = 5_000
 

@@ -13,8 +13,8 @@ from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View
-from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
-from tests.model import facts_of
+from tests.channels.folding import NAMESPACE, Channel, channel_in, joined, raise_level
+from tests.channels.model import facts_of
 
 # All that a snapshot must bring back, spelled out so that a field that is forgotten on both ways is missed here.
 FIELDS = (

@@ -8,7 +8,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.view import View
-from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
 
 BOUNDARIES = (0, 1, 7, MIDDLE, HASH_MAX)
 

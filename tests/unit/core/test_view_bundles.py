@@ -12,7 +12,7 @@ from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Reason, Split, State
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
 
 
 @dataclass(frozen=True, kw_only=True)

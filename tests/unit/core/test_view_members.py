@@ -12,7 +12,7 @@ from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerChanged, BrokerStatus
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, BrokerRecord, Document, Reason
-from tests.folding import Channel, channel_in, channel_with, joined
+from tests.channels.folding import Channel, channel_in, channel_with, joined
 
 POLICY: Document = {"limit": 3}
 

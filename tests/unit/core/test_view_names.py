@@ -15,7 +15,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import NamespaceRecord, PolicyRecord, Reason
 from equipoise.channel.core.view import View, apply
-from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
+from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 
 FOUNDER = Author(publisher="admin:ops")
 

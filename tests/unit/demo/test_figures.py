@@ -11,7 +11,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with, joined
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_with, joined
 
 
 def counts_of(channel: Channel) -> ChannelCounts:

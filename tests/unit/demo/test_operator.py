@@ -8,7 +8,7 @@ import pytest
 
 from equipoise.brokers.local.demo.operator import Move, Operation, choose, is_settled
 from equipoise.channel.core import propose
-from tests.folding import NAMESPACE, Channel, channel_with
+from tests.channels.folding import NAMESPACE, Channel, channel_with
 
 SEEDS = range(20)
 

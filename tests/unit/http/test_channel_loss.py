@@ -12,7 +12,7 @@ import pytest
 from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.errors import LogUnavailable
-from tests.troubled_log import TroubledLog
+from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until, with_cluster
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
-from tests.troubled_log import TroubledLog
+from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, Broker, started
 
 pytestmark = pytest.mark.integration

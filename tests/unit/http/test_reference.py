@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.channel.core.view import View
-from tests.openapi import document
+from tests.docs.openapi import document
 from tests.unit.http.cluster import cluster
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"

@@ -24,8 +24,8 @@ from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, Level
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.inspect import story
 from equipoise.channel.inspect.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
-from tests.walk import Walk
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
+from tests.channels.walk import Walk
 
 STORIES = Path(__file__).resolve().parent / "stories"
 QUARTER = MIDDLE // 2

@@ -21,8 +21,8 @@ from equipoise.channel.inspect import verify
 from equipoise.channel.inspect.findings import Finding, Findings, Kind
 from equipoise.channel.inspect.verify import Audit, problems_of, problems_of_view
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
-from tests.troubled_log import TroubledLog
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
+from tests.channels.troubled_log import TroubledLog
 
 
 def audit_of(channel: Channel, *, cluster: str | None = None) -> Findings:

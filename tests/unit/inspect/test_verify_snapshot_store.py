@@ -18,9 +18,9 @@ from equipoise.channel.inspect.snapshot_audit import SnapshotFacts, facts_of_sna
 from equipoise.channel.inspect.verify import verify
 from equipoise.channel.snapshots.snapshot_rows import encode_marker
 from equipoise.compaction.retention import Retention
-from tests.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, renewed, write_snapshot, written
-from tests.folding import Channel, channel_in, channel_with
-from tests.gap_log import GapLog
+from tests.channels.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, renewed, write_snapshot, written
+from tests.channels.folding import Channel, channel_in, channel_with
+from tests.channels.gap_log import GapLog
 
 KEPT = Retention(unit="offsets", amount=5)
 ALL = Retention(unit="offsets", amount=2**40)

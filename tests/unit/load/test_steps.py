@@ -25,7 +25,7 @@ from equipoise.brokers.load.worker.steps import (
 )
 from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
-from tests.load_plane import LoadPlane
+from tests.load.load_plane import LoadPlane
 
 NOW_MS = 1_800_000_000_000
 ORDERS = "shop/orders/0x00000000_0xffffffff"

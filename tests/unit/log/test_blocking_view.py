@@ -30,9 +30,9 @@ from equipoise.channel.log.blocking_view import propose as put
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
-from tests.compacting import all_of, begin_copy, compacted
-from tests.folding import channel_with
-from tests.troubled_log import TroubledLog
+from tests.channels.compacting import all_of, begin_copy, compacted
+from tests.channels.folding import channel_with
+from tests.channels.troubled_log import TroubledLog
 
 OPS = "admin:ops"
 numbers = itertools.count()

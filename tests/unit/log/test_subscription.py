@@ -10,8 +10,8 @@ from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogSto
 from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
 from equipoise.channel.log import append_queue, subscription
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
-from tests.subscriber import DAMAGED, DOUBTFUL, FOR_EVER_MS, LOG_NAMES, NAME, UNAVAILABLE, Subscriber, log_of, run
-from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
+from tests.channels.subscriber import DAMAGED, DOUBTFUL, FOR_EVER_MS, LOG_NAMES, NAME, UNAVAILABLE, Subscriber, log_of, run
+from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 CAUGHT_UP = ("caught up", 0)
 

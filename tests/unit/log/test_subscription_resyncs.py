@@ -19,10 +19,10 @@ from equipoise.channel.log import subscription
 from equipoise.channel.log.append_queue import Appended
 from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
-from tests.compacted import compact
-from tests.folding import CLUSTER, channel_with
-from tests.subscriber import UNAVAILABLE, Subscriber, log_of, run
-from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
+from tests.channels.compacted import compact
+from tests.channels.folding import CLUSTER, channel_with
+from tests.channels.subscriber import UNAVAILABLE, Subscriber, log_of, run
+from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 
 def channel_log(*, is_compacted: bool = False) -> TroubledLog:

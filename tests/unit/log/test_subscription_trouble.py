@@ -14,8 +14,8 @@ from equipoise.channel.log import subscription
 from equipoise.channel.log.append_queue import Appended, InDoubt, NotAppended
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
-from tests.subscriber import DAMAGED, FOR_EVER_MS, NAME, UNAVAILABLE, Subscriber, log_of, run
-from tests.troubled_log import DEADLINE_SECONDS
+from tests.channels.subscriber import DAMAGED, FOR_EVER_MS, NAME, UNAVAILABLE, Subscriber, log_of, run
+from tests.channels.troubled_log import DEADLINE_SECONDS
 
 CAUGHT_UP = ("caught up", 0)
 FOREIGN = ForeignLog(log=NAME, expected="a", found="b")

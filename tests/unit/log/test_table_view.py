@@ -35,9 +35,9 @@ from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from tests.compacting import begin_copy
-from tests.folding import channel_with
-from tests.troubled_log import TroubledLog
+from tests.channels.compacting import begin_copy
+from tests.channels.folding import channel_with
+from tests.channels.troubled_log import TroubledLog
 
 CLUSTER = "test"
 OPS = "admin:ops"

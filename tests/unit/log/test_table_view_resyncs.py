@@ -16,9 +16,9 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from tests.compacted import compact
-from tests.folding import CLUSTER, channel_with
-from tests.troubled_log import TroubledLog
+from tests.channels.compacted import compact
+from tests.channels.folding import CLUSTER, channel_with
+from tests.channels.troubled_log import TroubledLog
 
 numbers = itertools.count()
 OPS = "admin:ops"

@@ -27,8 +27,8 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
-from tests.compacted import compact
-from tests.folding import NAMESPACE, Channel, joined
+from tests.channels.compacted import compact
+from tests.channels.folding import NAMESPACE, Channel, joined
 
 numbers = itertools.count()
 

@@ -34,8 +34,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Reason
-from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
-from tests.ruled import set_policy
+from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+from tests.channels.ruled import set_policy
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
 CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731 - one of a row of proposals

@@ -18,7 +18,7 @@ from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.ranges import TopicName, even_boundaries
-from tests.house_rules import ROOT
+from tests.house.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers

@@ -41,7 +41,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     SubscriptionKind,
     TurnedAway,
 )
-from tests.pulsar_speech import (
+from tests.pulsar.pulsar_speech import (
     TOPIC,
     connect,
     connected,

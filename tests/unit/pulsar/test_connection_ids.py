@@ -21,7 +21,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     Unsubscribed,
 )
 from equipoise.channel.core.errors import Bug
-from tests.pulsar_speech import (
+from tests.pulsar.pulsar_speech import (
     close_consumer,
     close_producer,
     connected,

@@ -9,7 +9,7 @@ import pytest
 
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
-from tests.pulsar_speech import entry, with_checksum
+from tests.pulsar.pulsar_speech import entry, with_checksum
 
 
 def reader() -> FrameReader:

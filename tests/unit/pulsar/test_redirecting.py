@@ -10,7 +10,7 @@ from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPong
 from equipoise.channel.core.ranges import topic_hash
-from tests.pulsar_speech import connect, framed
+from tests.pulsar.pulsar_speech import connect, framed
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)

@@ -22,8 +22,8 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 )
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import PartitionsAsked, Schema, SchemaAsked, SchemaOffered, TopicsAsked, TopicsMode
-from tests.pulsar_service import DumbService
-from tests.pulsar_speech import connected, framed, heard, with_consumer
+from tests.pulsar.pulsar_service import DumbService
+from tests.pulsar.pulsar_speech import connected, framed, heard, with_consumer
 
 B = BaseCommand
 

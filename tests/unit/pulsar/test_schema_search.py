@@ -23,7 +23,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
-from tests.pulsar_speech import framed
+from tests.pulsar.pulsar_speech import framed
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 JSON, AUTO_CONSUME = 2, 21

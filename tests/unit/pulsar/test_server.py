@@ -16,9 +16,9 @@ from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.ranges import even_boundaries
-from tests.house_rules import ROOT
-from tests.pulsar_speech import entry as entry_of
-from tests.pulsar_speech import lookup, ping, send
+from tests.house.house_rules import ROOT
+from tests.pulsar.pulsar_speech import entry as entry_of
+from tests.pulsar.pulsar_speech import lookup, ping, send
 from tests.unit.http.cluster import PATIENCE_MS, until
 from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes

@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.wire.requests import AccessMode
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import TopicName, topic_hash
-from tests.pulsar_speech import connect
+from tests.pulsar.pulsar_speech import connect
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 

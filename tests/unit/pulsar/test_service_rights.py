@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.topics.topic import TopicState
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.system.deadline import Deadline
-from tests.pulsar_speech import entry, send
+from tests.pulsar.pulsar_speech import entry, send
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers

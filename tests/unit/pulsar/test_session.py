@@ -10,7 +10,7 @@ import pytest
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
-from tests.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
+from tests.pulsar.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
 
 NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"

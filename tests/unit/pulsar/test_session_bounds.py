@@ -18,7 +18,7 @@ from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetOrCreateSchema, CommandGetSchema, Schema, ServerError
 from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
-from tests.pulsar_speech import framed, ping, producer
+from tests.pulsar.pulsar_speech import framed, ping, producer
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers

@@ -11,7 +11,7 @@ from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
-from tests.pulsar_speech import close_producer, connect, framed, producer
+from tests.pulsar.pulsar_speech import close_producer, connect, framed, producer
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 SHARED = CommandSubscribe.Shared

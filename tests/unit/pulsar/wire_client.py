@@ -33,7 +33,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
-from tests.pulsar_speech import connect, entry, framed, lookup, send
+from tests.pulsar.pulsar_speech import connect, entry, framed, lookup, send
 from tests.unit.http.cluster import Test, story
 
 NAMESPACE = "public/default"

@@ -15,7 +15,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord
-from tests.folding import channel_in
+from tests.channels.folding import channel_in
 
 FIELDS = ("broker", "bundle", "token", "offset", "source", "destination", "reason", "kind", "result", "took_ms")
 WHY = "asked for by an admin"

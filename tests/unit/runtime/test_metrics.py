@@ -8,7 +8,7 @@ from equipoise.brokers.runtime.metrics import LookupOutcome, Metrics
 from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Reason
-from tests.folding import MIDDLE, Channel, channel_in, channel_with
+from tests.channels.folding import MIDDLE, Channel, channel_in, channel_with
 
 
 class Watched:

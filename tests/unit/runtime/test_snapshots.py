@@ -9,7 +9,7 @@ from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.folding import channel_with
+from tests.channels.folding import channel_with
 
 LOG = "the identity of the log"
 

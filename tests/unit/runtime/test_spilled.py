@@ -12,7 +12,7 @@ from equipoise.brokers.runtime.handover import Note, Spilled
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import FetchSpilled
 from equipoise.channel.core.errors import PeerError
-from tests.folding import channel_with
+from tests.channels.folding import channel_with
 from tests.unit.runtime.service_bench import BUNDLE, Bench, settled
 
 LARGE = b"x" * 16_385

@@ -18,7 +18,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError, Overloaded
 from equipoise.channel.core.ranges import even_boundaries
-from tests.troubled_log import TroubledLog
+from tests.channels.troubled_log import TroubledLog
 from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]

@@ -21,9 +21,9 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import begin_above, empty_target
-from tests.carried import soon
-from tests.compacted import compact
-from tests.folding import channel_with
+from tests.channels.carried import soon
+from tests.channels.compacted import compact
+from tests.channels.folding import channel_with
 from tests.unit.runtime.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]

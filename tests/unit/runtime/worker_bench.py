@@ -22,8 +22,8 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
-from tests.compacted import compact
-from tests.troubled_log import TroubledLog
+from tests.channels.compacted import compact
+from tests.channels.troubled_log import TroubledLog
 
 NAMESPACE = "t/n"
 PATIENCE_MS = 20_000

@@ -22,7 +22,7 @@ from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
-from tests.troubled_log import TroubledLog
+from tests.channels.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration
 

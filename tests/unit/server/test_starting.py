@@ -17,7 +17,7 @@ from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.server import starting
 from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable
-from tests.troubled_log import TroubledLog
+from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, run, until
 
 pytestmark = pytest.mark.integration

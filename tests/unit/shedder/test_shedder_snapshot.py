@@ -19,8 +19,8 @@ from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad
 from equipoise.shedder.snapshot import IDLE_COST, Candidates, Memory, Snapshot, WeighedBroker, WeighedBrokers, WeighedBundle, costs_of, take
 from equipoise.shedder.transfer import TransferShedder
-from tests.folding import NAMESPACE, Channel, channel_in, channel_with
-from tests.ruled import Member, ruled_channel
+from tests.channels.folding import NAMESPACE, Channel, channel_in, channel_with
+from tests.channels.ruled import Member, ruled_channel
 from tests.shedding import broker, bundle
 
 NOW_MS = 1_000_000

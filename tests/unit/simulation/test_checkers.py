@@ -37,7 +37,7 @@ from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Reason
 from equipoise.channel.core.view import View
-from tests.folding import MIDDLE, NAMESPACE, joined
+from tests.channels.folding import MIDDLE, NAMESPACE, joined
 
 
 class History:

@@ -18,9 +18,9 @@ from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSna
 from equipoise.channel.snapshots.memory_snapshot_store import MemorySnapshotStore, SnapshotStorage
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_marker, keys_of, view_of
-from tests.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_snapshot, written
-from tests.folding import channel_in, channel_with
-from tests.gap_log import GapLog
+from tests.channels.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_snapshot, written
+from tests.channels.folding import channel_in, channel_with
+from tests.channels.gap_log import GapLog
 
 
 @pytest.fixture

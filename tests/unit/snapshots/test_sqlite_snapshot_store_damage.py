@@ -15,9 +15,9 @@ from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.compaction.exporting import exported
 from equipoise.compaction.retention import Retention
-from tests.carried import cut_off
-from tests.compacting import all_of, compacted, renewed, restored_to_end
-from tests.folding import Channel, channel_with
+from tests.channels.carried import cut_off
+from tests.channels.compacting import all_of, compacted, renewed, restored_to_end
+from tests.channels.folding import Channel, channel_with
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, edit, open_at
 
 DAMAGES = {

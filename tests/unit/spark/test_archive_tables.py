@@ -30,7 +30,7 @@ from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sources import whole_files
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
-from tests.archived import LOG, NOON_MS, URL, as_rows
+from tests.spark.archived import LOG, NOON_MS, URL, as_rows
 
 DAY_MS = 86_400_000
 

@@ -19,7 +19,7 @@ from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import watching
-from tests.archived import LOG, NOON_MS, URL, as_rows
+from tests.spark.archived import LOG, NOON_MS, URL, as_rows
 
 FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_MS, text="a hole", command="look at {log}")
 

@@ -16,11 +16,11 @@ from equipoise.spark_jobs.archive.tables.resuming import resumed
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, WRITTEN_BY
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.sequence.emitted import Table
-from tests.archived import LOG, URL, archived, arrivals_of, as_rows
-from tests.code_blocks import blocks
-from tests.house_rules import ROOT
+from tests.channels.walk import Walk
+from tests.docs.code_blocks import blocks
+from tests.house.house_rules import ROOT
+from tests.spark.archived import LOG, URL, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import checkpointed, offsets, record, row, sink_of
-from tests.walk import Walk
 
 PAGE = ROOT / "docs" / "how-to" / "audit-and-archive.md"
 

@@ -9,7 +9,7 @@ from equipoise.spark_jobs.audit.keyed_operator import emitted
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
-from tests.spark_state import FakeSpark
+from tests.spark.spark_state import FakeSpark
 
 
 def saved(spark: FakeSpark, **fields: Any) -> None:  # noqa: ANN401 - the fields of a memory

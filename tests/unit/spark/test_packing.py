@@ -10,7 +10,7 @@ import pytest
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.streams import packing
 from equipoise.spark_jobs.streams.packing import pack, unpacked
-from tests.spark_logs import arrivals_batch
+from tests.spark.spark_logs import arrivals_batch
 
 CHANNEL = [Arrival(Source.CHANNEL.value, offset, 1_000 + offset, None, b"record %d" % offset) for offset in range(1, 60)]
 BESIDE = [

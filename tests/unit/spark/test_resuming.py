@@ -21,10 +21,10 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
-from tests.archived import archived, arrivals_of
-from tests.compacting import all_of, compacted
-from tests.folding import Channel
-from tests.walk import Walk
+from tests.channels.compacting import all_of, compacted
+from tests.channels.folding import Channel
+from tests.channels.walk import Walk
+from tests.spark.archived import archived, arrivals_of
 
 RECORDS = 300
 

@@ -21,7 +21,7 @@ from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Lost, Plugs, Sequence
-from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
+from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 from tests.unit.spark.test_loads import REPORT
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))

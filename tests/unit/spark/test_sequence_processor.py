@@ -21,10 +21,10 @@ from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.packing import pack
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost
-from tests.carried import TIMEOUT_MS, cut_off
-from tests.folding import channel_with
-from tests.spark_logs import arrivals_batch
-from tests.walk import Walk
+from tests.channels.carried import TIMEOUT_MS, cut_off
+from tests.channels.folding import channel_with
+from tests.channels.walk import Walk
+from tests.spark.spark_logs import arrivals_batch
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -25,9 +25,9 @@ from equipoise.spark_jobs.archive.tables.small_files import (
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
-from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
+from tests.channels.walk import Walk
+from tests.spark.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row
-from tests.walk import Walk
 
 BATCHES = 6
 EACH = 3

@@ -17,7 +17,7 @@ from equipoise.spark_jobs.streams import connector, session
 from equipoise.spark_jobs.streams.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
 from equipoise.spark_jobs.streams.options import default_archive
 from equipoise.spark_jobs.streams.session import check_java
-from tests.house_rules import ROOT
+from tests.house.house_rules import ROOT
 
 HELLO = Jar(group="g", artifact="hello", version="1", sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
 

@@ -28,9 +28,9 @@ from equipoise.spark_jobs.verifying.job import check_segment, contents, relocate
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows
 from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
 from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
-from tests.archived import NOON_MS, archive_entries
-from tests.busy_channel import BusyChannel
-from tests.folding import Channel
+from tests.channels.busy_channel import BusyChannel
+from tests.channels.folding import Channel
+from tests.spark.archived import NOON_MS, archive_entries
 
 RECORDS, SNAPSHOT_RECORDS, BATCH_RECORDS = 900, 100, 130
 

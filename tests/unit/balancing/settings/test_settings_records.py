@@ -31,7 +31,7 @@ from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Reason, Scalar
 from equipoise.channel.core.view import View, apply
-from tests.folding import Channel, channel_with
+from tests.channels.folding import Channel, channel_with
 
 BASE = BalancingSettings(balancing=RoundSettings(shed_interval_ms=123, namespace_bundles=9))
 

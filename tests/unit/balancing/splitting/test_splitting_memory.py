@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemo
 from equipoise.channel.core import propose
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from equipoise.shedder.plan import Move, Stay
-from tests.folding import Channel, channel_with
+from tests.channels.folding import Channel, channel_with
 
 LIMITS = BundleLimits(messages_per_second_max=100)
 SPLITS = SplitSettings(limits=LIMITS, hits_threshold=1)

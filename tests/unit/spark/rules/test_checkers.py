@@ -14,7 +14,7 @@ from equipoise.spark_jobs.rules.checkers import CHECKERS, NO_OFFSET, Checker, Su
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.rule import Finding
-from tests.spark_state import FakeSpark
+from tests.spark.spark_state import FakeSpark
 
 SUBJECT: Final = "broker:b1"
 

@@ -8,8 +8,8 @@ import pytest
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.records import Unreadable
 from equipoise.spark_jobs.rules.forms import form_of, is_well_formed
-from tests.every_kind import RECORDS
-from tests.walk import STRANGE
+from tests.channels.every_kind import RECORDS
+from tests.channels.walk import STRANGE
 
 LONG = ("x" * 600, "x" * 601, "x" * 1_024, "x" * 1_025, [1] * 63, [1] * 64, {str(n): n for n in range(257)}, "AAA=", "AAB=")
 

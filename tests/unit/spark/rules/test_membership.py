@@ -11,7 +11,7 @@ from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS, 
 from equipoise.spark_jobs.rules.membership.verdicts import ADMIN_WINDOW_OFFSETS
 from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.sequence import known_in
-from tests.folding import channel_in
+from tests.channels.folding import channel_in
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
 
 UNION: Final = "t/n/0x00000000_0xffffffff"

@@ -1,4 +1,4 @@
-"""Write one forged record to a living channel: `python -m tests.forge KIND --log URL`. Some kinds destroy the channel."""
+"""Write one forged record to a living channel: `python -m tests.channels.forge KIND --log URL`. Some kinds destroy the channel."""
 
 from __future__ import annotations
 

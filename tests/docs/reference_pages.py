@@ -1,4 +1,4 @@
-"""The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew."""
+"""The pages of docs/reference that are drawn from the code: `python -m tests.docs.reference_pages` writes them anew."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
-from tests.openapi import document
+from tests.docs.openapi import document
 from tests.unit.cli.command_lines import tree
 
 if TYPE_CHECKING:
     from typer._click import Parameter
 
-FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
-WRITTEN_BY: Final = "<!-- Written by `python -m tests.reference_pages`; do not edit. -->"
-TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.reference_pages`; do not edit. -->"
+FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "reference"
+WRITTEN_BY: Final = "<!-- Written by `python -m tests.docs.reference_pages`; do not edit. -->"
+TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
 
 COMMON: Final = {"--log", "--kafka-config", "--kafka-config-file", "--json", "--timeout", "--as", "--help"}
 """The options that docs/reference/cli.md describes once for all commands."""

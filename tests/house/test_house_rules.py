@@ -11,7 +11,7 @@ from pathlib import PurePath
 import pytest
 from coverage import Coverage
 
-from tests.house_rules import (
+from tests.house.house_rules import (
     FOLDER_MODULES_MAX,
     FUNCTION_LINES_MAX,
     LINKED,
@@ -107,7 +107,7 @@ BITES = (
     Bite(rule=one_door, name="equipoise.channel.kafka.log", text="import confluent_kafka", named="confluent_kafka"),
     Bite(rule=one_door, name="equipoise.brokers.server.main", text="from faust import App", named="faust"),
     Bite(rule=one_door, name="equipoise.channel.core.view", text="import pyspark.sql as sql", named="pyspark"),
-    Bite(rule=one_door, name="equipoise.brokers.local.demo", text="from tests.folding import Channel", named="imports tests"),
+    Bite(rule=one_door, name="equipoise.brokers.local.demo", text="from tests.channels.folding import Channel", named="imports tests"),
     Bite(rule=one_name, name="tests.unit.test_view", text="from channel.core import view", named="import equipoise.channel"),
     Bite(rule=impartial_checker, name="tests.checker.checker", text="from equipoise.channel.core import view", named="imports equipoise"),
     Bite(rule=pure_imports, name="equipoise.channel.core.view", text="import time", named="imports time"),

@@ -1,4 +1,4 @@
-"""Write the files that pages of the documentation show into them again: `python -m tests.example_pages`.
+"""Write the files that pages of the documentation show into them again: `python -m tests.docs.example_pages`.
 
 A place is a comment that names a file below the project's root, and the fenced block after it:
 
@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "docs"
 _PLACE: Final = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Final
 
-from tests.house_rules import ROOT
+from tests.house.house_rules import ROOT
 
 PAGES: Final = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "compose/README.md")), *sorted((ROOT / "docs").rglob("*.md")))
 _BLOCK: Final = re.compile(

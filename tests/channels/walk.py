@@ -22,7 +22,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, Joined, Merge, Split
 from equipoise.channel.core.view import View, apply
-from tests.folding import raise_level
+from tests.channels.folding import raise_level
 
 BROKERS = ("a:1", "b:1", "c:1", "d:1")
 ADMINS = ("admin:ops", "admin:eve")

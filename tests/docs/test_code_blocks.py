@@ -20,8 +20,8 @@ import pytest
 
 import equipoise
 from equipoise.examples.fastapi_app import Visits
-from tests.code_blocks import BLOCKS, Block
-from tests.house_rules import ROOT
+from tests.docs.code_blocks import BLOCKS, Block
+from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import Retention
-from tests.folding import CLUSTER, Channel
-from tests.gap_log import GapLog
+from tests.channels.folding import CLUSTER, Channel
+from tests.channels.gap_log import GapLog
 
 TIMEOUT_MS = 10_000
 NOTHING = Retention(unit="offsets", amount=0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
-from tests.folding import NAMESPACE, Channel
+from tests.channels.folding import NAMESPACE, Channel
 
 TIMESTAMP_MS = 1_763_740_000_000
 GARBAGE = b"no record"

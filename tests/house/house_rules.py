@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("equipoise",)
 # Folders at the root that are packages of `equipoise` (by symlink).
 LINKED = ("brokers", "channel", "compaction", "shedder", "spark_jobs")
@@ -60,7 +60,7 @@ ONLY_IN = {
     "confluent_kafka": ("equipoise.channel.kafka.client", "tests.kafka"),
     "faust": ("equipoise.brokers.load.worker",),
     "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),
-    "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar_speech"),
+    "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),
     "pyspark": ("equipoise.spark_jobs", "tests"),
     "tests": ("tests",),
     "zstandard": ("equipoise.compaction.compressed",),

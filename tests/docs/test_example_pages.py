@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.example_pages import FOLDER, ROOT, filled, shown
+from tests.docs.example_pages import FOLDER, ROOT, filled, shown
 
 PAGES = [page for page in sorted(FOLDER.rglob("*.md")) if shown(page.read_text(encoding="utf-8"))]
 EXAMPLE_LINES_MAX = 80
@@ -14,7 +14,7 @@ EXAMPLE_LINES_MAX = 80
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_shows_the_files_as_they_are(page: Path) -> None:
-    """Each file that a page shows stands in it as it stands in the tree; `python -m tests.example_pages` mends it."""
+    """Each file that a page shows stands in it as it stands in the tree; `python -m tests.docs.example_pages` mends it."""
     text = page.read_text(encoding="utf-8")
     assert filled(text) == text
 

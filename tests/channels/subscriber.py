@@ -13,7 +13,7 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
-from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
+from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 NAME = "memory:subscription"
 LOG_NAMES = (f"{NAME}-{number}" for number in itertools.count())

@@ -11,7 +11,7 @@ from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.shedder.load_reports import Sample, SampledBundle
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
-from tests.folding import Channel
+from tests.channels.folding import Channel
 from tests.unit.cli.fabricated import write
 
 BUNDLES: Final = 8

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from equipoise.channel.core.schema import json_schema
-from tests.reference_pages import FOLDER, MODELS, pages
+from tests.docs.reference_pages import FOLDER, MODELS, pages
 
 
 @pytest.mark.parametrize("name", sorted(pages()))
 def test_a_page_is_up_to_date(name: str) -> None:
-    """A page differs from the code only until `python -m tests.reference_pages` is run."""
+    """A page differs from the code only until `python -m tests.docs.reference_pages` is run."""
     assert pages()[name].decode() == (FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Random channels that are compacted, by compactors that die and overtake one another, until something is not as it must be.
 
-`python -m tests.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m
+`python -m tests.channels.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m
 equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which one rule of compaction is broken.
 """
 
@@ -20,10 +20,22 @@ from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.compacting import NOTHING, TIMEOUT_MS, all_of, all_rows, compacted, digests_of, fold, image_of, restored_to_end, told_by, untold
-from tests.folding import channel_with
-from tests.gap_log import GapLog
-from tests.walk import Walk
+from tests.channels.compacting import (
+    NOTHING,
+    TIMEOUT_MS,
+    all_of,
+    all_rows,
+    compacted,
+    digests_of,
+    fold,
+    image_of,
+    restored_to_end,
+    told_by,
+    untold,
+)
+from tests.channels.folding import channel_with
+from tests.channels.gap_log import GapLog
+from tests.channels.walk import Walk
 
 SCENARIO = "compactor"
 RECORDS_MAX = 40
@@ -104,7 +116,7 @@ def keep_what_must_stay() -> None:
 
 def main() -> int:
     """Hunt, seed after seed."""
-    parser = argparse.ArgumentParser(prog="tests.compaction_hunt")
+    parser = argparse.ArgumentParser(prog="tests.channels.compaction_hunt")
     parser.add_argument("--seeds", type=int, default=100)
     for seed in range(parser.parse_args().seeds):
         try:

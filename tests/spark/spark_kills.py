@@ -1,4 +1,4 @@
-"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive] [--kills 10]`.
+"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark.spark_kills [audit|archive] [--kills 10]`.
 
 A driver is killed with SIGKILL in the middle of a batch: after Spark has noted which entries are in it, and before it has noted that
 the batch is done. All tables that the job writes must then be those of the undisturbed one, row for row.
@@ -25,7 +25,7 @@ from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
-from tests.spark_logs import WrittenStream
+from tests.spark.spark_logs import WrittenStream
 
 PER_TRIGGER: Final = 300
 """Entries in one batch: a batch takes a second, so that there is time to kill a driver in each."""
@@ -107,7 +107,7 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
 @contextmanager
 def driver(job: str, url: str, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does a job on all of a log, and is gone at the end of the block, whatever ends that."""
-    with subprocess.Popen([sys.executable, "-m", "tests.spark_kills", job, "--driver", url, "--archive", str(archive)]) as running:
+    with subprocess.Popen([sys.executable, "-m", "tests.spark.spark_kills", job, "--driver", url, "--archive", str(archive)]) as running:
         try:
             yield running
         finally:

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 import yaml
 
-from tests.code_blocks import PAGES
-from tests.house_rules import ROOT
+from tests.docs.code_blocks import PAGES
+from tests.house.house_rules import ROOT
 
 DOCS: Final = ROOT / "docs"
 EACH_PAGE: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -11,7 +11,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
-from tests.folding import Channel, joined
+from tests.channels.folding import Channel, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
