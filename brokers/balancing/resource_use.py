@@ -47,24 +47,25 @@ class Card:
     bytes_out: int
 
 
-def resources_between(before: Counters, now: Counters, limits: Limits, *, told_in: float, told_out: float) -> Resources | None:
+def resources_between(before: Counters, now: Counters, limits: Limits, *, reported_in: float, reported_out: float) -> Resources | None:
     """Return the use of each resource between `before` and `now`; None if no time has passed.
 
-    A counter that went back counts as unchanged: a child took its counts with it, or a card was recreated. `told_in` and `told_out` are the
-    bytes per second that services report. They are a lower bound for network use, because no card counts loopback traffic.
+    A counter that went back counts as unchanged: a child took its counts with it, or a card was recreated. `reported_in` and
+    `reported_out` are the bytes per second that services report. They are a lower bound for network use, because no card counts loopback
+    traffic.
     """
     seconds = (now.at_ms - before.at_ms) / 1_000
     if seconds <= 0:
         return None
 
-    def kbits(counted_before: int, counted: int, told: float) -> Use:
-        return Use(used=max((counted - counted_before) / seconds, told, 0.0) * _BYTE_KBIT, limit=limits.network_kbits)
+    def kbits(counted_before: int, counted: int, reported: float) -> Use:
+        return Use(used=max((counted - counted_before) / seconds, reported, 0.0) * _BYTE_KBIT, limit=limits.network_kbits)
 
     return Resources(
         cpu=Use(used=100 * max(now.cpu_seconds - before.cpu_seconds, 0.0) / seconds, limit=100 * limits.cpu_cores),
         memory=Use(used=now.memory_bytes / _MIB, limit=limits.memory_bytes / _MIB),
-        bandwidth_in=kbits(before.bytes_in, now.bytes_in, told_in),
-        bandwidth_out=kbits(before.bytes_out, now.bytes_out, told_out),
+        bandwidth_in=kbits(before.bytes_in, now.bytes_in, reported_in),
+        bandwidth_out=kbits(before.bytes_out, now.bytes_out, reported_out),
     )
 
 

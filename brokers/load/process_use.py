@@ -29,9 +29,11 @@ class ProcessUse:
         self._process = psutil.Process()
         self._before: Counters | None = None
         self._latest: Resources | None = None
-        self._is_told = False
+        self._is_logged = False
 
-    def look(self, *, at_ms: int, told_in: float = 0.0, told_out: float = 0.0, nic_speed_gbps: float | None = None) -> Resources | None:
+    def look(
+        self, *, at_ms: int, reported_in: float = 0.0, reported_out: float = 0.0, nic_speed_gbps: float | None = None
+    ) -> Resources | None:
         """Return the use of each resource since the last measurement, or None at the first.
 
         Returns the former result if no time has passed. `at_ms` is from a monotonic clock. For the other parameters see `resources_between`
@@ -40,7 +42,7 @@ class ProcessUse:
         cards = counting_cards(_cards())
         limits, now = self._limits(cards, nic_speed_gbps), self._count(at_ms, cards)
         if self._before is not None:
-            found = resources_between(self._before, now, limits, told_in=told_in, told_out=told_out)
+            found = resources_between(self._before, now, limits, reported_in=reported_in, reported_out=reported_out)
             if found is None:
                 return self._latest
             self._latest = found
@@ -77,8 +79,8 @@ class ProcessUse:
         cores = self._cpu_cores if self._cpu_cores is not None else min(allowed.cpu_cores or usable, usable)
         memory = psutil.virtual_memory().total
         speed = network_kbits(cards, nic_speed_gbps=nic_speed_gbps)
-        if speed <= 0 and not self._is_told:
-            self._is_told = True
+        if speed <= 0 and not self._is_logged:
+            self._is_logged = True
             _logger.info(
                 "no network card says how fast it is, so the network counts as unused; set reports.nic_speed_gbps to weigh it",
                 extra={"broker": self._broker, "cards": ", ".join(card.name for card in cards)},

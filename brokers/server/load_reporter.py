@@ -79,7 +79,9 @@ class LoadReporter:
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
         carried = self._averages.update(open_bundles, services.loads, elapsed_ms=elapsed_ms)
         bytes_in, bytes_out = carried_bytes(services.loads)
-        resources = self._use.look(at_ms=now.boot_ms, told_in=bytes_in, told_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps)
+        resources = self._use.look(
+            at_ms=now.boot_ms, reported_in=bytes_in, reported_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps
+        )
         if resources is None:
             return carried, None
         sample = sampled(

@@ -84,7 +84,7 @@ def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixtur
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     use = ProcessUse(broker="a")
     with caplog.at_level(logging.INFO):
-        found = [use.look(at_ms=at_ms, told_in=1_000) for at_ms in (0, 100, 200)][-1]
+        found = [use.look(at_ms=at_ms, reported_in=1_000) for at_ms in (0, 100, 200)][-1]
     assert found is not None
     assert (8.0, 0.0, 0.0) == (found.bandwidth_in.used, found.bandwidth_in.limit, found.bandwidth_in.percent)
     (line,) = (record for record in caplog.records if record.name == "equipoise.brokers.load.process_use")
@@ -95,6 +95,6 @@ def test_a_speed_that_is_set_is_the_limit() -> None:
     """What services carry is weighed against it, whatever the cards say."""
     use = ProcessUse(broker="a")
     use.look(at_ms=0)
-    found = use.look(at_ms=1, told_in=25_000_000_000, told_out=0, nic_speed_gbps=100)
+    found = use.look(at_ms=1, reported_in=25_000_000_000, reported_out=0, nic_speed_gbps=100)
     assert found is not None
     assert 200 == found.bandwidth_in.percent

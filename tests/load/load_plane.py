@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from equipoise.brokers.load.bus.spelling import spell_sample
-from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Seen, Told, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Seen, on_handover, on_sample, on_sighting
 from equipoise.shedder.load_reports import Sample
 
 
@@ -88,7 +88,7 @@ class LoadPlane:
             if outcome.handover is not None:
                 self._handovers.append(*outcome.handover)
 
-    def _tell(self, message: Arrived, outcome: Told | LeftOut) -> None:
+    def _tell(self, message: Arrived, outcome: BrokerUpdate | LeftOut) -> None:
         key = message.key or b""
         if isinstance(outcome, LeftOut) or outcome.row is None or outcome.summary is None:
             return

@@ -57,15 +57,15 @@ class FileLoadBus:
             self._keep(self._observations, Observation(at_ms=sample.at_ms, broker=sample.broker, document=summary))
 
     def _keep(self, observations: Observations, summary: Observation) -> None:
-        told = self._failures = self._failures or LoggedFailures(
+        failures = self._failures = self._failures or LoggedFailures(
             _logger, broker=summary.broker, failed="load reports not stored", over="load reports are stored again"
         )
         try:
             observations.write(Kind.LOADS, [summary])
         except ObservationsUnavailable as error:
-            told.failed(error, time.monotonic_ns() // 1_000_000)
+            failures.failed(error, time.monotonic_ns() // 1_000_000)
         else:
-            told.succeeded()
+            failures.succeeded()
 
     def withdraw(self, broker: str) -> None:
         """See `LoadBus.withdraw`."""

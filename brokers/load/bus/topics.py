@@ -102,7 +102,7 @@ class LoadTopics:
 def differences(topic: LoadTopic, facts: TopicFacts) -> Sequence[str]:
     """Return how a topic differs from a newly created one, for people. The differences are harmless."""
     found = {name: facts.settings.get(name, "unknown") for name in topic.settings}
-    told = [f"{name} is {found[name]}, not {wanted}" for name, wanted in topic.settings.items() if found[name] != wanted]
+    different = [f"{name} is {found[name]}, not {wanted}" for name, wanted in topic.settings.items() if found[name] != wanted]
     if facts.partitions != topic.partitions:
-        told.insert(0, f"it has {facts.partitions} partitions, not {topic.partitions}")
-    return told
+        different.insert(0, f"it has {facts.partitions} partitions, not {topic.partitions}")
+    return different

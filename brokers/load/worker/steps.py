@@ -44,7 +44,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class BrokerUpdate:
     """The consequences of a message about a broker.
 
     * `row`: the broker's new table row. None deletes it.
@@ -70,13 +70,13 @@ class Seen:
     handover: tuple[int, bytes, bytes] | None = None
 
 
-def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
+def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpdate | LeftOut:
     """Return what follows from a message on the topic of samples. `row` is the broker's table row."""
     broker = _broker_in(message)
     if isinstance(broker, LeftOut):
         return broker
     if message.value is None:  # The broker leaves.
-        return Told(row=None, summary=None)
+        return BrokerUpdate(row=None, summary=None)
     try:
         sample = parse_sample(message.value)
     except UnreadableLoad as error:
@@ -97,7 +97,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | Lef
         for bundle in sampled_in(summary)
     ]
     handed = 0 if kept is None else kept.handed
-    return Told(
+    return BrokerUpdate(
         row=spell_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
         summary=body,
         sightings=[(sighting.bundle.traffic.bundle.encode(), spell_sighting(sighting)) for sighting in sightings],
@@ -125,7 +125,7 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
     return Seen(row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body))
 
 
-def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
+def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpdate | LeftOut:
     """Return what follows from a message on the topic of handovers. `row` is the broker's table row.
 
     The row keeps the offset of its sample and stores that of the handover: applied again, the handover would undo later samples.
@@ -142,7 +142,7 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | L
         return LeftOut(subject=handed.broker, problem=None)
     bundles = tuple(handed.bundle.traffic if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
     body = spell_summary(replace(summary, load=replace(summary.load, bundles=bundles), costs={**summary.costs, name: handed.bundle.cost}))
-    return Told(row=spell_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
+    return BrokerUpdate(row=spell_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
 
 
 def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:

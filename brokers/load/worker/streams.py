@@ -22,7 +22,7 @@ from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
 from equipoise.brokers.load.bus.topics import LoadTopics
 from equipoise.brokers.load.worker.access import Access, Tls
-from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Told, Troubles, is_forgotten, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Troubles, is_forgotten, on_handover, on_sample, on_sighting
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Streams:
                 continue
             if outcome.problem is not None:
                 self._warn("load cannot be so", key.decode(), outcome.problem)
-            await self._tell(key, outcome)
+            await self._publish(key, outcome)
 
     async def _on_sightings(self, stream: StreamT[bytes]) -> None:
         async for event in stream.events():
@@ -117,16 +117,16 @@ class Streams:
             if isinstance(outcome, LeftOut):
                 self._leave_out(outcome)
                 continue
-            await self._tell(key, outcome)
+            await self._publish(key, outcome)
 
-    async def _tell(self, broker: bytes, told: Told) -> None:
+    async def _publish(self, broker: bytes, update: BrokerUpdate) -> None:
         """Store and send the results. Nothing awaits between reading and writing a row, so agents do not interfere."""
-        if told.row is not None:
-            self._brokers[broker] = told.row
+        if update.row is not None:
+            self._brokers[broker] = update.row
         elif broker in self._brokers:
             del self._brokers[broker]
-        await self._summaries.send(key=broker, value=told.summary)
-        for bundle, sighting in told.sightings:
+        await self._summaries.send(key=broker, value=update.summary)
+        for bundle, sighting in update.sightings:
             await self._sightings.send(key=bundle, value=sighting)
 
     def _leave_out(self, message: LeftOut) -> None:

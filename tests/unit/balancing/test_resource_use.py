@@ -20,9 +20,9 @@ COUNTS = st.integers(0, 2**63)
 COUNTERS = st.builds(Counters, at_ms=COUNTS, cpu_seconds=st.floats(0, 1e12), memory_bytes=COUNTS, bytes_in=COUNTS, bytes_out=COUNTS)
 
 
-def between(before: Counters, now: Counters, *, told_in: float = 0.0, told_out: float = 0.0) -> Resources | None:
+def between(before: Counters, now: Counters, *, reported_in: float = 0.0, reported_out: float = 0.0) -> Resources | None:
     """The use of resources under `LIMITS`."""
-    return resources_between(before, now, LIMITS, told_in=told_in, told_out=told_out)
+    return resources_between(before, now, LIMITS, reported_in=reported_in, reported_out=reported_out)
 
 
 def test_use_is_of_the_time_between_two_looks() -> None:
@@ -38,7 +38,7 @@ def test_use_is_of_the_time_between_two_looks() -> None:
 
 def test_what_no_card_counts_is_what_services_say() -> None:
     """Loopback goes through no card, so the network carries at least what services say, each way by itself."""
-    found = between(BEFORE, NOW, told_in=500, told_out=1_000)
+    found = between(BEFORE, NOW, reported_in=500, reported_out=1_000)
     assert found is not None
     assert (8, 8) == (found.bandwidth_in.used, found.bandwidth_out.used)
 
@@ -57,9 +57,9 @@ def test_no_time_says_nothing(at_ms: int) -> None:
 
 
 @given(COUNTERS, COUNTERS, st.floats(0, 1e15), st.floats(0, 1e15))
-def test_use_is_never_negative_or_endless(before: Counters, now: Counters, told_in: float, told_out: float) -> None:
+def test_use_is_never_negative_or_endless(before: Counters, now: Counters, reported_in: float, reported_out: float) -> None:
     """Whatever counters and clocks do, each use is a figure."""
-    found = between(before, now, told_in=told_in, told_out=told_out)
+    found = between(before, now, reported_in=reported_in, reported_out=reported_out)
     for use in () if found is None else (found.cpu, found.memory, found.bandwidth_in, found.bandwidth_out):
         assert 0 <= use.used <= FIGURE_MAX * 1_000
 

@@ -15,9 +15,9 @@ from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_s
 from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
+    BrokerUpdate,
     LeftOut,
     Seen,
-    Told,
     is_forgotten,
     on_handover,
     on_sample,
@@ -47,10 +47,10 @@ def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
     return Arrived(partition=partition, offset=offset, key=each.broker.encode(), value=spell_sample(each))
 
 
-def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Told:
+def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> BrokerUpdate:
     """What follows from a message on the topic of samples, which is taken."""
     outcome = on_sample(row, message, now_ms=now_ms)
-    assert isinstance(outcome, Told), outcome
+    assert isinstance(outcome, BrokerUpdate), outcome
     return outcome
 
 
@@ -65,7 +65,7 @@ def sighting(broker: str, at_ms: int, rate: float, *, partition: int = 0) -> Sig
     return Sighting(broker=broker, at_ms=NOW_MS + at_ms, partition=partition, history=0.9, bundle=bundle(rate))
 
 
-def summary_in(outcome: Told) -> Summary:
+def summary_in(outcome: BrokerUpdate) -> Summary:
     """The summary that is published, which is also the one that is kept."""
     assert outcome.summary is not None
     assert outcome.row is not None
@@ -123,7 +123,7 @@ def test_a_topic_that_was_made_anew_counts() -> None:
 def test_who_leaves_is_forgotten() -> None:
     """A tombstone takes away the row, and is passed on."""
     row = told(None, arrived(sample())).row
-    assert Told(row=None, summary=None) == told(row, Arrived(partition=0, offset=1, key=b"a:1", value=None))
+    assert BrokerUpdate(row=None, summary=None) == told(row, Arrived(partition=0, offset=1, key=b"a:1", value=None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
     row = began.row
     for _ in range(2):
         outcome = on_handover(row, message, now_ms=NOW_MS)
-        assert isinstance(outcome, Told)
+        assert isinstance(outcome, BrokerUpdate)
         found = summary_in(outcome)
         assert [90.0, 7.0] == [each.traffic.messages_in_per_second for each in found.load.bundles or ()]
         assert {ORDERS: 45.0, "shop/orders/y": 3.5} == found.costs
@@ -259,9 +259,9 @@ def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
 def test_no_message_and_no_row_raises(row: bytes | None, value: bytes | None, key: bytes | None) -> None:
     """Whatever stands in a message or in a table, something follows from it or it is left out."""
     message = Arrived(partition=0, offset=0, key=key, value=value)
-    assert isinstance(on_sample(row, message, now_ms=NOW_MS), Told | LeftOut)
+    assert isinstance(on_sample(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     assert isinstance(on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut)
-    assert isinstance(on_handover(row, message, now_ms=NOW_MS), Told | LeftOut)
+    assert isinstance(on_handover(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     if row is not None:
         is_forgotten(row, partition=0, now_ms=NOW_MS)
 
