@@ -28,7 +28,7 @@ SESSIONS_PER_CALL: Final = 100
 # nothing.
 IDLE_COST: Final = 10.0
 
-_DRAINING: Final = "it drains, and moves everything away by itself"
+_DRAINING: Final = "it drains, and moves its bundles away itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

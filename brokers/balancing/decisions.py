@@ -57,8 +57,8 @@ class Decision:
         """Why the round was idle, in a sentence; else the reason of its first move, or of its first stay."""
         if self.idle is not None:
             return self.idle.reason
-        told: tuple[Move | Stay, ...] = (*self.moves, *self.stays)
-        return next((each.reason for each in told), None)
+        explained: tuple[Move | Stay, ...] = (*self.moves, *self.stays)
+        return next((each.reason for each in explained), None)
 
 
 def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kind) -> Decision:

@@ -141,8 +141,8 @@ class Destinations:
             for broker in self.live:
                 if broker.broker in self._unfit:
                     # Ask for one such broker at a time: only brokers that take bundles count when a policy counts its available primaries.
-                    told = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
-                    refused.update({} if told is None else {broker.broker: told})
+                    reason = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
+                    refused.update({} if reason is None else {broker.broker: reason})
             allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
             found = self._bound[question] = Candidates(allowed=allowed, refused=refused)
         return found

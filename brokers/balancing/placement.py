@@ -59,7 +59,7 @@ class Reports:
     * `carried`, `weights`: the loads of brokers by id and of bundles by name, in one unit.
     * `usual`: the weight of an unreported bundle. It is the mean of the bundles that reports count but do not name; without any, the mean
       of the named bundles.
-    * `named`: by broker, the bundles for which its report is the newest.
+    * `named`: by broker, the bundles that its report names and no newer report does.
     """
 
     loads: Mapping[str, BrokerLoad]
@@ -278,12 +278,12 @@ def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], w
     rest, uncounted = 0.0, 0
     # Oldest first, so that the newest report of a bundle remains.
     for name, load in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-        told = {bundle.bundle: weight(name, bundle) for bundle in load.bundles or ()}
-        weights.update(told)
-        reporters.update(dict.fromkeys(told, name))
-        if load.bundle_count > len(told):
-            rest += max(0.0, carried[name] - sum(told.values()))
-            uncounted += load.bundle_count - len(told)
+        reported = {bundle.bundle: weight(name, bundle) for bundle in load.bundles or ()}
+        weights.update(reported)
+        reporters.update(dict.fromkeys(reported, name))
+        if load.bundle_count > len(reported):
+            rest += max(0.0, carried[name] - sum(reported.values()))
+            uncounted += load.bundle_count - len(reported)
     usual = rest / uncounted if uncounted else (sum(weights.values()) / len(weights) if weights else 0.0)
     named: dict[str, list[str]] = {}
     for bundle, reporter in reporters.items():

@@ -140,8 +140,8 @@ def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules) -> Map
     The bundle may have moved or gone since the plan, and a new policy may forbid the move.
     """
     destinations = Destinations(view, rules=rules)
-    told = {move.bundle: _why_stale(view, destinations, move) for move in moves}
-    return {bundle: reason for bundle, reason in told.items() if reason is not None}
+    reasons = {move.bundle: _why_stale(view, destinations, move) for move in moves}
+    return {bundle: reason for bundle, reason in reasons.items() if reason is not None}
 
 
 def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None:

@@ -221,7 +221,7 @@ def _compiled(text: str) -> tuple[Pattern | None, str]:
     if len(text) > _PATTERN_CHARACTERS_MAX:
         return None, f"it has {len(text)} characters, and may have {_PATTERN_CHARACTERS_MAX}"
     if _repeats_a_repeat(text):
-        return None, "it repeats without bound what holds such a repeat itself, and so may take for ever over one name"
+        return None, "it has an unbounded repeat inside an unbounded repeat, and may take for ever to match one name"
     try:
         return re.compile(text), ""
     except (re.error, OverflowError, RecursionError) as error:  # The latter two: absurd repeats, absurd nesting.

@@ -81,9 +81,9 @@ def _kept_from_owner(view: View, destinations: Destinations) -> Iterator[_Kept]:
             continue
         assert bundle.owner is not None, "an owned bundle has an owner"
         owner = view.live[bundle.owner]
-        told = destinations.bound(bundle).refused.get(owner.broker)
-        if told is not None and owner.status == "up":
-            yield _Kept(bundle=bundle, owner=owner, reason=f"{owner.broker} may not have it: {told}"[:TEXT_CHARACTERS_MAX])
+        reason = destinations.bound(bundle).refused.get(owner.broker)
+        if reason is not None and owner.status == "up":
+            yield _Kept(bundle=bundle, owner=owner, reason=f"{owner.broker} may not have it: {reason}"[:TEXT_CHARACTERS_MAX])
 
 
 def _ruled(view: View, destinations: Destinations) -> Iterator[BundleEntry]:

@@ -160,7 +160,7 @@ TAKEN: Final[Mapping[str, Taken]] = MappingProxyType(
         "loadBalancerDebugModeEnabled": _taken(
             "transfer.pulsar_debug",
             by=_truth,
-            note="it changes what Pulsar decides, so it counts with pulsar_exact; reasons are always told",
+            note="it changes what Pulsar decides, so it applies only with pulsar_exact; reasons are always recorded",
         ),
         "loadBalancerBrokerOverloadedThresholdPercentage": _taken(
             "transfer.overloaded_percent", "overload.overloaded_percent", "least_message_rate.overloaded_percent", by=_PERCENT
@@ -225,25 +225,25 @@ OLD_SPELLINGS: Final[Mapping[str, str]] = MappingProxyType(
 )
 OLD_SPELLINGS_YIELD_TO: Final = 1.0
 
-_BY_THE_LOG: Final = "who owns a bundle is told by the one log here, so there is no other store of it"
-_BY_THE_AGENT: Final = "what is stuck is cancelled by the brokers themselves, after their own deadlines"
-_OUT_OF_USE: Final = "Pulsar itself no longer looks at it"
+_BY_THE_LOG: Final = "here the log alone stores who owns a bundle, so there is no other store to choose"
+_BY_THE_AGENT: Final = "brokers cancel stuck operations after their own deadlines"
+_OUT_OF_USE: Final = "Pulsar itself no longer reads it"
 _WORKER: Final = "it is a setting of the broker's own, not of balancing: "
 
 MEANINGLESS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "loadManagerServiceUnitStateTableViewClassName": _BY_THE_LOG,
         "loadBalancerServiceUnitTableViewSyncer": _BY_THE_LOG,
-        "loadBalancerServiceUnitStateTombstoneDelayTimeInSeconds": "a split takes its parent away at once, and nothing waits to be removed",
-        "loadBalancerServiceUnitStateMaxConcurrentOverrides": "a death is one record here, which frees all bundles of the dead broker",
+        "loadBalancerServiceUnitStateTombstoneDelayTimeInSeconds": "a split removes its parent at once, so nothing waits to be removed",
+        "loadBalancerServiceUnitStateMaxConcurrentOverrides": "here the death of a broker is one record, which frees all its bundles",
         "loadBalancerInFlightServiceUnitStateWaitingTimeInMillis": _BY_THE_AGENT,
         "loadBalancerServiceUnitStateMonitorIntervalInSeconds": _BY_THE_AGENT,
         "metadataStoreOperationTimeoutSeconds": "there is no metadata store here",
-        "loadBalancerMultiPhaseBundleUnload": "a transfer always serves until its destination is ready, and tells clients of it",
-        "loadBalancerDistributeBundlesEvenlyEnabled": "of brokers that are equal otherwise the one with the fewest bundles is taken anyway",
+        "loadBalancerMultiPhaseBundleUnload": "the owner always serves until the destination is ready, and sends its clients there",
+        "loadBalancerDistributeBundlesEvenlyEnabled": "among equal brokers, the one with the fewest bundles is always chosen",
         "loadBalancerResourceQuotaUpdateIntervalMinutes": "there are no resource quotas here, and no store to write them to",
         "topicBundleAssignmentStrategy": "a topic is always in the bundle that holds its hash",
-        "supportedNamespaceBundleSplitAlgorithms": f"all algorithms can always be asked for: {', '.join(ALGORITHMS)}",
+        "supportedNamespaceBundleSplitAlgorithms": f"all algorithms are always available: {', '.join(ALGORITHMS)}",
         "loadBalancerPlacementStrategy": _OUT_OF_USE,
         "loadBalancerBrokerUnderloadedThresholdPercentage": _OUT_OF_USE,
         "loadBalancerBrokerComfortLoadLevelPercentage": _OUT_OF_USE,

@@ -135,11 +135,11 @@ def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
         return "it is empty, so the default stays"
     manager = _class_in(values.get(MANAGER, ""))
     if key == ENABLED and manager == NOOP:
-        return f"{NOOP} balances nothing, whatever stands here"
+        return f"{NOOP} balances nothing, so this has no effect"
     if key in STRATEGIES and manager == EXTENSIBLE:
-        return None if _class_in(entry.value) == STRATEGIES[key] else f"{EXTENSIBLE} uses {STRATEGIES[key]}, whatever stands here"
+        return None if _class_in(entry.value) == STRATEGIES[key] else f"{EXTENSIBLE} uses {STRATEGIES[key]}, so this has no effect"
     if key == _PLACEMENT and _class_in(entry.value) == PLACING_SHEDDER:
-        return f"{PLACING_SHEDDER} names the destinations of its moves itself here; for what else has no owner the default stays"
+        return f"{PLACING_SHEDDER} names the destinations of its moves itself here; the default places other bundles"
     if key in OLD_SPELLINGS:
         new = OLD_SPELLINGS[key]
         return f"{new} is set, too, and counts" if not _is_default_weight(values.get(new, "")) else None

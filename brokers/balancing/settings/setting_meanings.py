@@ -126,7 +126,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "transfer.sources_max": _meaning("Limit of brokers that give bundles in one round.", _SOME),
         "transfer.transfer": _meaning("Names a destination for each move, and tries swaps."),
         "transfer.overloaded_percent": _meaning("Use above which a broker may count as overloaded, in percent.", Range()),
-        "transfer.load_ttl_ms": _meaning("Time for which a report counts."),
+        "transfer.load_ttl_ms": _meaning("Age at which a report no longer counts."),
         "transfer.cool_down_ms": _meaning("Time after a move until a broker's next report counts again."),
         "transfer.with_policies": _meaning("Also moves bundles of namespaces with policies."),
         "transfer.excluded_namespaces": _meaning("Namespaces whose bundles never move."),

@@ -63,14 +63,14 @@ class Setting:
     @property
     def expected(self) -> str:
         """What is allowed, to complete the sentence "it must be ..."."""
-        told = {
+        allowed = {
             bool: "true or false",
             int: f"an integer, {self.meaning.range}",
             float: f"a number, {self.meaning.range}",
             str: f"one of {', '.join(CHOICES.get(self.name, ()))}",
             frozenset: f"up to {NAMESPACES_MAX} namespaces with commas between them, or {NONE}",
         }[self.kind]
-        return f"{told}, or {NONE}" if self.optional else told
+        return f"{allowed}, or {NONE}" if self.optional else allowed
 
     def read(self, given: Value) -> Value:
         """Return `given`, parsed if it is a text, as a value of this setting. Raises `InvalidSetting`."""
@@ -92,8 +92,8 @@ class Setting:
         return self.kind is not str or value in CHOICES[self.name]
 
     def _wrong(self, given: Value) -> InvalidSetting:
-        told = sorted(given) if isinstance(given, frozenset) else given
-        shown = told if isinstance(told, bool | int | float | None) else str(told)[:_LEGIBLE]
+        listed = sorted(given) if isinstance(given, frozenset) else given
+        shown = listed if isinstance(listed, bool | int | float | None) else str(listed)[:_LEGIBLE]
         return InvalidSetting(setting=self.name, value=shown, expected=self.expected)
 
 

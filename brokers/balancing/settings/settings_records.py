@@ -45,9 +45,9 @@ class Changed:
     after: str | None
 
     def __str__(self) -> str:
-        return f"{self.setting}: {self._told(self.before)} -> {self._told(self.after)}"
+        return f"{self.setting}: {self._shown(self.before)} -> {self._shown(self.after)}"
 
-    def _told(self, text: str | None) -> str:
+    def _shown(self, text: str | None) -> str:
         if text is not None:
             return text
         return f"{spelled(SETTINGS[self.setting].default)} (default)" if self.setting in SETTINGS else "not set"

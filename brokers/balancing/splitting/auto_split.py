@@ -222,14 +222,14 @@ class _Planning:
         if count is None:
             return _No(f"it is not known how many bundles {namespace} has", is_failure=True)
         if count + self._added[namespace] >= settings.bundles_max:
-            return _No(f"{namespace} has {count + self._added[namespace]} bundles, and no more than {settings.bundles_max} are made")
+            return _No(f"{namespace} has {count + self._added[namespace]} bundles, and may have at most {settings.bundles_max}")
         overlaps = _overlaps_like_pulsar if settings.pulsar_exact else _overlaps
         under_way = (*self._splitting, *(() if settings.pulsar_exact else (split.bundle for split in self.splits)))
         rival = next((name for name in under_way if overlaps(due.bundle.bundle, name)), None)
         if rival is not None:
             return _No(f"{rival}, which it overlaps, is being split")
         if len(self.splits) == settings.splits_max:
-            return _No(f"{settings.splits_max} others carry even more, and its turn comes in another round")
+            return _No(f"{settings.splits_max} others carry even more, so it waits for a later round")
         return None
 
     def _cuts(self, due: _Due) -> tuple[int, ...] | _No:
@@ -241,7 +241,7 @@ class _Planning:
             cuts = tuple(find_cuts(due.bundle))
             check_cuts(place.low, place.high, cuts)
         except EquipoiseError as error:
-            return _No(f"it cannot be told where to cut it: {error}", is_failure=True)
+            return _No(f"it has no valid cut: {error}", is_failure=True)
         if not cuts:
             return _No("there is no place to cut it", is_failure=True)
         if self._settings.pulsar_exact:
@@ -249,7 +249,7 @@ class _Planning:
         namespace = place.namespace
         count = self._snapshot.bundle_counts[namespace] + self._added[namespace] + len(cuts)
         if count > self._settings.bundles_max:
-            return _No(f"{namespace} would have {count} bundles, and no more than {self._settings.bundles_max} are made")
+            return _No(f"{namespace} would have {count} bundles, and may have at most {self._settings.bundles_max}")
         return cuts
 
 

@@ -91,17 +91,17 @@ class SplittingMemory:
         self.merge_hits: Mapping[Pair, int] = {}
         self._rests: Mapping[str, _Rest] = {}
         self._failed_ms: Mapping[str, int] = {}
-        self._told: dict[Kind, frozenset[object]] = {}
+        self._recorded_due: dict[Kind, frozenset[object]] = {}
 
     def forget_splits(self) -> None:
         """Forget the state of splits, because splitting is off. Counting starts again at 0."""
         self.split_hits = {}
-        self._told.pop("split", None)
+        self._recorded_due.pop("split", None)
 
     def forget_merges(self) -> None:
         """Forget the state of merges, because merging is off. Counting starts again at 0."""
         self.merge_hits, self._rests = {}, {}
-        self._told.pop("merge", None)
+        self._recorded_due.pop("merge", None)
 
     # --- what a round looks at ---
 
@@ -154,7 +154,7 @@ class SplittingMemory:
         counted.update(("Success", str(split.excess)) for split in made)
         counted[FAILURE] += len(problems)
         noted = plan.hits.keys() | set(plan.failures)
-        return self._told_of(
+        return self._if_changed(
             Decision(
                 at_ms=at_ms,
                 broker=broker,
@@ -178,7 +178,7 @@ class SplittingMemory:
         counted = Counter({("Success", "Underloaded"): len(made), FAILURE: len(problems)})
         # Most pairs of a quiet cluster are cold and counting. Record only those that have reached the threshold.
         due = [left for (left, _), hits in plan.hits.items() if hits > hits_threshold]
-        return self._told_of(
+        return self._if_changed(
             Decision(
                 at_ms=at_ms,
                 broker=broker,
@@ -192,11 +192,11 @@ class SplittingMemory:
             is_news=bool(plan.merges),
         )
 
-    def _told_of(self, decision: Decision, *, due: Iterable[object], is_news: bool) -> Decision | None:
+    def _if_changed(self, decision: Decision, *, due: Iterable[object], is_news: bool) -> Decision | None:
         due_now = frozenset(due)
-        if not is_news and due_now == self._told.get(decision.kind, frozenset()):
+        if not is_news and due_now == self._recorded_due.get(decision.kind, frozenset()):
             return None
-        self._told[decision.kind] = due_now
+        self._recorded_due[decision.kind] = due_now
         return replace(decision, stays=decision.stays[:STAYS_MAX], stays_left_out=max(len(decision.stays) - STAYS_MAX, 0))
 
 
@@ -207,5 +207,5 @@ def _here(bundle: str, broker: str, reason: str, cause: Cause) -> Move:
 
 def _stays(stays: Iterable[Stay], noted: Collection[str], problems: Mapping[str, str]) -> tuple[Stay, ...]:
     """Return the stays to record, by name: the plan's for `noted` bundles, and the failures."""
-    told = {stay.subject: stay.reason for stay in stays if stay.subject in noted} | dict(problems)
-    return tuple(Stay(subject=name, reason=reason) for name, reason in sorted(told.items()))
+    reasons = {stay.subject: stay.reason for stay in stays if stay.subject in noted} | dict(problems)
+    return tuple(Stay(subject=name, reason=reason) for name, reason in sorted(reasons.items()))

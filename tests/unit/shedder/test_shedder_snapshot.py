@@ -162,7 +162,7 @@ def test_who_drains_is_left_alone_and_who_is_dead_is_not_there(channel: Channel)
     channel.die("b")
     snapshot = taken(channel, report("a", left=5), report("b", right=7), report("c"))
     assert ["a", "c"] == [broker.broker for broker in snapshot.brokers]
-    assert broker_of(snapshot, "c").barred == "it drains, and moves everything away by itself"
+    assert broker_of(snapshot, "c").barred == "it drains, and moves its bundles away itself"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_who_goes_by_reports_sees_what_moves_and_who_drains(channel: Channel) ->
     channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
     snapshot = told_by(channel, LEFT)
     assert ({LEFT: "a"}, {LEFT: "it is assigning already"}) == (snapshot.owners, snapshot.resting)
-    assert {"b": "it drains, and moves everything away by itself"} == snapshot.apart
+    assert {"b": "it drains, and moves its bundles away itself"} == snapshot.apart
 
 
 def test_what_nobody_serves_has_no_owner() -> None:

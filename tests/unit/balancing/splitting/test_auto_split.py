@@ -316,21 +316,21 @@ REFUSALS = [
         id="enough bundles",
         bundle=HOT,
         settings=replace(AT_ONCE, bundles_max=2),
-        reason=f"{CARRIES}t/ns has 2 bundles, and no more than 2 are made",
+        reason=f"{CARRIES}t/ns has 2 bundles, and may have at most 2",
     ),
     Refusal(
         id="too many parts",
         bundle=HOT,
         more={"find_cuts": lambda _: (1, 2)},
         settings=replace(AT_ONCE, bundles_max=3),
-        reason=f"{CARRIES}t/ns would have 4 bundles, and no more than 3 are made",
+        reason=f"{CARRIES}t/ns would have 4 bundles, and may have at most 3",
     ),
     Refusal(id="no place", bundle=HOT, more={"find_cuts": lambda _: ()}, reason=f"{CARRIES}there is no place to cut it", failures=1),
     Refusal(
         id="no answer",
         bundle=HOT,
         more={"find_cuts": fails},
-        reason=f"{CARRIES}it cannot be told where to cut it: the boundaries of {LEFT} cannot be used: it says no",
+        reason=f"{CARRIES}it has no valid cut: the boundaries of {LEFT} cannot be used: it says no",
         failures=1,
     ),
 ]
@@ -355,7 +355,7 @@ def test_others_that_carry_more_come_first() -> None:
     """With too many for one round the others are told so, and those of Pulsar's round that it did not come to."""
     settings = replace(AT_ONCE, splits_max=1)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
-    assert {LEFT: f"{CARRIES}1 others carry even more, and its turn comes in another round"} == told(plan)
+    assert {LEFT: f"{CARRIES}1 others carry even more, so it waits for a later round"} == told(plan)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {})
     assert {RIGHT: "there are 1 splits in this round already"} == told(plan)
 
@@ -365,7 +365,7 @@ def test_the_service_may_say_later_where_to_cut() -> None:
     settings = replace(AT_ONCE, bundles_max=3)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
     assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]
-    assert {LEFT: f"{CARRIES}t/ns has 3 bundles, and no more than 3 are made"} == told(plan)
+    assert {LEFT: f"{CARRIES}t/ns has 3 bundles, and may have at most 3"} == told(plan)
 
 
 # --- settings ---
