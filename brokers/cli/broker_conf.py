@@ -76,11 +76,11 @@ def print_entries(conf: BrokerConf) -> None:
     """Print the three lists, one entry per line. Entries that are not about balancing are printed without values."""
     read = conf.read
     counts = _counts(read)
-    told = f"{counts['taken']} taken, {counts['without_meaning']} without meaning here, {counts['not_understood']} not understood"
-    print_line(f"{conf.file}: {told}")
+    summary = f"{counts['taken']} taken, {counts['without_meaning']} without meaning here, {counts['not_understood']} not understood"
+    print_line(f"{conf.file}: {summary}")
     meaningless = [entry for entry in read.without_meaning if entry.why != NOT_ABOUT_BALANCING]
     strangers = [entry.key for entry in read.without_meaning if entry.why == NOT_ABOUT_BALANCING]
-    _print_list("taken", [(entry, _told(entry)) for entry in read.taken])
+    _print_list("taken", [(entry, _effect(entry)) for entry in read.taken])
     _print_list("without meaning here", [(entry, entry.why) for entry in meaningless])
     if strangers:
         print_line("")
@@ -92,11 +92,11 @@ def _print_list(heading: str, entries: Sequence[tuple[TakenEntry | OtherEntry, s
     if entries:
         print_line("")
         print_line(f"{heading}:")
-    for entry, told in entries:
-        print_line(f"{entry.line:>6}  {entry.key}={entry.value}: {told}")
+    for entry, text in entries:
+        print_line(f"{entry.line:>6}  {entry.key}={entry.value}: {text}")
 
 
-def _told(entry: TakenEntry) -> str:
+def _effect(entry: TakenEntry) -> str:
     settings = ", ".join(f"{name}={spelled(value)}" for name, value in entry.settings.items())
     return "; ".join(part for part in (settings, entry.note) if part)
 

@@ -29,7 +29,7 @@ LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 TIMEOUT_S: Final = 60
 """The default time limit of a command, the same as that of a broker's admin calls."""
 
-_TIMEOUT_S_MAX: Final = 86_400
+TIMEOUT_S_MAX: Final = 86_400
 
 
 LogOption = Annotated[
@@ -43,7 +43,7 @@ LogOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print results and errors as JSON: one document, or one line per record.")]
 ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON.")]
-TimeoutOption = Annotated[int, typer.Option("--timeout", metavar="SECONDS", min=1, max=_TIMEOUT_S_MAX, help="Time limit of the command.")]
+TimeoutOption = Annotated[int, typer.Option("--timeout", metavar="SECONDS", min=1, max=TIMEOUT_S_MAX, help="Time limit of the command.")]
 AsOption = Annotated[
     str | None,
     typer.Option("--as", metavar="NAME", help="Your name in the channel's history (admin:NAME).  [default: the user's name]"),

@@ -1,6 +1,6 @@
-"""Turn errors into a command's exit code and its one line of error.
+"""Turn errors into exit codes and error lines.
 
-Commands do not catch an `EquipoiseError` to print it.
+A command lets an `EquipoiseError` pass; the error is caught and printed here.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _usage_errors(*, as_json: bool) -> Iterator[None]:
         yield
     except _UsageError as error:
         if _match_negative(getattr(error, "option_name", "")):  # The parser reads a negative number as an option.
-            error.message = f"{error.message} (and no number here is negative)"
+            error.message = f"{error.message} (negative numbers are not allowed)"
         if not as_json:
             raise
         usage = "" if error.ctx is None else error.ctx.get_usage().removeprefix("Usage: ")
@@ -119,7 +119,7 @@ def _usage_errors(*, as_json: bool) -> Iterator[None]:
 
 @contextmanager
 def _ended(*, as_json: bool) -> Iterator[None]:
-    """Turn an expected error into a line and an exit code."""
+    """Turn an expected error into one error line and an exit code."""
     try:
         with _usage_errors(as_json=as_json):
             yield
@@ -129,7 +129,7 @@ def _ended(*, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
     except BrokenPipeError:
-        # Send buffered output to nowhere, so that it does not fail again when the interpreter ends.
+        # Discard buffered output, so that flushing it does not fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
     except OSError as error:
@@ -139,7 +139,7 @@ def _ended(*, as_json: bool) -> Iterator[None]:
 
 
 def output_failed(output: str, error: OSError) -> OperatorError:
-    """Return our error for a failed write to `output`."""
+    """Return the error for a failed write to `output`."""
     problem = error.strerror or str(error)
     advice = "free space on its disk, or write to another place, and run the command again"
     return OperatorError(f"{output} cannot be written: {problem}; {advice}")

@@ -1,4 +1,4 @@
-"""End a process together with its parent, which holds the other end of its standard input."""
+"""End this process when its parent ends. The parent holds the other end of this process's standard input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ_BYTES: Final = 4_096
 
 
 def end_with_standard_input() -> None:
-    """Send this process SIGTERM when its standard input ends. The parent cannot die without closing it."""
+    """Send this process SIGTERM when its standard input ends. The kernel closes it when the parent dies."""
     threading.Thread(target=_wait_for_eof, name="stop-on-eof", daemon=True).start()
 
 

@@ -50,13 +50,16 @@ class ExportFormat(StrEnum):
 
 def export(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="File to create; compressed if its name ends in .zst.  [default: standard output]")
+        str,
+        typer.Argument(
+            metavar="[FILE]", help="File to create; compressed if its name ends in .zst.  [default: standard output]", show_default=False
+        ),
     ] = _STREAM,
     *,
     log: LogOption,
     form: Annotated[ExportFormat, typer.Option("--format", help="Output format: one JSON object per line.")] = ExportFormat.JSONL,
     start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="First offset to export.")] = 0,
-    zstd: Annotated[bool, typer.Option("--zstd", help="Compress the output, whatever its name.")] = False,
+    zstd: Annotated[bool, typer.Option("--zstd", help="Compress the output, even if its name does not end in .zst.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: ErrorsAsJsonOption = False,
 ) -> None:

@@ -44,11 +44,11 @@ def lines_of(difference: Row) -> Iterator[str]:
     for name in before:
         yield f"{name}: {_moved(before[name], after[name])}"
     for kind, thing in _THINGS.items():
-        told = cast("Mapping[str, list[Row]]", difference[kind])
+        groups = cast("Mapping[str, list[Row]]", difference[kind])
         lines = [
-            *((row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}") for row in told["removed"]),
-            *((row[thing], f"+ {thing} {row[thing]}{_fields(row, kind)}") for row in told["added"]),
-            *((row[thing], f"~ {thing} {row[thing]}: {_changes(row)}") for row in told["changed"]),
+            *((row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}") for row in groups["removed"]),
+            *((row[thing], f"+ {thing} {row[thing]}{_fields(row, kind)}") for row in groups["added"]),
+            *((row[thing], f"~ {thing} {row[thing]}: {_changes(row)}") for row in groups["changed"]),
         ]
         yield from (line for _, line in sorted(lines, key=lambda line: str(line[0])))
 

@@ -267,10 +267,10 @@ def _named(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
-def _change(before: _Value, after: _Value, tell: Callable[[_Value], str]) -> str:
+def _change(before: _Value, after: _Value, formatted: Callable[[_Value], str]) -> str:
     """Return a figure before and after, or once if both look the same."""
-    told, then = tell(before), tell(after)
-    return told if told == then else f"{told} -> {then}"
+    first, second = formatted(before), formatted(after)
+    return first if first == second else f"{first} -> {second}"
 
 
 def _rate(bytes_per_second: float, messages_per_second: float) -> str:

@@ -6,10 +6,13 @@ This sets up the process; `brokers.load.worker` does the work.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+import typer
 
 from equipoise.brokers.cli import kafka_options
 from equipoise.brokers.cli.kafka_options import PrintConfigOption
-from equipoise.brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, LogOption, TimeoutOption
+from equipoise.brokers.cli.options import LOG_VARIABLE, TIMEOUT_S, TIMEOUT_S_MAX, ErrorsAsJsonOption
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from equipoise.channel.core.errors import invalid_log_url, missing_extra
@@ -20,8 +23,10 @@ app = group("Average the load of a cluster on Kafka.")
 @app.command()
 def load_worker(
     *,
-    log: LogOption,
-    timeout: TimeoutOption = TIMEOUT_S,
+    log: Annotated[str, typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The cluster's log: kafka://HOST:PORT/TOPIC.")],
+    timeout: Annotated[
+        int, typer.Option("--timeout", metavar="SECONDS", min=1, max=TIMEOUT_S_MAX, help="How long to wait for Kafka at the start.")
+    ] = TIMEOUT_S,
     print_config: PrintConfigOption = False,
     stop_on_eof: StopOnEofOption = False,
     as_json: ErrorsAsJsonOption = False,
@@ -29,11 +34,11 @@ def load_worker(
     """Average the load of a cluster on Kafka.
 
     Brokers on Kafka publish samples of their load. Load workers average them for the leader. Any number may run, on any machine, and
-    share the work. Brokers serve without them. A cluster on SQLite needs none.
+    share the work. While none runs, brokers serve, but nothing is balanced. A cluster on SQLite needs no load worker.
 
     SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load worker continues.
     """
-    del as_json  # Its log is always JSON.
+    del as_json  # The load worker always logs JSON.
     from equipoise.brokers.cli.structured_logs import configure
     from equipoise.channel.kafka.settings import address_of
     from equipoise.channel.log.open_log import kafka_settings

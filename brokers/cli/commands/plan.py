@@ -39,9 +39,7 @@ def plan(
     log: LogOption,
     shedder: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the one in force]", show_default=False
-        ),
+        typer.Option(metavar="NAME", help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the cluster's]", show_default=False),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -53,12 +51,12 @@ def plan(
 ) -> None:
     """Show what the balancer would move now, and what blocks further moves.
 
-    This is a dry run: it reads the channel and the load reports, and changes nothing. It plans with the settings on the channel, then
-    those of --broker-conf, then the defaults. It does not know the settings that brokers got when they started. Exit code 1: no
-    broker has sent a fresh load report.
+    This is a dry run: it reads the channel and the load reports, and changes nothing. The settings on the channel
+    override those of --broker-conf, which override the defaults. It does not know the settings that brokers got when they started.
+    Exit code 1: no broker has sent a fresh load report.
     """
     given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
-    base = with_values(BalancingSettings(), {} if broker_conf is None else _said_in(broker_conf))
+    base = with_values(BalancingSettings(), {} if broker_conf is None else _settings_of(broker_conf))
     with reading(log, timeout) as access:
         settings = with_values(settings_in(access.view, base), given)
         summaries = open_load_bus(log).latest()
@@ -76,7 +74,7 @@ def plan(
         print_forecast(seen, settings, forecast)
 
 
-def _said_in(broker_conf: Path) -> Mapping[str, Value]:
+def _settings_of(broker_conf: Path) -> Mapping[str, Value]:
     return read_broker_conf(broker_conf).read.settings
 
 
@@ -88,23 +86,23 @@ def _leader(view: View) -> str | None:
 def _last_decision(log: str) -> Decision | None:
     """Return the last decision about moves, or None. Unreadable decisions count as none, because a plan does not need them."""
     try:
-        newest: Sequence[Decision] = open_decision_log(log).newest(_LOOKED_AT)
+        newest: Sequence[Decision] = open_decision_log(log).newest(_SEARCHED)
     except DecisionLogUnavailable:
         return None
     return next((decision for decision in reversed(newest) if decision.kind == "shed"), None)
 
 
-# Decisions searched: splits and merges of all brokers lie between two rounds of the leader.
-_LOOKED_AT = 100
+# How many decisions to search: between two rounds of the leader, all brokers record their splits and merges.
+_SEARCHED = 100
 
 
 def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
     apart = [f"{broker.broker}: {broker.apart}" for broker in forecast.brokers]
-    others = f" (and so of {len(apart) - 1} others)" if len(apart) > 1 else ""
+    others = f" (and likewise {len(apart) - 1} others)" if len(apart) > 1 else ""
     problem = f"{apart[0]}{others}" if apart else "no broker is alive"
     advice = (
-        f"start a load worker (equipoise load-worker --log {quote(log)}), and see what brokers log of their reports"
+        f"start a load worker (equipoise load-worker --log {quote(log)}), and read what the brokers log about their reports"
         if log.startswith("kafka:")
-        else "see what brokers log of their reports, and whether the clock of this machine is right"
+        else "read what the brokers log about their reports, and check the clock of this machine"
     )
     return NoFreshLoad(log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)")

@@ -179,11 +179,11 @@ def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
     result = run("plan", *TRANSFER, log=log)
     assert (1, "") == (result.exit_code, result.stdout)
     assert "no broker has a fresh load report" in result.stderr
-    assert "see what brokers log of their reports" in result.stderr
+    assert "read what the brokers log about their reports" in result.stderr
     open_load_bus(log).publish(sample(channel, "a", 90.0, age_ms=100_000))
     document = json.loads(run("plan", "--json", log=log).stderr)
     assert "NoFreshLoad" == document["error"]
-    assert "of 2 others" in document["problem"]
+    assert "likewise 2 others" in document["problem"]
 
 
 def test_without_brokers_there_is_no_plan(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ USAGE_ERRORS = {
     "no argument": (("namespaces", "create"), "MissingParameter", "Missing argument 'TENANT/NAMESPACE'"),
     "no log": (("namespaces", "list"), "MissingParameter", "Missing option '--log'"),
     "no number": (("channel", "show", "1.5", "--log", "{log}"), "BadParameter", "Input should be a valid integer"),
-    "a number below zero": (("channel", "at", "-1", "--log", "{log}"), "NoSuchOption", "-1 (and no number here is negative)"),
+    "a number below zero": (("channel", "at", "-1", "--log", "{log}"), "NoSuchOption", "-1 (negative numbers are not allowed)"),
     "too great a number": (
         ("channel", "at", "9" * 20, "--log", "{log}"),
         "BadParameter",
