@@ -21,7 +21,7 @@ How a channel is copied
    digest must be equal.
 
 `again` finishes a copy that died after step 4: it reads the source up to its close. Two copies would issue the same tokens. So
-the target must be the log for which the source was closed, unless the operator confirms that no broker can ever start on that
+the target must be the log that the closing record names, unless the operator confirms that no broker can ever start on that
 one.
 """
 

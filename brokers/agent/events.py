@@ -94,7 +94,7 @@ class Discarded:
 class CutsFound:
     """Where the owner cuts its splitting `bundle` (hash points); empty, with a `problem`, if it cannot.
 
-    `asked_at` is the `last` of the entry in `FindCuts`. It tells answers apart if the bundle is split, cancelled and split again.
+    `asked_at` is the `last` of the entry in `FindCuts`. It identifies the answer if the bundle is split, cancelled and split again.
     """
 
     bundle: str

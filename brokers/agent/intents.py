@@ -23,7 +23,7 @@ class Transfer:
 class MoveAway:
     """Transfer `bundle` to any other broker, with the least effect on clients.
 
-    If no other broker may have it, unload it; with `or_stay`, refuse.
+    If no other broker may own it, unload it, or refuse if `or_stay` is set.
     """
 
     bundle: str
@@ -33,7 +33,7 @@ class MoveAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Take `bundle` from its owner without a new owner. It is then placed again."""
+    """Release `bundle` without naming a new owner. Placement then assigns it again."""
 
     bundle: str
     reason: str
@@ -60,7 +60,7 @@ class MergeBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Cancel a transfer or a split that has not happened. The owner goes on, under the same token."""
+    """Cancel a transfer or a split that is not done yet. The owner goes on serving with the same token."""
 
     bundle: str
     reason: str
@@ -90,7 +90,7 @@ class DeleteNamespace:
 
 
 class Unset(Enum):
-    """A marker for any value, including none."""
+    """The type of `UNSET`: the caller expects no particular value."""
 
     UNSET = "anything"
 
@@ -99,7 +99,7 @@ class Unset(Enum):
 class SetPolicy:
     """Set one policy of namespace `name`, or remove it with None.
 
-    With `expected`, only if it has that value (None: not set), so that no concurrent change is undone.
+    With `expected`, set it only if its value is that (None: not set), so that no concurrent change is undone.
     """
 
     name: str
@@ -133,7 +133,7 @@ Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
 
 def subject_of(intent: Intent) -> str:
-    """Return an intent's key: a bundle (the left one of a merge), a namespace, a policy, or that of the settings."""
+    """Return the key on the channel that an intent changes: a bundle (the left one of a merge), a namespace, a policy, or the settings."""
     if isinstance(intent, SetClusterPolicy):
         return intent.policy
     if isinstance(intent, SetSettings):

@@ -24,7 +24,7 @@ START_MS: Final = 30_000
 OWNER_MS: Final = 10_000
 
 WAITERS_MAX: Final = 10_000
-"""Callers that wait for an owner at a time. Each change makes all of them look again: 10,000 take some ten milliseconds."""
+"""Callers that wait for an owner at a time. Each change makes all of them look again, which takes about ten milliseconds for 10,000."""
 
 DISTRUST_MS: Final = 1_000
 """How long a wrong owner is not returned again, unless the bundle's entry changes.
@@ -106,7 +106,7 @@ class Client:
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
         """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected, or cannot be reached).
 
-        `owner` does not return it again until the bundle changes, for at most `DISTRUST_MS`: the trouble may be temporary.
+        `owner` does not return this broker again until the bundle's entry changes or `DISTRUST_MS` has passed.
         Raises `UnknownNamespace`, `InvalidName`, and `CallerError` outside the context.
         """
         assigned = self._find(namespace, key_hash(key))
@@ -126,7 +126,7 @@ class Client:
         return self._source.find(check_namespace(namespace), point)
 
     def _distrusted_ms(self, assigned: Assigned) -> int:
-        """Return for how many ms, rounded up, a bundle's owner is still distrusted, or 0."""
+        """Return how many milliseconds a bundle's owner is still distrusted, rounded up, or 0."""
         broker, token, until_ns = self._distrusted.get(assigned.bundle, ("", 0, 0))
         if assigned.peer is None or (assigned.peer.broker, assigned.token) != (broker, token):
             return 0

@@ -1,6 +1,6 @@
-"""Keep the decisions of one process, for clusters whose channel is in memory.
+"""Store decisions in memory, for clusters whose channel is in memory.
 
-A log lives as long as a handle on it is held.
+A log exists as long as somebody holds a handle on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DECISIONS_MAX: Final = 1_000
 
 
 class _Decisions:
-    """The state that all handles of one name share. Access `newest` only while `lock` is held."""
+    """The state that all handles of one name share. Hold `lock` while you access `newest`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -102,7 +102,7 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             raise  # A redirect, or a service's own error: it already is an answer.
         except EquipoiseError as error:
             return error_answer(request, error)
-        except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
+        except Exception as error:  # noqa: BLE001 - no error may show a caller a traceback
             if error is request.content.exception():
                 reason = "the body is incomplete: the connection was lost"  # Nobody reads it, but it is not our fault.
                 return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")

@@ -1,6 +1,6 @@
 """Handle the requests of one client connection and answer them.
 
-A request that must wait runs in a task of its own, so that PINGs and messages behind it are not delayed. All changes of such a task come in
+A request that must wait runs in a task of its own, so that PINGs and messages behind it are not delayed. The task makes all its changes in
 one step after its last wait, so a cancelled task has changed nothing.
 """
 

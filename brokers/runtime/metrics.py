@@ -122,7 +122,7 @@ class Metrics:
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
-        self._lease_left = gauge("lease_left_seconds", "Remaining time for which this broker may serve without a renewal.").labels(broker)
+        self._lease_left = gauge("lease_left_seconds", "Time that this broker may still serve without a renewal.").labels(broker)
         self._lag = gauge("reader_lag_records", "Records on the log that this broker has not folded yet.").labels(broker)
         text = "Time since this broker lost the channel; 0 while it has the channel."
         self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)

@@ -1,12 +1,12 @@
 """Subscribe to a log: tail it and append to it, in a thread that owns the handle.
 
-The thread does not interpret records, and it does not retry appends: a proposal that was not appended must be decided anew.
+The thread does not interpret records, and it does not retry appends: the author of a proposal that was not appended must decide again.
 
 Theory of operation: one turn of the thread
 1. Append the queued records as one batch, so that everything queued during the last turn costs one commit.
 2. Read at once, since the next entry is usually the one just appended.
-3. Pass outcomes and entries to the loop in one call. An outcome comes before the entry that it is about.
-4. Restore from the snapshot if truncation or a copy has removed the position.
+3. Pass outcomes and entries to the loop in one call. The outcome of an append comes before its entry.
+4. Restore from the snapshot if truncation has removed the position, or if the channel was copied to this log.
 5. Wait for an entry, or for something to append.
 """
 
@@ -33,14 +33,14 @@ FROM_NOTHING: Final = FIRST_OFFSET - 1
 """The position of a subscriber that has read nothing and has no snapshot."""
 
 READ_ENTRIES: Final = 512
-"""Entries that the loop gets in one turn: about 5 ms of folding, the longest that a replay may delay other work."""
+"""Entries that the loop gets in one turn: folding them takes about 5 ms. No replay may delay other work for longer."""
 
 UNDELIVERED_ENTRIES_MAX: Final = 2 * READ_ENTRIES
 """Entries read but not yet taken by the loop: one batch being folded, and the next one."""
 
 BACK_OFF_MS_MIN: Final = 50
 BACK_OFF_MS_MAX: Final = 500
-"""The pause between attempts to read during an outage, doubled each time. Short against a lease, cheap for a log that recovers."""
+"""The pause between attempts to read during an outage, doubled each time. Much shorter than a lease, and rare enough to spare the log."""
 
 OUTAGE_LOG_INTERVAL_MS: Final = 10_000
 """The least time between two outages that are logged."""
@@ -54,8 +54,8 @@ Any event ends the wait, except the closing of the loop, which is noticed after 
 RESYNCS_MAX: Final = 3
 """How often a subscription is restored before it reads an entry again.
 
-A restored reader has at least the ten minutes of log that are always retained. A second truncation is bad luck; a third means that
-restoring takes longer than ten minutes.
+A restored reader has at least the ten minutes of log that are always retained. One truncation during a restore is bad luck.
+After this many, restoring takes longer than the ten minutes, and the subscription ends.
 """
 
 COPY_MS_MAX: Final = 60_000
@@ -73,7 +73,7 @@ _logger: Final = logging.getLogger(__name__)
 class Outage:
     """The log cannot be read.
 
-    * `since_ns`: when that began, on the clock that runs on while the machine sleeps.
+    * `since_ns`: when the outage began, by a clock that also runs while the machine sleeps.
     * `error`: the last error of the log.
     """
 
@@ -88,8 +88,8 @@ class Subscription:
     * `caught_up` is called once, when everything has been delivered that was on the log at the start. It gets the physical end at that
       time, which may be a gap.
     * `resynced` gets a reader that `channel.snapshots.restore` made, when entries are missing: truncation removed them, or `deliver` raised
-      `BegunAbove` because a channel was copied to an empty log. `deliver` goes on from the reader's position. If no reader can be made, the
-      subscription ends with what `restored` raises.
+      `BegunAbove` because a channel was copied to an empty log. `deliver` goes on from the reader's position. If `restored`
+      raises an error, the subscription ends with it.
     * `failed` is called at most once, with what ended the subscription: an `OperatorError` (the log is damaged, was replaced or went back),
       what `deliver` raised, or a `Bug`.
 
@@ -109,11 +109,12 @@ class Subscription:
         cluster: str | None = None,
         now_ns: Callable[[], int] = boot_ns,
     ) -> None:
-        """Create a subscription that does not follow yet.
+        """Create a subscription. `start` starts its thread.
 
-        * `open_handle`: opens the log, within the thread, which closes it.
+        * `open_handle`: opens the log. The thread calls it, and closes the handle.
         * `name`: the log's URL, for messages and as the thread's name.
-        * `position`: the first offset to deliver. With `FROM_NOTHING`, `resynced` is called first, with the best reader to begin with.
+        * `position`: the first offset to deliver. With `FROM_NOTHING`, `resynced` is called first, with a reader from the
+          snapshot or from the first record.
         * `cluster`: the cluster that the log must belong to.
         """
         self.name = name
@@ -151,7 +152,7 @@ class Subscription:
     # --- on the loop, for the subscriber ---
 
     def start(self) -> None:
-        """Start to follow."""
+        """Start the thread."""
         assert self._loop is None, "a subscription starts once"
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
@@ -293,7 +294,7 @@ class Subscription:
 
     def _tail(self) -> None:
         assert self._loop is not None
-        while not (self._is_leaving or self._loop.is_closed()):  # Closing the loop wakes nobody.
+        while not (self._is_leaving or self._loop.is_closed()):  # Closing the loop does not wake this thread.
             try:
                 self._turn()
             except LogUnavailable as error:
@@ -343,7 +344,7 @@ class Subscription:
         try:
             return append_batch(log, batch, now_ns=self._now_ns())
         except Exception as error:
-            # This ends the thread. First give the authors their outcome, since nobody can later.
+            # This ends the thread, so the authors get their outcome now or never.
             problem = f"the append failed with {type(error).__name__}: {error}"
             self._hand_over(all_settled(batch, InDoubt(error=LogUnavailable(log=self.name, problem=problem))), ())
             raise

@@ -90,7 +90,7 @@ class Demo:
             await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
 
     async def move(self, operation: Operation) -> float | None:
-        """Have some live broker do an operation in the namespace whose turn it is. Report a problem.
+        """Have a random live broker do an operation in the next namespace. Print any problem.
 
         Return the milliseconds that it took, None if it could not be done.
         """

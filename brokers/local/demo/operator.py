@@ -28,7 +28,7 @@ from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 
 OPERATOR: Final = f"{ADMIN_PREFIX}demo"
-"""The publisher of changes of settings."""
+"""The author of the operator's changes of settings."""
 
 QUICK: Final[Changes] = {
     "balancing.shed_interval_ms": 1_000,
@@ -40,7 +40,7 @@ QUICK: Final[Changes] = {
     # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take minutes.
     "reports.history": "0.1",
 }
-"""Rounds every second, each by fresh measurements."""
+"""A balancing round every second, each with fresh measurements."""
 
 BY_USE: Final[Changes] = {
     "balancing.shedder": "TransferShedder",
@@ -61,20 +61,20 @@ CORES: Final = "0.25"
 
 _SET_MS: Final = 20_000
 
-# The longest that a move may take here. Brokers answer when a move is done or cancelled.
+# Limit of one request. Brokers answer when the move is done or cancelled.
 _MOVE_S: Final = 30.0
 
-# How often the view is checked while an operator waits.
+# Interval at which a waiting operator checks the view.
 _LOOK_S: Final = 0.01
 
 # A dry run folds the channel and reads load reports: one second, more on a busy machine.
 _PLAN_S: Final = 20.0
 _PLAN_COLUMNS: Final = "120"
 
-# Of each table of a plan: two heads, and six rows.
+# Lines printed of each table of a plan: two lines of headings, and six rows.
 _PLAN_LINES_MAX: Final = 8
 
-# A bundle of fewer hash points is not split: hardly a key of the demo would be in it.
+# A bundle of fewer hash points is not split: it would contain hardly any key of the demo.
 _WIDTH_MIN: Final = 1 << 20
 
 
@@ -118,7 +118,7 @@ def _transfer(bundle: BundleEntry, to: str) -> Move:
 
 
 def _merges(view: View, owned: Sequence[BundleEntry]) -> Sequence[Move]:
-    """Return the merges of two neighbours with one owner. Without any, return the transfers that make one possible."""
+    """Return the possible merges of two neighbours with one owner. If there are none, return transfers that make a merge possible."""
     pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
     merges = [Move(operation=Operation.MERGE, bundle=left.name) for left, right in pairs if left.owner == right.owner]
     owners = [(right, view.live.get(left.owner or -1)) for left, right in pairs]
@@ -126,7 +126,7 @@ def _merges(view: View, owned: Sequence[BundleEntry]) -> Sequence[Move]:
 
 
 def is_settled(view: View, namespace: str, *, without: int | None = None) -> bool:
-    """Return whether there are bundles and live brokers other than incarnation `without` own them all."""
+    """Return whether `namespace` has bundles, and live brokers other than incarnation `without` own all of them."""
     bundles = view.bundles_of(namespace)
     owners = {bundle.owner for bundle in bundles}
     return bool(bundles) and all(bundle.phase == "owned" for bundle in bundles) and owners <= view.live.keys() - {without}

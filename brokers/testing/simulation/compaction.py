@@ -1,6 +1,6 @@
 """Compact the simulated log at random moments, and truncate it even below what readers have read.
 
-Rows, marker and restored views use the product's code.
+The snapshot's rows, its marker and restored views come from the product's code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
 
-# The share of compactions that remove all entries under the snapshot, so that any lagging reader must resync. Others keep some.
+# Of 1,000 compactions, how many remove all entries below the snapshot, so that any lagging reader must resync. Others keep some.
 _ALL_PERMILLE: Final = 300
 
 
@@ -32,7 +32,7 @@ class Compactor:
         self._stopped = False
 
     def begin(self) -> None:
-        """Schedule compactions, if the scenario has any."""
+        """Schedule the next compaction, if the scenario has any."""
         every_ms = self._parts.scenario.compact_every_ms
         if every_ms and not self._stopped:
             self._parts.schedule.after(self._parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)

@@ -50,7 +50,7 @@ class Archive:
         return read_manifest(self.path, writer)
 
     def days(self, table: Table) -> tuple[str, ...]:
-        """Return the days for which a table has a folder, in order, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
+        """Return the days that have a folder in the table, in order, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
         folder = self.path / table
         names = sorted(self.names(folder)) if folder.is_dir() else []
         return tuple(day for day in map(parse_day, names) if day is not None)
