@@ -29,7 +29,7 @@ PROBLEM: Final = "http"
 _LAST_WORDS_S: Final = 1.0
 _LAST_WORDS_MAX: Final = 16
 
-_TOLD_AGAIN_MS: Final = 10_000
+_LOG_INTERVAL_MS: Final = 10_000
 
 
 class Connections:
@@ -42,7 +42,7 @@ class Connections:
         self._max = worker.config.http_connections_max
         bound = "setting http_connections_max, or fewer where ulimit -n is low"
         self._problem = f"it accepts no more HTTP connections: {self._max} are open ({bound})"
-        self._failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
+        self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
         self._open = 0
         self._leaving = 0
 

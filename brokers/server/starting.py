@@ -22,7 +22,7 @@ _logger: Final = logging.getLogger(__name__)
 _TRY_AGAIN_MS: Final = 1_000
 
 # How often the wait is logged, as for failed appends.
-_TOLD_AGAIN_MS: Final = 10_000
+_LOG_INTERVAL_MS: Final = 10_000
 
 
 class Starting:
@@ -35,7 +35,7 @@ class Starting:
         self._stopping = stopping
         self._began_ms = worker.clock.now().boot_ms
         self._problem = ""
-        self._failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
+        self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
 
     async def start(self) -> None:
         """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.

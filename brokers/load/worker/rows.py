@@ -27,7 +27,7 @@ class Row:
 
     * `partition` and `offset` are those of the message in its topic. A table holds all partitions of its worker, and rows are deleted by
       partition.
-    * `at_ms` is Unix time by the worker that took the message.
+    * `at_ms` is when the worker processed the message (Unix time by its clock).
     * `handed` is the offset after the last handover that the summary includes.
     """
 

@@ -43,7 +43,7 @@ _TALKATIVE: Final = ("aiokafka", "faust", "mode")
 # The limit of one attempt: six topics to describe and create, some milliseconds each on a healthy Kafka.
 _LOOK_MS: Final = 5_000
 _TRY_AGAIN_S: Final = 1.0
-_TOLD_AGAIN_MS: Final = 10_000
+_LOG_INTERVAL_MS: Final = 10_000
 
 
 def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int) -> None:
@@ -128,7 +128,7 @@ class _Start:
 
     async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
         """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker` does."""
-        failures = RepeatedFailures(interval_ms=_TOLD_AGAIN_MS)
+        failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
         while not stopping.is_set():
             try:
                 return await asyncio.to_thread(self._looked, Deadline.after(timeout_ms=min(_LOOK_MS, deadline.remaining_ms())))

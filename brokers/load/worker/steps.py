@@ -1,6 +1,6 @@
 """Decide what follows from one message: from a table row and a message to the new row and the messages to send.
 
-Pure: `now_ms` is Unix time by the worker's clock. An unreadable row is of another version and counts as none.
+Pure: `now_ms` is Unix time by the worker's clock. An unreadable row was written by another version and is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from equipoise.shedder.load_reports import Sample, Summary, fault_of_summary, sa
 from equipoise.shedder.loads import kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
-"""How far a sample's time may differ from the worker's. An older sample is useless; one further ahead would look fresh for too long."""
+"""How far a sample's time may differ from the worker's. Older samples are useless; later ones would look fresh for too long."""
 
 _Body = TypeVar("_Body")
 
@@ -37,7 +37,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A message without effect: its sender as far as known, and what is wrong with it, if anything."""
+    """A message without effect: its sender, as far as it is known, and what is wrong with the message, if anything."""
 
     subject: str
     problem: str | None
@@ -87,7 +87,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
     kept, before = _summary_in(row)
     offset = message.offset
     if kept is not None and before is not None and offset <= kept.offset and sample.at_ms <= before.load.taken_ms:
-        summary = before  # A worker took it before, but died before it committed. Later messages that it took count, too.
+        summary = before  # A worker applied it, but died before it committed. Keep the later messages that it applied.
         offset = kept.offset
     else:
         summary = summarized(before, sample)
@@ -112,10 +112,12 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
     if seen.partition >= partitions:
-        return LeftOut(subject=seen.broker, problem=f"its samples lie in partition {seen.partition}, and there are {partitions}")
+        return LeftOut(
+            subject=seen.broker, problem=f"its samples are in partition {seen.partition}, but the topic has {partitions} partitions"
+        )
     last, before = _sighting_in(row)
     if last is not None and before is not None and message.offset <= last.offset and seen.at_ms <= before.at_ms:
-        return LeftOut(subject=seen.broker, problem=None)  # It was taken before, as in `on_sample`.
+        return LeftOut(subject=seen.broker, problem=None)  # It was applied before, as in `on_sample`.
     if before is None or before.broker == seen.broker:
         return Seen(row=_row(message, now_ms, spell_sighting(seen)))
     if seen.at_ms < before.at_ms:  # The last report of its former broker; it has been seen elsewhere since.
@@ -167,12 +169,12 @@ def _broker_in(message: Arrived) -> str | LeftOut:
 
 
 def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
-    """Return why a sample is not taken, or None if it is."""
+    """Return why a sample is ignored, or None if it is used."""
     if sample.broker != broker:
-        return f"it says that it is {sample.broker}"
+        return f"it names the broker {sample.broker}"
     apart_ms = sample.at_ms - now_ms
     if abs(apart_ms) > CLOCKS_APART_MS_MAX:
-        return f"it was taken {abs(apart_ms) // 1_000} s {'ahead of' if apart_ms > 0 else 'before'} the time that it is here"
+        return f"it was taken {abs(apart_ms) // 1_000} s {'ahead of' if apart_ms > 0 else 'before'} this machine's clock"
     return None
 
 
@@ -194,8 +196,8 @@ def _read(row: bytes | None, parse: Callable[[bytes], _Body]) -> tuple[Row, _Bod
     return None, None
 
 
-TOLD_AGAIN_MS: Final = 60_000
-"""The least time between two lines about one broker."""
+LOG_INTERVAL_MS: Final = 60_000
+"""The least time between two log lines about one broker."""
 
 SUBJECTS_MAX: Final = 1_000
 """The most brokers counted separately, as many as a cluster may have. This bounds the memory if names are forged."""
@@ -215,4 +217,4 @@ class Troubles:
         self.total += 1
         if subject not in self._by_subject and len(self._by_subject) >= SUBJECTS_MAX:
             subject = _OTHERS
-        return self._by_subject.setdefault(subject, RepeatedFailures(interval_ms=TOLD_AGAIN_MS)).failed(now_ms)
+        return self._by_subject.setdefault(subject, RepeatedFailures(interval_ms=LOG_INTERVAL_MS)).failed(now_ms)

@@ -138,7 +138,7 @@ DOUBTFUL = (
     Doubtful(id="no key", message=replace(arrived(sample()), key=None), subject="b''", problem="not the id of a broker"),
     Doubtful(id="no id", message=replace(arrived(sample()), key=b"\xff"), subject=r"b'\xff'", problem="not the id of a broker"),
     Doubtful(id="garbage", message=replace(arrived(sample()), value=b"{"), subject="a:1", problem="a sample of load cannot be read"),
-    Doubtful(id="of another", message=replace(arrived(sample("b:1")), key=b"a:1"), subject="a:1", problem="it says that it is b:1"),
+    Doubtful(id="of another", message=replace(arrived(sample("b:1")), key=b"a:1"), subject="a:1", problem="it names the broker b:1"),
     Doubtful(id="old", message=arrived(sample(at_ms=-CLOCKS_APART_MS_MAX - 1)), subject="a:1", problem="it was taken 600 s before"),
     Doubtful(id="ahead", message=arrived(sample(at_ms=CLOCKS_APART_MS_MAX + 1)), subject="a:1", problem="it was taken 600 s ahead of"),
 )
@@ -236,7 +236,7 @@ def test_what_is_no_sighting_is_named() -> None:
         assert isinstance(outcome, LeftOut)
         assert outcome.problem is not None
     beyond = seen(None, sighting("a:1", 0, 1.0, partition=PARTITIONS))
-    assert LeftOut(subject="a:1", problem=f"its samples lie in partition {PARTITIONS}, and there are {PARTITIONS}") == beyond
+    assert LeftOut(subject="a:1", problem=f"its samples are in partition {PARTITIONS}, but the topic has {PARTITIONS} partitions") == beyond
 
 
 # --- rows ---
