@@ -104,11 +104,11 @@ def writes_what_it_may_not(case: RejectionCase) -> Violations:
     "broker",
     "warning",
     on=("broker", "log"),
-    means="A publisher repeats what cannot succeed, and fills the log with it.",
+    means="A publisher repeats proposals that cannot succeed, and fills the log with them.",
     remedy=CHECK_THE_BROKER,
 )
 def too_many_rejections(case: RejectionCase) -> Violations:
-    """Few records are rejected, for each reason and publisher."""
+    """Of each publisher, few records are rejected for the same reason."""
     rejected, reason = case.rejected, str(case.fact.verdict)
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
     if rejected is not None and rejected.count == limit + 1:

@@ -245,7 +245,7 @@ wrong_actor: Final = Rule(
     subject="bundle",
     severity="alarm",
     says="Only the party that the transition table names proposes a step.",
-    means="Somebody wrote in the name of a broker. That broker may still serve what the log says it gave away.",
+    means="Somebody wrote in the name of a broker. That broker may still serve a bundle that it gave away according to the log.",
     remedy=STOP_THE_WRITER,
     accepted_instead_of=("not_the_actor",),
 )

@@ -277,7 +277,7 @@ def findings_page() -> str:
     ]
     for kind, about in FINDINGS_ABOUT.items():
         rows = [(f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy) for rule in RULES.values() if rule.subject == kind]
-        parts += [f"## {about}", table(("rule", "severity", "it says", "if it is broken", "what to do"), rows)]
+        parts += [f"## {about}", table(("rule", "severity", "what must hold", "if it is broken", "what to do"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
