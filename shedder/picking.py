@@ -1,4 +1,4 @@
-"""Choose the bundles that a broker sheds, for strategies that name no destination, or one for all bundles.
+"""Choose the bundles that a broker sheds, for strategies that name no destination, or the same one for all bundles.
 
 This is the common part of Pulsar's classic strategies: which brokers take part, which bundles may go, and how much is taken. Where their
 rules have faults, the default corrects them, and `pulsar_exact` keeps them.
@@ -15,7 +15,7 @@ from equipoise.shedder.plan import Cause, Idle, Move, Plan
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
 from equipoise.shedder.snapshot import Memory, Snapshot
 
-# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies believe a report for ever.
+# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies use a report for ever.
 LOAD_TTL_MS: Final = 1_800_000
 
 Weight = Callable[[BundleTraffic], float]

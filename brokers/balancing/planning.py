@@ -150,7 +150,7 @@ def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None
     if entry is None or owner is None or owner.broker != move.source:
         return "it is not at its source any more"
     if move.destination is None:
-        return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "nobody else may have it now"
+        return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "no other broker may have it now"
     bound = destinations.bound(entry)
     return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
 

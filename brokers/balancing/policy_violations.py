@@ -24,11 +24,11 @@ def policy_violations(
 
     A bundle stays, with a reason, in two cases:
 
-    * It is in `resting`. Otherwise a rule that goes by load could move it to and fro.
-    * No other broker may have it. Bad service is better than none.
+    * It is in `resting`. Otherwise a rule that depends on load could move it back and forth.
+    * No other broker may have it. A forbidden owner is better than none.
 
-    The stays are those met before `at_most` moves were found, and at most `STAYS_MAX` for bundles that no broker may have. `view` is the
-    view of `destinations`. `destinations` and `placement` must have the same rules and loads.
+    The search ends after `at_most` moves, so later stays are missing. At most `STAYS_MAX` stays are about bundles that no other broker may
+    have. `view` is the view of `destinations`. `destinations` and `placement` must have the same rules and loads.
     """
     movable: dict[str, _Kept] = {}
     stays: list[Stay] = []
@@ -36,11 +36,11 @@ def policy_violations(
         if len(movable) == at_most:
             break
         if kept.bundle.name in resting:
-            stays.append(kept.stay("it has moved just now"))
+            stays.append(kept.stay("it has just moved"))
         elif _has_a_place(destinations, kept):
             movable[kept.bundle.name] = kept
         elif len(stays) < STAYS_MAX:
-            stays.append(kept.stay("nobody else may have it"))
+            stays.append(kept.stay("no other broker may have it"))
     if not movable:
         return (), tuple(stays)  # The usual case: placing nothing would still look at all brokers.
     avoid = {name: frozenset({kept.owner.incarnation}) for name, kept in movable.items()}
@@ -48,7 +48,7 @@ def policy_violations(
     moves = []
     for name, kept in movable.items():
         destination = view.live[placed[name]].broker if name in placed else None
-        # `placement` may know other loads. A broker that may not have the bundle would have to give it back.
+        # `placement` may use other loads and choose a forbidden broker, which would have to give the bundle back.
         if destination in destinations.bound(kept.bundle).allowed:
             moves.append(Move(bundle=name, source=kept.owner.broker, destination=destination, reason=kept.reason, cause="Unknown"))
         else:

@@ -232,7 +232,7 @@ def _add_routes(app: web.Application, service: Service) -> None:
         raise invalid_service(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
     for route in routes:
         if not isinstance(route, web.RouteDef):
-            raise invalid_service(name, f"its routes() has {route!r}, which is no aiohttp route; use web.get, web.post or the like")
+            raise invalid_service(name, f"its routes() has {route!r}, which is not an aiohttp route; use web.get, web.post or the like")
         if _is_taken(app, route):
             problem = f"its route {route.method} {route.path} clashes with one of the broker or of another service, which would hide it"
             raise invalid_service(service=name, problem=problem)

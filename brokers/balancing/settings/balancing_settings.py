@@ -165,16 +165,16 @@ def shedder_of(settings: BalancingSettings) -> Shedder:
 
 
 def placement_of(settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None) -> Placement:
-    """Return the configured placement for these reports. Keep a `RoundRobin` as `before` with the same rules: it remembers the turn."""
+    """Return the configured placement for these reports. Return `before` if both are `RoundRobin` with equal rules: it knows the turn."""
     made = PLACEMENTS[settings.balancing.placement](settings, summaries)
     return before if isinstance(made, RoundRobin) and isinstance(before, RoundRobin) and made.rules == before.rules else made
 
 
 def split_settings_of(settings: BalancingSettings) -> SplitSettings:
-    """Return when bundles are split."""
+    """Return the settings of splits, with the common limits."""
     return replace(settings.split, limits=settings.limits)
 
 
 def merge_settings_of(settings: BalancingSettings) -> MergeSettings:
-    """Return when neighbours are merged."""
+    """Return the settings of merges, with the common limits."""
     return replace(settings.merge, limits=settings.limits)

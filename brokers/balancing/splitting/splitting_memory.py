@@ -73,7 +73,7 @@ def standing_of(view: View, incarnation: int, bundles: Iterable[str]) -> Standin
 
 
 class _Rest(NamedTuple):
-    """Since when a bundle has been as the record at offset `last` left it."""
+    """The offset of a bundle's last change, and since when that is its last change."""
 
     last: int
     since_ms: int
@@ -82,8 +82,8 @@ class _Rest(NamedTuple):
 class SplittingMemory:
     """The memory of one broker's rounds. Times are milliseconds of a clock that does not jump, except `at_ms` (Unix time).
 
-    A bundle is left alone for `rest_ms` after it arrived, was split or merged, or could not be. A round gives a decision only if it did
-    something, failed, or left other due bundles than the round before; otherwise every quiet round would be recorded.
+    A bundle is left alone for `rest_ms` after it arrived, or after a split or a merge of it, successful or not. A round gives a decision
+    only if it did something, failed, or left other due bundles than the round before; otherwise every quiet round would be recorded.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ def cancel(
 ) -> None:
     """Cancel a transfer or a split that is not complete.
 
-    The owner keeps the bundle, under the same fencing token. Refused if the bundle does not move, or if its owner is already
-    releasing it. Not in Pulsar.
+    The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it is
+    running, or if its owner is already releasing it. Pulsar has no such command.
     """
     carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)

@@ -167,19 +167,19 @@ def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
     """Return the result in one or two sentences."""
     rounds = settings.balancing
     off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
-    closing = "" if off is None else f" The balancer does nothing of this: balancing.{off} is false."
+    closing = "" if off is None else f" But the balancer moves nothing: balancing.{off} is false."
     if not forecast.moves:
         idle = forecast.plan.idle
         return f"Nothing would move: {idle.reason if idle is not None else 'no broker has too much load'}.{closing}"
-    assert forecast.before is not None, "what moves comes from somebody"
+    assert forecast.before is not None, "a move has a source, so a broker takes part"
     assert forecast.after is not None, "as above"
     before, after = forecast.before.deviation, forecast.after.deviation
     verb = "fall" if after < before else "rise" if after > before else "stay"
     moved = _rate(forecast.moved_bytes_per_second, forecast.moved_messages_per_second)
     unknown = sum(move.bytes_per_second is None for move in forecast.moves)
-    besides = f" (without {unknown} of unknown traffic)" if unknown else ""
+    note = f" (excluding {unknown} of unknown traffic)" if unknown else ""
     return (
-        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {format_percent(forecast.moved_share)} of all throughput{besides}; "
+        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {format_percent(forecast.moved_share)} of all throughput{note}; "
         f"the deviation would {verb} from {format_percent(before)} to {format_percent(after)}.{closing}"
     )
 
@@ -201,7 +201,7 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
 
 
 def _print_brokers(forecast: Forecast) -> None:
-    assert forecast.before is not None, "somebody takes part"
+    assert forecast.before is not None, "a broker takes part"
     assert forecast.after is not None, "as above"
     by_cost = forecast.measure == "cost"
     header = ("broker", "capacity", "bundles", "use", *(("cost",) if by_cost else ("MB/s", "messages/s")))

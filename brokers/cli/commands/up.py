@@ -48,7 +48,7 @@ def up(
         int, typer.Option(min=1, max=PORT_MAX, help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.")
     ] = 8080,
     pulsar_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Broker i accepts Pulsar clients on this port + i, if a service is for them.")
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i accepts Pulsar clients on this port + i, if a service serves them.")
     ] = PULSAR_PORT,
     log: Annotated[
         str | None,

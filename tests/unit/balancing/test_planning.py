@@ -230,7 +230,7 @@ def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, proble
 
 @pytest.mark.parametrize(
     ("destination", "problem"),
-    [("b", "pin/kept keeps this bundle at a"), (None, "nobody else may have it now")],
+    [("b", "pin/kept keeps this bundle at a"), (None, "no other broker may have it now")],
     ids=["named", "to-whoever"],
 )
 def test_a_move_is_stale_once_a_policy_forbids_it(destination: str | None, problem: str) -> None:

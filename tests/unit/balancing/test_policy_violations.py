@@ -84,7 +84,7 @@ def test_nobody_else_is_a_reason_to_stay() -> None:
     assert (
         Stay(
             subject=bundle_of(channel, NS).name,
-            reason="a may not have it: isolation/x gives this namespace other brokers; but nobody else may have it",
+            reason="a may not have it: isolation/x gives this namespace other brokers; but no other broker may have it",
         )
         == stays[0]
     )
@@ -104,7 +104,7 @@ def test_a_bundle_rests_after_a_move() -> None:
     set_policy(channel, "isolation/x", TO_B)
     first, second = (bundle_of(channel, NS, place).name for place in (0, 1))
     (move,), (stay,) = found(channel, resting=(first,), at_most=1)
-    assert (second, first, True) == (move.bundle, stay.subject, stay.reason.endswith("; but it has moved just now"))
+    assert (second, first, True) == (move.bundle, stay.subject, stay.reason.endswith("; but it has just moved"))
 
 
 def test_so_many_move_at_most() -> None:
@@ -146,7 +146,7 @@ def test_where_preferences_come_first_they_may_leave_nobody() -> None:
     rules = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
     destinations = Destinations(channel.view, rules=rules)
     moves, (stay,) = policy_violations(channel.view, destinations, placement=FewestBundles(rules=rules), at_most=1)
-    assert ((), True) == (moves, stay.reason.endswith("; but nobody else may have it"))
+    assert ((), True) == (moves, stay.reason.endswith("; but no other broker may have it"))
 
 
 def test_secondaries_give_back_what_primaries_can_take_again() -> None:

@@ -161,7 +161,7 @@ def test_a_plan_does_without_decisions_that_cannot_be_read(log: str) -> None:
 def test_balancing_that_is_off_is_said(log: str) -> None:
     """A plan of what is not done says so."""
     result = run("plan", *TRANSFER, "--set", "balancing.shedding=false", log=log)
-    assert result.stdout.endswith(" The balancer does nothing of this: balancing.shedding is false.\n")
+    assert result.stdout.endswith(" But the balancer moves nothing: balancing.shedding is false.\n")
 
 
 def test_even_load_moves_nothing(tmp_path: Path) -> None:

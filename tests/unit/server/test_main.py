@@ -59,7 +59,7 @@ def fail() -> object:
         (fail, r"its routes\(\) fails with KeyError: 'no such setting'"),
         (lambda: None, r"its routes\(\) fails with TypeError"),
         (lambda: [web.static("/files", ".")], "StaticDef"),
-        (lambda: ["/path"], "'/path', which is no aiohttp route"),
+        (lambda: ["/path"], "'/path', which is not an aiohttp route"),
         (lambda: [web.get("path", handler)], "its route GET path cannot be served: ValueError"),
         (lambda: [web.get("/{", handler)], "its route GET /{ cannot be served: ValueError"),
         (lambda: [web.get("/health", handler)], "its route GET /health clashes"),

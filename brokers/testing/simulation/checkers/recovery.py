@@ -1,7 +1,7 @@
 """Check invariant 5: after faults stop, within a bound, a live broker owns every bundle.
 
-Within the same bound every request is answered (section 8: every waiter has an end), and each draining broker has given away all that
-others accept.
+Within the same bound every request is answered (section 8 of docs/protocol.md), and each draining broker has given away all bundles that
+other brokers accept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
     The longest chain of events:
 
     * Records on their way arrive (`late_ms`).
-    * A process whose id still looks alive waits for the silence of the dead one, and joins.
+    * A restarted process whose id still looks alive waits until its dead predecessor counts as silent, and joins.
     * It declares another one dead, after one grace period for each broker before it.
     * A freed bundle is placed, refused at its deadlines, cancelled by patience, and placed again.
     """
