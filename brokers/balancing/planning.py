@@ -52,8 +52,8 @@ def cluster_snapshot_of(
 ) -> ClusterSnapshot:
     """Return the cluster of `view` at `now_ms` (Unix time), with its policies and placement rules.
 
-    `resting` are bundles that have moved lately. A broker without recent reports takes no part, even if a strategy would still believe its
-    last report.
+    `resting` are bundles that have moved lately. A broker without recent reports takes no part, even if a strategy's own limit
+    would still accept its last report.
     """
     known = tuple(summaries)
     loads = believed({summary.broker: summary.load for summary in known})
@@ -78,7 +78,7 @@ def cluster_snapshot_of(
 
 
 def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
-    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: the same that a snapshot believes.
+    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: those that `cluster_snapshot_of` counts as recent.
 
     Without this check, a broker that was idle when its reports stopped would get every bundle. An unknown broker counts as the mean.
     """
@@ -92,7 +92,7 @@ def _age_ms_max(settings: BalancingSettings) -> int:
 
 
 def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates]:
-    """Return a function that gives the candidates of a bundle. A reported bundle may be split or merged by now: it has none."""
+    """Return a function that gives the candidates of a bundle. A reported bundle that was split or merged since has none."""
 
     def candidates(name: str) -> Candidates:
         bundle = view.bundles.get(name)
