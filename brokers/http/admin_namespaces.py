@@ -14,7 +14,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import Rejected
+from equipoise.brokers.errors import Cancelled, Rejected
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
     GROUP_BODY,
@@ -30,13 +30,14 @@ from equipoise.brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
+from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import Operation
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import InvalidName, NotFound
-from equipoise.channel.core.ranges import HASH_MAX, check_namespace
+from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_namespace
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
@@ -176,11 +177,20 @@ class Namespaces:
         return await self._done(verbs.delete_namespace(namespace_of(request)))
 
     async def unload_all(self, request: web.Request) -> web.Response:
-        """Move every bundle of a namespace away from its owner."""
+        """Move every bundle of a namespace away from its owner. A header says how many moved.
+
+        409 if a destination refused a bundle that is now at its source or has no owner.
+        """
         answer = await self._run(verbs.unload_all(namespace_of(request)))
         stuck = [outcome.document() for outcome in answer.stuck]
         moved = len(answer.outcomes) - len(stuck)
-        return _unloaded({"moved": moved, "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]})
+        summary = {"moved": moved, "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]}
+        if not answer.failed:
+            return _unloaded(summary)
+        first = answer.failed[0]
+        refusal = error_answer(request, Cancelled(bundle=first.bundle, move="unload", problem=first.sentence()))
+        refusal.headers[UNLOAD_OUTCOME] = json.dumps(summary)
+        return refusal
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
         """Cancel all moves of a namespace that are not complete."""
@@ -211,8 +221,10 @@ class Namespaces:
         """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm."""
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         positions = await body_of(request, POSITIONS_BODY) or None
-        if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
-            positions = None  # As in Pulsar, these algorithms ignore them.
+        if positions and algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
+            bundle = bundle_named(ready_view(self._worker), bundle_of(request))
+            check_cuts(bundle.low, bundle.high, sorted(positions))
+            positions = None  # As in Pulsar, these algorithms ignore possible positions.
         return await self._done(verbs.split(bundle_of(request), algorithm, positions))
 
     async def merge(self, request: web.Request) -> web.Response:

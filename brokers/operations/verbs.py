@@ -91,6 +91,11 @@ class Answer:
         """The bundles that are back at their source or have no owner."""
         return [outcome for outcome in self.outcomes if outcome.owner in (None, outcome.source)]
 
+    @property
+    def failed(self) -> Sequence[Outcome]:
+        """The `stuck` bundles that a destination refused."""
+        return [outcome for outcome in self.stuck if outcome.bundle in self.refused]
+
 
 def _accepted(offset: int, sentence: str, **document: object) -> Answer:
     return Answer(sentence=f"accepted at offset {offset}: {sentence}", document={"offset": offset, **document})

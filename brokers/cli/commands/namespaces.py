@@ -216,7 +216,7 @@ def unload(
     if bundle is None:
         for outcome in () if as_json else answer.stuck:
             print_line(outcome.sentence())
-        if any(outcome.bundle in answer.refused for outcome in answer.stuck):
+        if answer.failed:
             raise typer.Exit(ExitCode.REFUSED)
 
 

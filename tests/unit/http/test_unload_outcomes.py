@@ -53,6 +53,20 @@ async def test_a_bundle_that_comes_back_is_not_unloaded(tmp_path: Path) -> None:
         assert owner is brokers.owner_of(bundle)
 
 
+async def test_an_unload_of_a_namespace_fails_if_a_destination_refuses_a_bundle(tmp_path: Path) -> None:
+    """The status is a refusal's, with the first refused bundle, and the header counts what moved."""
+    async with cluster(tmp_path, brokers=2) as brokers:
+        bundle = brokers.bundles()[0]
+        owner = brokers.owner_of(bundle)
+        other = brokers.other_than(owner)
+        other.service.fails.add(bundle)
+        answer = await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload")
+        assert (409, "Cancelled") == (answer.status, answer.json()["error"])  # type: ignore[index]
+        assert f"{bundle} came back to {owner.id}, token " in answer.reason
+        outcome = json.loads(answer.headers[UNLOAD_OUTCOME])
+        assert (3, 1, bundle) == (outcome["moved"], outcome["not_moved"], outcome["for_example"][0]["bundle"])
+
+
 async def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lone broker takes its bundle anew, since no other broker may own it; if it fails to, the bundle has no owner."""
     async with cluster(tmp_path) as brokers:
