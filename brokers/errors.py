@@ -108,16 +108,6 @@ class UnknownSetting(CallerError):
         super().__init__(f"there is no setting {setting!r} of balancing{near}")
 
 
-class LoadBusUnavailable(PeerError):
-    """Load reports cannot be exchanged. Brokers keep serving, but nothing is balanced."""
-
-    def __init__(self, *, bus: str, problem: str) -> None:
-        """`bus` names the load bus, `problem` is what happened."""
-        self.bus = bus
-        self.problem = problem
-        super().__init__(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
-
-
 class UnreadableLoad(PeerError):
     """A message on the load bus is no load report. Its sender counts as having reported nothing."""
 
@@ -126,16 +116,6 @@ class UnreadableLoad(PeerError):
         self.what = what
         self.problem = problem
         super().__init__(f"a {what} of load cannot be read: {problem}; look for who writes it, and with which version")
-
-
-class DecisionLogUnavailable(PeerError):
-    """Balancing decisions cannot be stored or read. Balancing goes on."""
-
-    def __init__(self, *, log: str, problem: str) -> None:
-        """`log` names the decision log, `problem` is what happened."""
-        self.log = log
-        self.problem = problem
-        super().__init__(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
 
 
 class Cancelled(PeerError):
@@ -159,23 +139,6 @@ class BrokerUnreachable(PeerError):
         self.problem = problem
         self.in_doubt = in_doubt
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
-
-
-class CopiedElsewhere(OperatorError):
-    """A copied channel cannot be copied to a second log: both copies would issue the same tokens."""
-
-    def __init__(self, *, log: str, offset: int, copied_to: str | None, target: str) -> None:
-        """`log` was closed at `offset` for its copy to `copied_to`, which is not the log `target`."""
-        self.log = log
-        self.offset = offset
-        self.copied_to = copied_to
-        self.target = target
-        first = copied_to or "another log"
-        super().__init__(
-            f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not that log: two copies would "
-            f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
-            "lost, so that no broker can ever start on it, add --other-is-lost"
-        )
 
 
 class InvalidRequest(CallerError):
@@ -243,16 +206,6 @@ class DestinationForbidden(CallerError):
         )
 
 
-class UnreadableProperties(OperatorError):
-    """A file is not in the format of Java properties."""
-
-    def __init__(self, *, line: int, problem: str) -> None:
-        """`line` is counted from 1, `problem` is what is wrong there."""
-        self.line = line
-        self.problem = problem
-        super().__init__(f"the settings cannot be read: line {line}: {problem}; nothing of them was taken")
-
-
 class NoFreshLoad(OperatorError):
     """Nothing is known about balancing, because no broker's load is known."""
 
@@ -272,3 +225,13 @@ def invalid_service(service: str, problem: str) -> CallerError:
 def cannot_listen(address: str, problem: str, *, setting: str = "http_port") -> OperatorError:
     """Return the error for an address (host:port from `setting`) on which a broker cannot listen."""
     return OperatorError(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
+
+
+def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
+    """Return the error for a load bus that cannot be used. Brokers keep serving, but nothing is balanced."""
+    return PeerError(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
+
+
+def decision_log_unavailable(*, log: str, problem: str) -> PeerError:
+    """Return the error for a decision log that cannot be written or read. Balancing goes on."""
+    return PeerError(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")

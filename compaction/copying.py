@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from equipoise.brokers.errors import CopiedElsewhere, Rejected
+from equipoise.brokers.errors import Rejected
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.errors import Bug, CallerError, CompactedSnapshotDamaged, LogClosed, LogNotBegun, OperatorError
@@ -102,7 +102,7 @@ def copy(
 
     * `CallerError` if `target` is not empty, `OperatorError` if brokers are alive.
     * `LogClosed` if the source was copied before and `again` is not set.
-    * `CopiedElsewhere` if that copy went to another log and `other_is_lost` is not set.
+    * `OperatorError` if that copy went to another log and `other_is_lost` is not set.
     * `LogNotBegun` if there is nothing to copy.
     * `Rejected` if the source could not be closed.
     * `DeadlineExceeded`, and what `restored`, `propose` and the ports raise.
@@ -118,7 +118,7 @@ def copy(
     if closing is None and found != _NOTHING:  # Not the rest of this copy, because the source is still open.
         raise _other_copy(target)
     if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
-        raise CopiedElsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
+        raise _copied_elsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
     declared_dead = copier.declare_silent_dead() if closing is None else ()  # 3.
     if name_target is not None:  # 4.
         target = name_target()
@@ -347,3 +347,13 @@ def _down(log: str, broker: str, last: int) -> Callable[[View, Author], AnyRecor
         return propose.down(author, entry, nonce=entry.joined.nonce, reason="silent while the channel was copied")
 
     return make
+
+
+def _copied_elsewhere(*, log: str, offset: int, copied_to: str | None, target: str) -> OperatorError:
+    """Return the error for a second copy of `log`, which was closed at `offset` for its copy to `copied_to`."""
+    first = copied_to or "another log"
+    return OperatorError(
+        f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not that log: two copies would "
+        f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
+        "lost, so that no broker can ever start on it, add --other-is-lost"
+    )

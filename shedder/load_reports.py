@@ -147,13 +147,13 @@ class LoadBus(Protocol):
     """
 
     def publish(self, sample: Sample) -> None:
-        """Publish a sample. Raises `LoadBusUnavailable`; the next call may succeed."""
+        """Publish a sample. Raises `PeerError`; the next call may succeed."""
         ...
 
     def withdraw(self, broker: str) -> None:
-        """Remove the reports of a broker that leaves. Raises `LoadBusUnavailable`."""
+        """Remove the reports of a broker that leaves. Raises `PeerError`."""
         ...
 
     def latest(self) -> Sequence[Summary]:
-        """Return the latest summary of each broker, without unreadable ones. Raises `LoadBusUnavailable`."""
+        """Return the latest summary of each broker, without unreadable ones. Raises `PeerError`."""
         ...

@@ -88,9 +88,9 @@ class DecisionLog(Protocol):
     """
 
     def write(self, decision: Decision) -> None:
-        """Add one decision. Raises `DecisionLogUnavailable`; the next call may succeed."""
+        """Add one decision. Raises `PeerError`; the next call may succeed."""
         ...
 
     def newest(self, at_most: int) -> Sequence[Decision]:
-        """Return the last decisions, oldest first, without unreadable ones. Raises `DecisionLogUnavailable`."""
+        """Return the last decisions, oldest first, without unreadable ones. Raises `PeerError`."""
         ...

@@ -35,7 +35,7 @@ class BrokerConf:
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
-    """Read a file. Raise `InvalidConfig`, `UnreadableProperties` or OSError."""
+    """Read a file. Raise `OperatorError` or OSError."""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:

@@ -9,8 +9,8 @@ from typing import Final
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
-from equipoise.brokers.errors import DecisionLogUnavailable
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.brokers.errors import decision_log_unavailable
+from equipoise.channel.core.errors import InvalidKafkaSetting, PeerError
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Clients, PartitionConsumer
 from equipoise.channel.kafka.kept_topic import ANSWER_MS_MAX, KeptTopic
@@ -59,8 +59,8 @@ class KafkaDecisionLog:
             raise self._unavailable(str(error)) from error
         return [decision for decision in found if decision is not None]
 
-    def _unavailable(self, problem: str) -> DecisionLogUnavailable:
-        return DecisionLogUnavailable(log=f"on the topic {self._topic}", problem=problem)
+    def _unavailable(self, problem: str) -> PeerError:
+        return decision_log_unavailable(log=f"on the topic {self._topic}", problem=problem)
 
 
 def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.decision_log.spelling import parsed, spelled
-from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.brokers.errors import decision_log_unavailable
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
 from equipoise.channel.sqlite.format import has_decisions, make_decisions
@@ -76,7 +76,7 @@ class SqliteDecisionLog:
             with closing(self._opened(path)) as storage:
                 return act(storage)
         except EquipoiseError as error:
-            raise DecisionLogUnavailable(log=f"in {self._path}", problem=str(error)) from error
+            raise decision_log_unavailable(log=f"in {self._path}", problem=str(error)) from error
 
     def _opened(self, path: Path) -> SqliteStorage:
         return SqliteStorage(path, name=self._name, synchronous=Synchronous.NORMAL, boot=this_boot(BOOT_ID), create=False)

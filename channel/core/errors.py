@@ -149,18 +149,6 @@ class LogReplaced(OperatorError):
         )
 
 
-class AppendTooLarge(CallerError):
-    """A record or a batch is larger than the log accepts. Nothing was appended."""
-
-    def __init__(self, *, log: str, what: str, size: int, size_max: int) -> None:
-        """`what` is the unit of `size` and `size_max`, such as `bytes in one record`."""
-        self.log = log
-        self.what = what
-        self.size = size
-        self.size_max = size_max
-        super().__init__(f"the log {log} accepts at most {size_max} {what}, not {size}; append less at once")
-
-
 class BegunAbove(PeerError):
     """A log that was empty now starts as the copy of another log. The state before its genesis is in its snapshot."""
 

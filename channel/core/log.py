@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from equipoise.channel.core.errors import AppendTooLarge, LogTruncated, LogWentBack
+from equipoise.channel.core.errors import CallerError, LogTruncated, LogWentBack
 from equipoise.channel.core.snapshot_store import SnapshotStore
 
 FIRST_OFFSET: Final = 1
@@ -85,7 +85,7 @@ class Log(Protocol):
         * An empty batch does nothing.
         * `timeout_ms` bounds the wait for other writers. It cannot bound the disk.
 
-        Raises `AppendTooLarge`, `LogUnavailable` (see `in_doubt`), `LogStorageFull`, `LogDamaged`, `LogReplaced`.
+        Raises `CallerError` (too large), `LogUnavailable` (see `in_doubt`), `LogStorageFull`, `LogDamaged`, `LogReplaced`.
         """
         ...
 
@@ -172,15 +172,15 @@ class Skipping(Log, Protocol):
 
 
 def check_batch(log: str, batch: Sequence[bytes]) -> None:
-    """Raise `AppendTooLarge` if `batch` is too large for one append; `log` is its name for the message."""
+    """Raise `CallerError` if `batch` is too large for one append; `log` is its name for the message."""
     if len(batch) > BATCH_ENTRIES_MAX:
-        raise AppendTooLarge(log=log, what="records in one batch", size=len(batch), size_max=BATCH_ENTRIES_MAX)
+        raise _too_large(log=log, what="records in one batch", size=len(batch), size_max=BATCH_ENTRIES_MAX)
     record_bytes = max(map(len, batch), default=0)
     if record_bytes > RECORD_BYTES_MAX:
-        raise AppendTooLarge(log=log, what="bytes in one record", size=record_bytes, size_max=RECORD_BYTES_MAX)
+        raise _too_large(log=log, what="bytes in one record", size=record_bytes, size_max=RECORD_BYTES_MAX)
     batch_bytes = sum(map(len, batch))
     if batch_bytes > BATCH_BYTES_MAX:
-        raise AppendTooLarge(log=log, what="bytes in one batch", size=batch_bytes, size_max=BATCH_BYTES_MAX)
+        raise _too_large(log=log, what="bytes in one batch", size=batch_bytes, size_max=BATCH_BYTES_MAX)
 
 
 def check_position(log: str, position: int, *, start: int, end: int) -> None:
@@ -189,3 +189,7 @@ def check_position(log: str, position: int, *, start: int, end: int) -> None:
         raise LogTruncated(log=log, position=position, start=start)
     if position > end + 1:
         raise LogWentBack(log=log, position=position, end=end)
+
+
+def _too_large(*, log: str, what: str, size: int, size_max: int) -> CallerError:
+    return CallerError(f"the log {log} accepts at most {size_max} {what}, not {size}; append less at once")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogUnavailable, Overloaded
+from equipoise.channel.core.errors import CallerError, EquipoiseError, LogUnavailable, Overloaded
 from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, Log, check_batch
 
 APPENDS_QUEUED_MAX: Final = 2 * BATCH_ENTRIES_MAX
@@ -98,10 +98,10 @@ class AppendQueue:
         return len(self._attempts)
 
     def refusal(self, data: bytes) -> EquipoiseError | None:
-        """Return why a record cannot be queued (`AppendTooLarge` or `Overloaded`), or None."""
+        """Return why a record cannot be queued (`CallerError` if it is too large, or `Overloaded`), or None."""
         try:
             check_batch(self._log, [data])
-        except AppendTooLarge as error:
+        except CallerError as error:
             return error
         if len(self._attempts) >= APPENDS_QUEUED_MAX:
             return Overloaded(what=f"the queue of appends to {self._log}", limit=APPENDS_QUEUED_MAX)

@@ -167,7 +167,7 @@ class Subscription:
     def append(self, data: bytes, done: Done | None = None) -> None:
         """Queue one record. Never blocks. `done` is called on the loop with the outcome, never before this returns.
 
-        A refusal (`AppendTooLarge`, `Overloaded`, an ended subscription) is an outcome, too.
+        A refusal (too large, `Overloaded`, an ended subscription) is an outcome, too.
         """
         assert self._loop is not None, "a subscription starts before it is used"
         attempt = Attempt(data=data, done=None if done is None else partial(self._call, done), queued_ns=self._now_ns())

@@ -174,7 +174,7 @@ class TableView:
         """Append one record and return its verdict. A rejection is a result, not an error.
 
         Raises `OutcomeUnknown` if the verdict is not known by the deadline or the subscription ends first, and the error of an append that
-        certainly failed (`LogUnavailable`, `LogStorageFull`, `AppendTooLarge`, `Overloaded`).
+        certainly failed (`LogUnavailable`, `LogStorageFull`, `Overloaded`, or `CallerError` for a record that is too large).
         """
         if self.failure is not None:
             raise self.failure

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.errors import UnreadableProperties
+from equipoise.channel.core.errors import OperatorError
 
 _BLANK: Final = " \t\f"
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -33,7 +33,7 @@ class Property:
 def parse_properties(text: str) -> tuple[Property, ...]:
     """Return the entries in order. A key may occur several times; the last one counts.
 
-    Raises `UnreadableProperties` for an invalid escape, which Java refuses, too.
+    Raises `OperatorError` for an invalid escape, which Java refuses, too.
     """
     return tuple(_entry(line, logical) for line, logical in _logical_lines(text))
 
@@ -74,7 +74,8 @@ def _unescaped(line: int, text: str) -> str:
             digits = text[position : position + _HEXADECIMAL_DIGITS]
             position += _HEXADECIMAL_DIGITS
             if re.fullmatch(r"[0-9A-Fa-f]{4}", digits) is None:
-                raise UnreadableProperties(line=line, problem=f"after \\u there must be four hexadecimal digits, and there is {digits!r}")
+                problem = f"line {line}: after \\u there must be four hexadecimal digits, and there is {digits!r}"
+                raise OperatorError(f"the settings cannot be read: {problem}; nothing of them was taken")
             parts.append(chr(int(digits, 16)))
         else:
             parts.append(_ESCAPES.get(escaped, escaped))

@@ -81,7 +81,7 @@ class PulsarSettings:
 
 
 def read_pulsar_settings(text: str) -> PulsarSettings:
-    """Return the settings of a `broker.conf`. Raises `UnreadableProperties` if the file is malformed."""
+    """Return the settings of a `broker.conf`. Raises `OperatorError` if the file is malformed."""
     entries = [Property(line=each.line, key=each.key, value=each.value.strip()) for each in parse_properties(text)]
     values = {entry.key: entry.value for entry in entries}
     last = {entry.key: entry.line for entry in entries}

@@ -26,8 +26,9 @@ from equipoise.brokers.cli.options import TIMEOUT_S, BrokerConfOption, JsonOptio
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_json
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.errors import DecisionLogUnavailable, NoFreshLoad
+from equipoise.brokers.errors import NoFreshLoad
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.view import View
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
@@ -87,7 +88,7 @@ def _last_decision(log: str) -> Decision | None:
     """Return the last decision about moves, or None. Unreadable decisions count as none, because a plan does not need them."""
     try:
         newest: Sequence[Decision] = open_decision_log(log).newest(_SEARCHED)
-    except DecisionLogUnavailable:
+    except PeerError:
         return None
     return next((decision for decision in reversed(newest) if decision.kind == "shed"), None)
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.errors import LoadBusUnavailable, UnreadableLoad
+from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
 from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_summary
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system import private_files
 from equipoise.shedder.load_reports import Sample, Summary, summarized
 
@@ -62,7 +63,7 @@ class FileLoadBus:
         )
         try:
             observations.write(Kind.LOADS, [summary])
-        except ObservationsUnavailable as error:
+        except PeerError as error:
             failures.failed(error, time.monotonic_ns() // 1_000_000)
         else:
             failures.succeeded()
@@ -103,8 +104,8 @@ class FileLoadBus:
             if (summary := _read(path)) is not None:
                 yield summary
 
-    def _unavailable(self, error: OSError) -> LoadBusUnavailable:
-        return LoadBusUnavailable(bus=str(self._folder), problem=str(error))
+    def _unavailable(self, error: OSError) -> PeerError:
+        return load_bus_unavailable(bus=str(self._folder), problem=str(error))
 
 
 def _read(path: Path) -> Summary | None:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from equipoise.brokers.errors import LoadBusUnavailable, UnreadableLoad
+from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
 from equipoise.brokers.load.bus.spelling import parse_summary, spell_sample
 from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS, LoadTopic, LoadTopics, differences
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import InvalidKafkaSetting, PeerError
 from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import BY_KEY, Administrator, Clients, Message, PartitionConsumer, PartitionProducer
 from equipoise.channel.kafka.topic import REPLICATION, described_when_made
@@ -132,8 +132,8 @@ class KafkaLoadBus:
         self._latest[summary.broker] = at_ms, summary
 
 
-def _unavailable(topic: str, problem: str) -> LoadBusUnavailable:
-    return LoadBusUnavailable(bus=f"the topic {topic}", problem=problem)
+def _unavailable(topic: str, problem: str) -> PeerError:
+    return load_bus_unavailable(bus=f"the topic {topic}", problem=problem)
 
 
 def made(administrator: Administrator, topic: LoadTopic, *, replication: int | None, deadline: Deadline) -> TopicFacts:

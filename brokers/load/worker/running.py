@@ -16,7 +16,7 @@ from typing import Final
 import faust
 from aiokafka.errors import KafkaError
 
-from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.kafka import made
 from equipoise.brokers.load.bus.topics import LoadTopic, LoadTopics, differences
 from equipoise.brokers.load.worker.access import Access, access_of
@@ -51,7 +51,7 @@ def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[st
 
     `settings` are the checked settings of Kafka's client. Raises `InvalidKafkaSetting` for one that a load worker does not support, OSError
     for a file in them that cannot be read, `OperatorError` for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the
-    wait, and `LoadBusUnavailable` if the worker cannot continue.
+    wait, and `PeerError` if the worker cannot continue.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -112,7 +112,7 @@ def _folder() -> Path:
 def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:
     """Return our error for what ended the app."""
     if isinstance(reason, KafkaError):
-        return LoadBusUnavailable(bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__)
+        return load_bus_unavailable(bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__)
     return Bug(f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please report it")
 
 

@@ -14,7 +14,6 @@ from typing import Final
 
 import aiohttp
 
-from equipoise.brokers.errors import LoadBusUnavailable
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.callers import CallerProcess
 from equipoise.brokers.local.demo.figures import ChannelCounts, Utilization, utilization, work_of_bundles
@@ -22,6 +21,7 @@ from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.demo.pulsar_clients import PulsarClients
 from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, Picture, Screen
 from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import LoadBus, Summary
@@ -136,7 +136,7 @@ class Demo:
         while True:
             try:
                 self.summaries = await asyncio.to_thread(self.loads.latest)
-            except LoadBusUnavailable:
+            except PeerError:
                 self.summaries = ()
             self.screen.show(self._picture())
             await asyncio.sleep(_DRAW_S)

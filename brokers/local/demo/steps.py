@@ -14,11 +14,12 @@ from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.errors import BrokerUnreachable, DecisionLogUnavailable
+from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo, comes_true
 from equipoise.brokers.local.demo.figures import busiest
 from equipoise.brokers.local.demo.operator import BY_USE, QUICK, Move, Operation
+from equipoise.channel.core.errors import PeerError
 
 Step = Callable[[Demo], Awaitable[None]]
 
@@ -231,7 +232,7 @@ async def _say_why(demo: Demo, kind: Kind, *, since_ms: int) -> None:
 def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:
     try:
         return [decision for decision in open_decision_log(log_url).newest(_DECISIONS_MAX) if decision.at_ms >= since_ms]
-    except DecisionLogUnavailable:
+    except PeerError:
         return ()
 
 

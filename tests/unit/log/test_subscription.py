@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
+from equipoise.channel.core.errors import CallerError, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
 from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
 from equipoise.channel.log import append_queue, subscription
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
@@ -162,7 +162,8 @@ def test_a_refused_record_harms_no_other() -> None:
         await subscriber.until(lambda: len(subscriber.entries) == queued + 1)
 
     too_large, too_many = refusals(run(scenario, Subscriber()))
-    assert isinstance(too_large, AppendTooLarge)
+    assert isinstance(too_large, CallerError)
+    assert "bytes in one record" in str(too_large)
     assert isinstance(too_many, Overloaded)
     assert queued == too_many.limit
 

@@ -14,7 +14,7 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import (
-    AppendTooLarge,
+    CallerError,
     DeadlineExceeded,
     EquipoiseError,
     ForeignLog,
@@ -287,7 +287,7 @@ def test_a_record_that_no_log_takes_is_refused() -> None:
 
     async def scenario(view: TableView, _: TroubledLog) -> None:
         record = propose.set_policy(view.author(OPS), view.view, name="x" * (RECORD_BYTES_MAX + 1), document={})
-        with pytest.raises(AppendTooLarge):
+        with pytest.raises(CallerError, match="bytes in one record"):
             await view.append(record, soon())
 
     run(scenario)

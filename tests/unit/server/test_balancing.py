@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
-from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.server.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
@@ -313,7 +313,7 @@ def test_a_report_that_cannot_be_true_is_counted_once_and_named(tmp_path: Path, 
 class Away(MemoryLoadBus):
     """A bus that is away for as long as `problem` is set."""
 
-    problem: Exception | None = LoadBusUnavailable(bus="the topic loads", problem="it is away")
+    problem: Exception | None = load_bus_unavailable(bus="the topic loads", problem="it is away")
     asked = 0
 
     def latest(self) -> Sequence[Summary]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.brokers.errors import decision_log_unavailable
 from equipoise.brokers.server.decision_writer import REPEATED_MS, DecisionWriter
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.shedder.plan import Idle, Move, Stay
@@ -37,7 +37,7 @@ class Kept:
         if decision == LAST:
             self.has_last.set()
         if self.is_away:
-            raise DecisionLogUnavailable(log="test", problem="it is away")
+            raise decision_log_unavailable(log="test", problem="it is away")
 
     def newest(self, at_most: int) -> Sequence[Decision]:
         return self.decisions[-at_most:]

@@ -14,7 +14,7 @@ import pytest
 
 from equipoise.brokers.agent.intents import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.server import load_reporter
 from equipoise.brokers.server.load_reporter import LoadReporter
@@ -163,7 +163,7 @@ def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pyte
     async def story() -> None:
         async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
             bus = Bus("away")
-            bus.problem = LoadBusUnavailable(bus="the topic loads", problem="it is away")
+            bus.problem = load_bus_unavailable(bus="the topic loads", problem="it is away")
             async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
                 await until(lambda: len(bus.samples) > 10)
                 told = [(record.levelname, record.__dict__["failures"]) for record in lines(caplog)]
@@ -188,7 +188,7 @@ def test_a_bug_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCapt
                 await until(lambda: len(bus.samples) > 10)
                 (line,) = lines(caplog)
                 assert ("ERROR", True) == (line.levelname, line.exc_info is not None and isinstance(line.exc_info[1], KeyError))
-                bus.problem = LoadBusUnavailable(bus="the topic loads", problem="it is away")
+                bus.problem = load_bus_unavailable(bus="the topic loads", problem="it is away")
             assert "load report not removed" in lines(caplog)[-1].message
 
     with caplog.at_level("INFO", logger="equipoise.brokers.server.load_reporter"):

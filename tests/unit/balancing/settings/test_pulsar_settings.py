@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
 from equipoise.brokers.balancing.settings.pulsar_settings import read_pulsar_settings
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, with_value
-from equipoise.brokers.errors import UnreadableProperties
+from equipoise.channel.core.errors import OperatorError
 
 # Each key with the default of Pulsar 4.2.4 and what it sets here.
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -271,7 +271,7 @@ def test_no_load_manager_is_no_balancing() -> None:
 
 def test_what_is_no_such_file_is_refused() -> None:
     """Nothing is taken of a file that Java cannot read either."""
-    with pytest.raises(UnreadableProperties):
+    with pytest.raises(OperatorError, match=r"line 2: .* four hexadecimal digits"):
         read_pulsar_settings("loadBalancerEnabled=true\nx=\\uzzzz")
 
 
