@@ -13,9 +13,9 @@ import pytest
 
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.spelling import parse_summary
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.brokers.runtime.observations.stores import DELETE_EVERY, SqliteObservations, are_kept, open_observations
-from equipoise.channel.core.errors import CallerError, PeerError
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import log_path
 from equipoise.shedder.load_reports import Sample
@@ -136,16 +136,16 @@ def test_a_file_that_cannot_be_used_is_a_typed_error(tmp_path: Path) -> None:
     """A file of something else, one that is held by another, and a folder in its place say what is wrong, and nothing is kept."""
     path = tmp_path / "observations"
     path.write_bytes(b"no database at all, but long enough to be taken for one" * 100)
-    with pytest.raises(PeerError, match="not a database"):
+    with pytest.raises(ObservationsUnavailable, match="not a database"):
         SqliteObservations(path).write(Kind.SERVING, [observation(0)])
     path.unlink()
     SqliteObservations(path).write(Kind.SERVING, [observation(0)])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(PeerError, match="locked"):
+        with pytest.raises(ObservationsUnavailable, match="locked"):
             SqliteObservations(path).write(Kind.SERVING, [observation(1), observation(2)])
     assert [("b", b'{"number":0}')] == list(in_file(path))
-    with pytest.raises(PeerError, match="unable to open"):
+    with pytest.raises(ObservationsUnavailable, match="unable to open"):
         SqliteObservations(tmp_path).write(Kind.SERVING, [observation(0)])
 
 

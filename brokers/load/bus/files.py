@@ -17,7 +17,7 @@ from typing import Final
 from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
 from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_summary
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system import private_files
 from equipoise.shedder.load_reports import Sample, Summary, summarized
@@ -63,7 +63,7 @@ class FileLoadBus:
         )
         try:
             observations.write(Kind.LOADS, [summary])
-        except PeerError as error:
+        except ObservationsUnavailable as error:
             failures.failed(error, time.monotonic_ns() // 1_000_000)
         else:
             failures.succeeded()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from equipoise.brokers.runtime.observations.records import Kind, Observation, observations_unavailable
+from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.client import Clients
@@ -38,4 +38,4 @@ class KafkaObservations:
             for broker, documents in by_broker.items():
                 self._serving.write(documents, key=broker.encode())
         except (KafkaFailed, InvalidKafkaSetting) as error:
-            raise observations_unavailable(place=f"in the topic {self._topic}", problem=str(error)) from error
+            raise ObservationsUnavailable(place=f"in the topic {self._topic}", problem=str(error)) from error

@@ -73,10 +73,15 @@ class Observations(Protocol):
     """
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """Add observations. Raise `PeerError`; some may have been stored, and the next call may succeed."""
+        """Add observations. Raise `ObservationsUnavailable`; some may have been stored, and the next call may succeed."""
         ...
 
 
-def observations_unavailable(*, place: str, problem: str) -> PeerError:
-    """Return the error for observations that cannot be stored in `place`. Brokers serve on."""
-    return PeerError(f"observations cannot be kept {place}: {problem}; brokers serve on, and audits miss what is lost meanwhile")
+class ObservationsUnavailable(PeerError):
+    """Observations cannot be stored; brokers serve on."""
+
+    def __init__(self, *, place: str, problem: str) -> None:
+        """`place` is where observations are stored, `problem` how it failed."""
+        self.place = place
+        self.problem = problem
+        super().__init__(f"observations cannot be kept {place}: {problem}; brokers serve on, and audits miss what is lost meanwhile")

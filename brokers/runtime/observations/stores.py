@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, observations_unavailable
+from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.channel.core.errors import EquipoiseError, invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
@@ -49,7 +49,7 @@ class SqliteObservations:
                     connection.execute(setting).fetchall()
                 self._add(connection, kind, [(each.at_ms, each.broker, each.document.decode()) for each in observations])
         except (EquipoiseError, sqlite3.Error) as error:
-            raise observations_unavailable(place=f"in {self._path}", problem=str(error)) from error
+            raise ObservationsUnavailable(place=f"in {self._path}", problem=str(error)) from error
 
     def _add(self, connection: sqlite3.Connection, kind: Kind, rows: Sequence[tuple[int, str, str]]) -> None:
         connection.execute("BEGIN IMMEDIATE")

@@ -11,7 +11,7 @@ from typing import Final
 
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import Kind, Observations, Served
+from equipoise.brokers.runtime.observations.records import Kind, Observations, ObservationsUnavailable, Served
 from equipoise.channel.core.errors import PeerError
 
 _logger: Final = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class ObservationWriter:
                 self._observations = self._observations or self._open()
                 self._observations.write(Kind.SERVING, [served.observation() for served in batch])
                 self._report_dropped()
-            except PeerError as error:
+            except ObservationsUnavailable as error:
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - a failed batch must not end the thread
                 self._failed(error)

@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.observations import writer as module
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Served, observations_unavailable
+from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable, Served
 from equipoise.brokers.runtime.observations.writer import ObservationWriter
 
 PATIENCE_S = 20.0
@@ -33,7 +33,7 @@ class Place:
         assert self.gate.wait(PATIENCE_S)
         self.attempts += 1
         if self.is_away:
-            raise observations_unavailable(place="in a test", problem="it is away")
+            raise ObservationsUnavailable(place="in a test", problem="it is away")
         assert Kind.SERVING is kind
         self.batches.append([orjson.loads(each.document)["token"] for each in observations])
 
