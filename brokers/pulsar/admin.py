@@ -6,6 +6,7 @@ answers with Pulsar's.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -21,8 +22,9 @@ from equipoise.brokers.http.bodies import Integer, body_of, bundle_of, namespace
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar import schema_search
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PARTITIONS_MAX, partitioned_name, partitions_in, policy_of, served_topic
+from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES
 from equipoise.brokers.pulsar.topics.stats import Stats, partitioned_stats, topic_stats
-from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.pulsar.wire.requests import Schema, TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import Worker
@@ -32,10 +34,6 @@ from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Reason
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
-import json
-
-from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES
-from equipoise.brokers.pulsar.wire.requests import Schema
 
 _NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 _BUNDLE: Final = _NAMESPACE + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"

@@ -79,9 +79,9 @@ class SubjectAudit:
         return findings
 
     def _begin(self, begun: int) -> None:
-        """Forget what was read before a gap that ends at `begun`."""
+        """Forget what was read before a gap that ends at `begun`, but not what was reported and held back."""
         if begun > self.memory.begun and self.memory.forgets_at_gaps:
-            self.memory = self._checker.memory(begun=begun)
+            self.memory = self._checker.memory(begun=begun, reported=self.memory.reported, failures=self.memory.failures)
         self.memory.begun = max(self.memory.begun, begun)
 
     def expire(self, now_ms: int) -> list[Finding]:

@@ -24,6 +24,9 @@ from equipoise.spark_jobs.rules.rule import (
     verdict_differs,
 )
 
+FORGOTTEN_AFTER_MS: Final = 3_600_000
+"""Log time after which the findings about a namespace without news are forgotten. Anyone can invent names."""
+
 _SHOWN_MAX: Final = 4
 _WHOLE_SPACE: Final = [(0, HASH_END)]
 _OWNER: Final = 3
@@ -38,6 +41,7 @@ def check_namespace(known: Memory, fact: Fact) -> Iterator[Finding]:
     """Yield what is wrong with the next fact of a namespace."""
     if fact.source == "channel" and fact.verdict != NOT_FOLDED:
         yield from known.limited(fact, check_rules("namespace", NamespaceCase(fact)))
+    known.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if known.reported else None
 
 
 class NamespaceCase(Case):

@@ -7,6 +7,8 @@ from typing import Any, Final
 import pytest
 
 from equipoise.spark_jobs.rules.facts import subject
+from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
+from equipoise.spark_jobs.rules.namespace import FORGOTTEN_AFTER_MS
 from tests.unit.spark.rules.broker_facts import Story
 
 END: Final = 0xFFFFFFFF
@@ -149,3 +151,26 @@ def test_the_membership_is_heard() -> None:
     assert ["hole"] == story.rules
     story.tell({**CREATED, "boundaries": [0, 5]}, verdict="bad_boundary", context=context)
     assert ["hole", "writes_what_it_may_not"] == story.rules
+
+
+def test_an_invented_namespace_is_forgotten() -> None:
+    """Anyone can invent names of namespaces, so the findings about one are not remembered for ever."""
+    story = NamespaceStory()
+    context = {"checked_by": "namespace:t/n", "publisher": "never", "expected": "dead_publisher"}
+    story.tell(CREATED, verdict="dead_publisher", context=context)
+    assert ["baseless"] == story.rules
+    story.wait(FORGOTTEN_AFTER_MS - 1)
+    assert not story.audit.is_blank
+    story.wait(1)
+    assert story.audit.is_blank
+
+
+def test_findings_held_back_before_a_gap_are_counted_after_it() -> None:
+    """A gap in the reading does not hide how many findings were held back."""
+    story = NamespaceStory()
+    for _ in range(REPORTED_MAX + 2):
+        story.changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
+    story.tell({**CREATED, "status": "policies"}, after={"status": "created"}, context={"begun": 50})
+    story.wait(2 * PERIOD_MS)
+    assert [("hole", (offset,)) for offset in (*range(1, REPORTED_MAX + 1), REPORTED_MAX + 2)] == story.found
+    assert "2 more findings" in story.findings[-1].text
