@@ -104,5 +104,8 @@ def rejection(folded: Folded, view: View) -> Rejected:
 
 
 def owner_of(view: View, bundle: BundleEntry) -> str:
-    """Return the id of the broker that owns `bundle`."""
-    return "nobody" if bundle.owner is None else view.live[bundle.owner].broker
+    """Return the id of the broker that owns `bundle`, or the incarnation of one that has died since."""
+    if bundle.owner is None:
+        return "nobody"
+    owner = view.live.get(bundle.owner)
+    return f"#{bundle.owner}" if owner is None else owner.broker

@@ -37,7 +37,7 @@ def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration
     Callers may run this after every end of a process. After a graceful stop there is nothing to declare. The lock is taken before the
     channel is read, so the last records of the process are on the log by then.
 
-    Raises `OperatorError` if the process still runs, `DataDirectoryUnusable`, `OperatorError`, and what `submit` raises.
+    Raises `OperatorError` if the process still runs or its lock proves nothing, `DataDirectoryUnusable`, and what `submit` raises.
     """
     nonces = nonces_of_dead(data_directory)
     read_on(access.log, access.reader, deadline=access.deadline)

@@ -78,7 +78,7 @@ class Operations:
         Raises what the operation and `Worker.request` raise, and `Overloaded` if too many operations run.
         """
         if self._running >= OPERATIONS_MAX:
-            raise Overloaded(what=f"the row of moves at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
+            raise Overloaded(what=f"the queue of operations at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
         run = _Run(self._host, deadline)
         end = self._host.listen(run.heard, resynced=run.heard)
         self._running += 1
@@ -138,7 +138,7 @@ class _Run:
                 return await self._propose_each(intents)
             case OrderDrain(broker=broker):
                 host.drain()
-                return await self._until(partial(_drains, broker.incarnation), f"broker {broker.broker} draining")
+                return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
             case Until(condition=condition, what=what, within_ms=within_ms):
                 if within_ms is None:
                     return await self._until(condition, what)
@@ -182,6 +182,7 @@ class _Run:
         return None
 
 
-def _drains(incarnation: int, view: View) -> bool | None:
-    broker = view.live.get(incarnation)
+def _drains(broker_id: str, view: View) -> bool | None:
+    """Return True if a broker drains in its newest incarnation: it may have joined again meanwhile."""
+    broker = view.brokers.get(broker_id)
     return (broker is not None and broker.status == "draining") or None

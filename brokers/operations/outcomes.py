@@ -10,6 +10,7 @@ from typing import Final
 from equipoise.brokers.agent.requests import nobody_else
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
 from equipoise.brokers.errors import Cancelled
+from equipoise.brokers.operations.checks import owner_of
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import OutcomeUnknown
@@ -124,22 +125,32 @@ class Outcomes:
     """Follows bundles from before their moves are requested, so that no end is missed. The caller passes all news to `heard`."""
 
     def __init__(self, view: View, bundles: Iterable[BundleEntry], *, log: str) -> None:
-        """Take the `bundles` to be moved, and ignore those without an owner. `log` is its name for errors."""
+        """Take the `bundles` to be moved. `begun` adds the source of one that gets its owner later. `log` is its name for errors."""
         self._log = log
+        bundles = tuple(bundles)
         self._sources = {bundle.name: view.live[bundle.owner].broker for bundle in bundles if bundle.owner is not None}
-        self._news: dict[str, deque[Folded | Resync]] = {name: deque() for name in self._sources}
+        self._news: dict[str, deque[Folded | Resync]] = {bundle.name: deque() for bundle in bundles}
         self._refusals: dict[str, str] = {}
         self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
 
     def heard(self, news: Folded | Resync) -> None:
         """Note a record, or a resync."""
         for change in news.verdict.changes if isinstance(news, Folded) else news.changes:
-            if isinstance(change, BundleChanged) and change.name in self._sources:
+            if isinstance(change, BundleChanged) and change.name in self._news:
                 self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
                 self._news[change.name].append(news)
                 refusal = _refusal(news, change) if isinstance(news, Folded) else None
                 if refusal is not None:
                     self._refusals[change.name] = refusal
+
+    def begun(self, accepted: Folded, view: View) -> str:
+        """Return the source of the move that an accepted record began."""
+        change = accepted.verdict.changes[0]
+        assert isinstance(change, BundleChanged), "a transition changes its bundle"
+        assert change.before is not None, "a move is of a bundle that was there"
+        if change.name not in self._sources:  # It had no owner yet when it was taken.
+            self._sources[change.name] = owner_of(view, change.before)
+        return self._sources[change.name]
 
     def made(self, move: RequestedMove, view: View) -> tuple[BundleEntry, ...] | None:
         """Return the result of a move as `made_by` does; None before its end.
@@ -174,10 +185,6 @@ class Outcomes:
         if refusal is None and owner == source:
             refusal = (nobody_else(view, entry) or f"see equipoise channel why {name}")[:_PROBLEM_CHARACTERS_MAX]
         return Outcome(bundle=name, source=source, owner=owner, token=entry.token, problem=refusal)
-
-    def all(self, view: View) -> list[Outcome]:
-        """Return what became of each bundle."""
-        return [self.of(name, view) for name in self._sources]
 
     def is_refused(self, name: str) -> bool:
         """Return whether a destination refused the bundle or gave it up."""

@@ -1,6 +1,6 @@
 """Define the steps of an operation. An operation yields steps, and a driver carries them out and sends back the results.
 
-There are two drivers: `brokers.operations.access.run` in the calling thread, and `brokers.operations.in_worker.Operations` in a broker.
+There are two drivers: `brokers.operations.on_channel.run` in the calling thread, and `brokers.operations.in_worker.Operations` in a broker.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named, pol
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
@@ -55,7 +54,7 @@ from equipoise.brokers.operations.steps import (
 )
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.ranges import check_broker_id, even_boundaries
-from equipoise.channel.core.records import Document, Reason, Scalar
+from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
@@ -125,17 +124,14 @@ def unload(bundle: str, *, wait: bool = True) -> Operation[Answer]:
 
 
 def _moved(seen: Seen, bundle: BundleEntry, intent: Transfer | MoveAway, *, wait: bool) -> Operation[Answer]:
-    if bundle.owner is None:
-        problem = f"{bundle.name} is {bundle.state}, not owned"
-        raise Rejected(key=bundle.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
-    source = seen.view.live[bundle.owner].broker
     outcomes = Outcomes(seen.view, [bundle], log=seen.log)
     yield from listen(outcomes.heard)
     accepted = yield from propose(intent)
     begun = begun_by(accepted)
+    seen = yield from look()
+    source = outcomes.begun(accepted, seen.view)
     if begun.destination is None:
         return (yield from _released(bundle.name, source, accepted.offset, outcomes, wait=wait))
-    seen = yield from look()
     new_owner = seen.view.live.get(begun.destination)
     destination = intent.destination if isinstance(intent, Transfer) else new_owner.broker if new_owner else f"#{begun.destination}"
     if not wait:

@@ -77,7 +77,7 @@ NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 class WorkerConfig(BaseModel):
     """How one broker runs. Durations are in milliseconds.
 
-    Raise `InvalidConfig` with all problems, or `InvalidConfig` for durations that are unsafe together.
+    Raise `InvalidConfig` with all problems, or with the first of durations that are unsafe together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

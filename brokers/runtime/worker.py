@@ -1,6 +1,6 @@
 """Host one agent on asyncio: its clocks, log subscription, timer, disk and services.
 
-The agent decides. `brokers.runtime.callers`, `brokers.runtime.callers` and `brokers.runtime.router` answer callers.
+The agent decides. `brokers.runtime.callers` and `brokers.runtime.router` answer callers.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Worker:
                 _logger.warning("broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
         finally:
             self._end(None)
-            await self._has_release()
+            await self._released()
 
     async def abort(self) -> None:
         """Release everything without a record for other brokers, as if the process had died.
@@ -212,7 +212,7 @@ class Worker:
         Services are not notified: operations are cancelled, open bundles are not closed.
         """
         self._end(None, abruptly=True)
-        await self._has_release()
+        await self._released()
 
     async def finished(self) -> None:
         """Wait until the agent has ended. Raise the error that ended it."""
@@ -224,7 +224,7 @@ class Worker:
         if self.ended is not None:
             raise self.ended.with_traceback(None)  # All callers share it.
 
-    async def _has_release(self) -> None:
+    async def _released(self) -> None:
         if self._releasing is not None:
             await asyncio.shield(self._releasing)
 

@@ -317,7 +317,7 @@ def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
             asked = asyncio.ensure_future(one.put(f"{path_of(first)}/unload"))
             await until(lambda: brokers.view.bundles[first].phase == "handing_over")
             answer = await one.put(f"{path_of(second)}/unload")
-            assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "row of moves" in answer.reason)
+            assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "queue of operations" in answer.reason)
             assert "owned" == brokers.view.bundles[second].phase
             owner.service.closing.set()
             assert 204 == (await asked).status

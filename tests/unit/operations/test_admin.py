@@ -13,7 +13,8 @@ from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, submit, until
 from equipoise.brokers.operations.death_declaration import declare_dead
 from equipoise.brokers.operations.on_channel import run
-from equipoise.brokers.operations.verbs import UNLOADS_AT_ONCE, delete_namespace, unload_all
+from equipoise.brokers.operations.steps import Listen, Look, Seen, Until
+from equipoise.brokers.operations.verbs import UNLOADS_AT_ONCE, cancel, delete_namespace, split, unload_all
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -22,13 +23,14 @@ from equipoise.channel.core.errors import DeadlineExceeded, LogUnavailable, Outc
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.channel.core.records import Genesis, PolicyRecord, Reason
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.compacted import compact
-from tests.channels.folding import NAMESPACE, Channel, joined
+from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
 
 numbers = itertools.count()
 
@@ -72,6 +74,12 @@ def begun() -> Channel:
 def set_policy(view: View, author: propose.Author) -> PolicyRecord:
     """The wish of everybody here: that the policy `p` is theirs."""
     return propose.set_policy(author, view, name="p", document={"of": author.publisher})
+
+
+def folded(channel: Channel, record: AnyRecord) -> Folded:
+    """A record that is put on the channel, as a reader of it folds it."""
+    verdict = channel.put(record)
+    return Folded(offset=channel.view.offset, record=record, verdict=verdict)
 
 
 def rival(channel: Channel, log: MemoryLog) -> Meddle:
@@ -320,3 +328,38 @@ def test_a_new_incarnation_is_not_buried_for_its_predecessor(tmp_path: Path) -> 
     assert () == declare_dead(access, tmp_path)
     assert (True, 3) == (access.view.brokers["a"].live, log.end())
     assert b"a-2" in encode(access.view.brokers["a"].joined)
+
+
+def test_a_bundle_may_get_its_owner_just_before_it_is_split() -> None:
+    """A bundle that was free when the admin looked, and is owned when the record is written, is followed to its children."""
+    channel = channel_with("a")
+    operation = split(channel.bundle().name)
+    next(operation)
+    seen = Seen(view=channel.view, log="memory:any", publisher="admin:erin")
+    operation.send(seen)
+    listening = operation.send(seen)
+    assert isinstance(listening, Listen)
+    channel.own("a")
+    operation.send(None)
+    waiting = operation.send(folded(channel, propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide")))
+    assert isinstance(waiting, Until)
+    assert waiting.condition(channel.view) is None
+    listening.listener(folded(channel, propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,))))
+    children = waiting.condition(channel.view)
+    assert isinstance(children, tuple)
+    assert 2 == len(children)
+
+
+def test_a_cancel_outlives_its_owner() -> None:
+    """The owner of a cancelled move may be dead by the time the cancel is answered: it is named by its incarnation."""
+    channel = channel_in("transferring")
+    seen = Seen(view=channel.view, log="memory:any", publisher="admin:erin")
+    operation = cancel(channel.bundle().name)
+    next(operation)
+    operation.send(seen)
+    assert isinstance(operation.send(folded(channel, propose.cancel(channel.admin(), channel.bundle(), reason="no room"))), Look)
+    source = channel.incarnation("source")
+    channel.die("source")
+    with pytest.raises(StopIteration) as ended:
+        operation.send(seen)
+    assert f"#{source}" == ended.value.value.document["owner"]
