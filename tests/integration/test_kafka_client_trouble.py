@@ -103,7 +103,7 @@ def test_a_reader_whose_consumer_fetches_no_more_gets_another(log: Log, monkeypa
     assert [b"a"] == [entry.data for entry in log.read(first, limit=10)]
     (second,) = log.append([b"b"], timeout_ms=TIMEOUT_MS)
     for _ in range(kafka_log.MISSED_MAX):
-        with pytest.raises(LogUnavailable, match="did not come"):
+        with pytest.raises(LogUnavailable, match="did not arrive"):
             log.read(second, limit=10)
     assert [b"b"] == [entry.data for entry in log.read(second, limit=10)]
 

@@ -428,4 +428,4 @@ def test_topics_that_workers_cannot_share_are_refused(log_url: str) -> None:
     command = [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ExitCode.OPERATOR == ended.returncode
-    assert "it has 5 partitions, and must have 8" in ended.stderr
+    assert "it has 5 partitions, and needs 8" in ended.stderr
