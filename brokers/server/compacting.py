@@ -158,7 +158,7 @@ class Compacting:
         self._records = 0
         self._since_ms = worker.clock.now().boot_ms
         self._not_before_ms = self._since_ms
-        self._logged_error: str | None = None
+        self._logged: str | None = None
         self._lapsed: tuple[str, ...] = ()
 
     async def run(self) -> None:
@@ -199,7 +199,7 @@ class Compacting:
             self._failed(error)
             return
         took_ms = clock.now().boot_ms - began_ms
-        self._since_ms, self._logged_error = began_ms, None
+        self._since_ms, self._logged = began_ms, None
         # Records folded during the compaction may or may not be in the snapshot. Counting them again is the safe error.
         self._records = max(self._records - began_records, 0)
         if horizon != NOT_BEGUN:
@@ -229,13 +229,13 @@ class Compacting:
         self._lapsed = held.lapsed
 
     def _failed(self, error: CompactionFailed) -> None:
-        """Count a failure and log it, but only once in a row: a log that cannot be compacted fails every minute."""
+        """Count a failure and log it, unless the last one was the same: a log that cannot be compacted fails every minute."""
         broker = self._worker.broker_id
         if error.error == _OVERTAKEN:
             _logger.info("%s", error, extra={"broker": broker})
             return
         self._worker.metrics.compaction.failed()
-        if self._logged_error != error.error:
-            self._logged_error = error.error
+        if self._logged != str(error):
+            self._logged = str(error)
             self._worker.metrics.alarm("compaction")
             _logger.warning("%s", error, extra={"broker": broker, "alarm": "compaction", "error": error.error})

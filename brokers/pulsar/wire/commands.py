@@ -62,6 +62,9 @@ _MESSAGE_BYTES_MIN: Final = 6
 # The best compression: a ZSTD block of 128 KiB of one repeated byte takes four bytes.
 _COMPRESSED_BY_MAX: Final = 32_768
 
+# The largest metadata that is searched for a key. Parsing 5 MiB of empty properties would take 0.3 s of the event loop.
+_KEY_BYTES_MAX: Final = 256 * 1024
+
 # Requests that this broker always refuses: transactions and topic list watchers.
 NOT_SERVED: Final = (
     BaseCommand.NEW_TXN,
@@ -116,10 +119,13 @@ def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
 def key_of(block: bytes) -> bytes | None:
     """Return the key that dispatches an entry: its ordering key, else its partition key, else None. Damaged metadata has no key.
 
-    Source: `peekStickyKey` of Pulsar's `Commands`.
+    The same holds for metadata of more than `_KEY_BYTES_MAX`. Source: `peekStickyKey` of Pulsar's `Commands`.
     """
     try:
-        metadata = MessageMetadata.FromString(metadata_of(block))
+        data = metadata_of(block)
+        if len(data) > _KEY_BYTES_MAX:
+            return None
+        metadata = MessageMetadata.FromString(data)
     except (DecodeError, PulsarProtocolError):
         return None
     if metadata.HasField("ordering_key"):

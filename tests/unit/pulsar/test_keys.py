@@ -71,10 +71,11 @@ def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
         b"\x0e\x01",
         b"\x00\x00\x00\x09\x32\x03key",  # Metadata longer than the block.
         block_of(b"\x32\x7fkey", payload=b""),  # A key longer than the metadata.
+        block_of(PRODUCER + b"\x32\x03key" + b"\x22\x00" * 131_072),  # More metadata than is searched.
     ],
 )
 def test_damaged_metadata_has_no_key(block: bytes) -> None:
-    """Entries with unreadable metadata go to the slot of entries without a key."""
+    """Entries with unreadable or excessive metadata go to the slot of entries without a key."""
     assert key_of(block) is None
     assert murmur3(b"NONE_KEY") % SLOTS == slot_of(block)
 
