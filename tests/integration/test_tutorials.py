@@ -68,6 +68,8 @@ class Reader:
     def _at_free_ports(self, text: str) -> str:
         text = re.sub(r"\b808(\d)\b", lambda match: str(self._http + int(match[1])), text)
         text = re.sub(r"(127\.0\.0\.1:)665(\d)\b", lambda match: f"{match[1]}{self._pulsar + int(match[2])}", text)
+        if text.startswith("equipoise up") and "--http-port" not in text:
+            text += f" --http-port {self._http}"
         serves_pulsar = text.startswith("equipoise up") and "--service" not in text
         return f"{text} --pulsar-port {self._pulsar}" if serves_pulsar else text
 

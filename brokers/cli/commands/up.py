@@ -42,7 +42,7 @@ def up(
     data: Annotated[
         Path,
         typer.Option(metavar="DIR", parser=directory, help="Parent directory. Broker i uses DIR/broker-i and logs to broker.log there."),
-    ],
+    ] = Path("cluster"),
     brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="Number of brokers.")] = 3,
     http_port: Annotated[
         int, typer.Option(min=1, max=PORT_MAX, help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.")

@@ -44,7 +44,7 @@ def test_the_log_of_up_lies_in_its_directory() -> None:
 def test_nothing_is_said_where_nothing_is_overridden(named: str | None, options: tuple[str, ...], tmp_path: Path) -> None:
     """An environment that names the same file, or a log that is named on the command line, is nothing to speak of."""
     log = None if named is None else named.replace("{folder}", str(tmp_path))
-    assert "no broker is left\n" == run("up", "--data", "cluster", *options, log=log).stdout
+    assert "no broker is left\n" == run("up", *options, log=log).stdout
 
 
 def test_ports_that_overlap_are_an_error_of_usage(tmp_path: Path) -> None:
