@@ -45,12 +45,24 @@ STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
 RACES_MAX: Final = 5
 """Tries of a proposal that loses races. Each lost race is another writer's progress."""
 
+_UNFIT_TARGET: Final = frozenset({Reason.DEAD_TARGET, Reason.DRAINING_TARGET})
+
 Make = Callable[[Author], AnyRecord]
 
 
-def may_run_again(reason: Reason, race: int) -> bool:
-    """Return whether to retry a proposal that was rejected as `reason`. `race` counts the attempts, from 1."""
-    return reason is Reason.STALE and race < RACES_MAX
+def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) -> bool:
+    """Return whether to retry a proposal that was rejected as `reason` and read back in `view`. `race` counts the attempts, from 1.
+
+    A proposal loses a race if its key or its destination changes before it is read back: the destination dies, joins again or drains.
+    """
+    if race >= RACES_MAX:
+        return False
+    if reason not in _UNFIT_TARGET:
+        return reason is Reason.STALE
+    if isinstance(intent, Transfer):
+        broker = view.brokers.get(intent.destination)
+        return broker is not None and broker.status == "up"
+    return isinstance(intent, MoveAway)
 
 
 def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:

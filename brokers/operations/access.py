@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
+from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.requests import may_run_again
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import Rejected
@@ -126,11 +127,13 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
         yield folded
 
 
-def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, listener: Listener = ignore) -> Folded:
+def submit(
+    access: Access, make_record: Callable[[View, Author], AnyRecord], *, intent: Intent | None = None, listener: Listener = ignore
+) -> Folded:
     """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
 
-    `listener` gets every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
-    `OutcomeUnknown`).
+    `intent` is what the record is made for, if it is for one. `listener` gets every record folded meanwhile. Raises `Rejected`, and what
+    `channel.log.blocking_view.propose` raises (for example `OutcomeUnknown`).
     """
     if access.view.genesis is None:
         problem = "no broker has ever started on this log; start one first"
@@ -141,7 +144,7 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, 
         reason = folded.verdict.reason
         if reason is None:
             return folded
-        if not may_run_again(reason, race):
+        if not may_run_again(access.view, intent, reason, race):
             raise rejection(folded, access.view)
         race += 1
 

@@ -87,7 +87,7 @@ class _Channel:
 
     def _propose(self, intent: Intent) -> Folded:
         check_request(self._access.view, intent)
-        return submit(self._access, partial(_record, intent), listener=self._heard)
+        return submit(self._access, partial(_record, intent), intent=intent, listener=self._heard)
 
     def _until(self, condition: Condition[T], what: str, within_ms: int | None) -> T | None:
         access = self._access

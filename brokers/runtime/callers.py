@@ -150,9 +150,10 @@ REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
 class Requests:
     """The pending requests at one broker."""
 
-    def __init__(self, step: Callable[[Requested], None], *, broker: str, log: str) -> None:
-        """`step` gives the agent an event; `log` names the log in messages."""
+    def __init__(self, step: Callable[[Requested], None], view: Callable[[], View], *, broker: str, log: str) -> None:
+        """`step` gives the agent an event; `view` returns the broker's view; `log` names the log in messages."""
         self._step = step
+        self._view = view
         self._broker = broker
         self._log = log
         # The result of each request; None if the broker ended before it was known.
@@ -187,7 +188,7 @@ class Requests:
                 assert answered.offset is not None, "an accepted record is on the log"
                 return answered.offset
             # Past the deadline do not retry: this result is known.
-            if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
+            if not may_run_again(self._view(), intent, verdict.reason, race) or not deadline.remaining_ms():
                 raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
             race += 1
 

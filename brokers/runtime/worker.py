@@ -109,7 +109,7 @@ class Worker:
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
-        self._requests = Requests(self._step, broker=self.broker_id, log=config.log_url)
+        self._requests = Requests(self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url)
         self.failed_appends = FailedAppends(broker=self.broker_id)
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.operations import access
 from equipoise.brokers.operations.access import Access
 from equipoise.channel.core import propose
@@ -64,8 +65,8 @@ def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypat
     """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
     propose_once = access.submit
 
-    def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, listener: Listener) -> Folded:
-        accepted = propose_once(channel, make_record, listener=listener)
+    def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, intent: Intent, listener: Listener) -> Folded:
+        accepted = propose_once(channel, make_record, intent=intent, listener=listener)
         deadline = Deadline.after(timeout_ms=10_000)
         reader = read_view(channel.log, deadline=deadline)
         while (left := reader.view.bundles[LEFT]).phase != "owned" or left.owner != reader.view.brokers["a"].incarnation:

@@ -11,8 +11,10 @@ from equipoise.brokers.agent.intents import (
     CreateNamespace,
     DeleteNamespace,
     MergeBundles,
+    MoveAway,
     SetClusterPolicy,
     StartDeletingNamespace,
+    Transfer,
     Unload,
 )
 from equipoise.brokers.agent.requests import RACES_MAX, may_run_again
@@ -162,8 +164,22 @@ def test_a_split_that_comes_to_nothing_says_why(last: Callable[[Story], object])
 
 def test_a_race_is_run_again_so_often() -> None:
     """Only a race lost is worth another attempt, and only so many."""
-    assert [True, False] == [may_run_again(Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)]
-    assert not any(may_run_again(reason, 1) for reason in Reason if reason is not Reason.STALE)
+    view = channel_with("a").view
+    assert [True, False] == [may_run_again(view, None, Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)]
+    assert not any(may_run_again(view, None, reason, 1) for reason in Reason if reason is not Reason.STALE)
+
+
+@pytest.mark.parametrize("reason", [Reason.DEAD_TARGET, Reason.DRAINING_TARGET])
+def test_a_destination_that_changed_is_a_lost_race(reason: Reason) -> None:
+    """A transfer is proposed again if its destination is up again; a move to any other broker always is."""
+    channel = channel_with("up", "draining", "dead")
+    channel.accept(propose.draining(channel.author("draining"), channel.broker("draining")))
+    channel.die("dead")
+    transfers = {broker: Transfer(bundle="b", destination=broker, reason="r") for broker in ("up", "draining", "dead", "unknown")}
+    retried = [broker for broker, intent in transfers.items() if may_run_again(channel.view, intent, reason, 1)]
+    assert ["up"] == retried
+    assert may_run_again(channel.view, MoveAway(bundle="b", reason="r"), reason, 1)
+    assert not may_run_again(channel.view, transfers["up"], reason, RACES_MAX)
 
 
 def test_one_of_many_steps_may_be_overtaken() -> None:

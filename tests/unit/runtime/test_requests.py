@@ -17,6 +17,7 @@ from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
 from equipoise.channel.core.records import Reason
+from equipoise.channel.core.view import View
 
 INTENT = DeleteNamespace(name="t/n")
 LONG_MS = 60_000
@@ -28,7 +29,7 @@ class Agent:
     def __init__(self, *reasons: Reason | None) -> None:
         self.asked: list[Requested] = []
         self._reasons = list(reasons)
-        self.requests = Requests(self.step, broker="b", log="memory:x")
+        self.requests = Requests(self.step, View, broker="b", log="memory:x")
 
     def step(self, requested: Requested) -> None:
         self.asked.append(requested)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
+from tests.channels.folding import joined
 from tests.unit.runtime.worker_bench import PATIENCE_MS, Benches, benches
 
 __all__ = ["benches"]
@@ -70,6 +72,30 @@ async def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches
         with pytest.raises(WorkerEnded) as ended:
             await bench.worker.request(INTENT, timeout_ms=LONG_MS)
         assert ended.value.__cause__ is LOST
+
+
+async def test_a_destination_that_joins_again_during_a_request_is_found(benches: Benches) -> None:
+    """A worker reads that the destination joined again only after it has proposed the transfer: it proposes it to the new incarnation."""
+    async with benches.started() as bench:
+        await bench.serve()
+        view = bench.worker.view
+        bench.writer.append([encode(joined("b", view, nonce="first"))], timeout_ms=0)
+        await bench.until(lambda: "b" in view.brokers)
+        former = view.brokers["b"].incarnation
+        again = joined("b", view, nonce="second", replaces="first")
+        bench.log.gate.clear()
+        bench.log.at_gate.clear()
+        (bundle,) = view.bundles
+        pending = asyncio.ensure_future(
+            bench.worker.request(Transfer(bundle=bundle, destination="b", reason="test"), timeout_ms=PATIENCE_MS)
+        )
+        assert await asyncio.to_thread(bench.log.at_gate.wait, PATIENCE_MS / 1_000)
+        bench.writer.append([encode(again)], timeout_ms=0)
+        bench.log.gate.set()
+        await pending
+        owner = view.bundles[bundle].owner
+        assert owner is not None
+        assert (view.brokers["b"].incarnation, True) == (owner, owner > former)
 
 
 async def test_the_version_goes_on_record(benches: Benches) -> None:
