@@ -21,8 +21,9 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Joined, Renewed
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.load.cluster import counters, running, settle
+from tests.load.cluster import READY_MS, counters, running, settle
 
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
@@ -68,7 +69,11 @@ class Bench:
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
 
     async def level(self) -> None:
-        """Give every broker its 256 bundles."""
+        """Give every broker its 256 bundles, as soon as the observer has read that all are members."""
+        deadline = Deadline.after(timeout_ms=READY_MS)
+        while len(self.table.view.live) < BROKERS:
+            deadline.check("all brokers in the observer's view")
+            await asyncio.sleep(0.01)
         await settle(self.cluster, self.table, NAMESPACE)
         view, moves = self.table.view, list[Move]()
         held = Counter({broker.incarnation: view.held_count(broker.incarnation) for broker in view.live_brokers()})
