@@ -97,7 +97,7 @@ class Answers:
 
     def _on_published(self, request: Published) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"
-        self._service.publish(request.producer.served, request.producer.producer, request)
+        self._service.publish(request.producer.served, request.producer.producer, request.entries)
 
     def _on_damaged(self, request: Damaged) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"

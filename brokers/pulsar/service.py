@@ -36,8 +36,8 @@ from equipoise.brokers.pulsar.topics.subscription import Delivery
 from equipoise.brokers.pulsar.topics.topic import Outcome, Receipt, TopicState
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
-from equipoise.brokers.pulsar.wire.requests import Published
-from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.brokers.pulsar.wire.requests import Sent
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service, Work
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from equipoise.channel.system.deadline import Deadline
@@ -221,27 +221,22 @@ class PulsarService(Service):
                     problem=f"namespace {topic.namespace} does not accept Pulsar clients",
                 )
 
-    def publish(self, served: Served, producer: Producer, request: Published) -> None:
-        """Publish one entry. Without a valid ownership it gets no receipt, and the client sends it again."""
+    def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> None:
+        """Publish entries of one producer, in order. Without a valid ownership they get no receipt, and the client sends them again."""
         topic = served.topic
         if topic.is_fenced:
             return
         try:
+            # One work for all of them: nothing else runs between its two checks, unless receipts are held.
             work = served.ownership.begin(served.name)
         except OwnershipLost as lost:
             self._withhold(served, producer, is_closed=lost.is_closed)
             return
-        outcome = topic.publish(
-            producer,
-            sequence_id=request.sequence_id,
-            highest_sequence_id=request.highest_sequence_id,
-            messages=request.messages,
-            block=request.block,
-            now_ms=now_ms(),
-        )
-        served.works[topic.last_entry_id] = work
-        self.counts.published += request.messages
-        self.counts.published_bytes += len(request.block)
+        first_id = topic.last_entry_id + 1
+        outcome = topic.publish(producer, entries, now_ms())
+        served.works |= dict.fromkeys(range(first_id, topic.last_entry_id + 1), work)
+        self.counts.published += sum(entry.messages for entry in entries)
+        self.counts.published_bytes += sum(len(entry.block) for entry in entries)
         self.carry_out(served, outcome)
 
     def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
@@ -309,13 +304,17 @@ class PulsarService(Service):
     def _refused(served: Served, receipts: Sequence[Receipt]) -> Mapping[Receipt, bool]:
         """Run the second check of each receipt's work. Return the receipts that fail, and whether their bundle is already closed here."""
         refused: dict[Receipt, bool] = {}
+        finished: Work | None = None
         for receipt in receipts:
             work = served.works.pop(receipt.entry_id, None)
             if work is None:
                 refused[receipt] = False
                 continue
+            if work is finished:
+                continue  # Entries that came together share their work.
             try:
                 work.finish(message=f"{receipt.producer.name}:{receipt.sequence_id}" if work.is_recorded else None)
+                finished = None if work.is_recorded else work
             except OwnershipLost as lost:
                 refused[receipt] = lost.is_closed
         return refused

@@ -55,6 +55,11 @@ class DumbService:
         """How many requests of one class came."""
         return sum(isinstance(request, kind) for request in self.seen)
 
+    @property
+    def entries(self) -> int:
+        """How many entries came whole."""
+        return sum(len(request.entries) for request in self.seen if isinstance(request, Published))
+
     def cancelled(self) -> set[int]:
         """The ids of the requests for creations that were cancelled."""
         return {request.request_id for request in self.seen if isinstance(request, CreationCancelled)}
@@ -111,7 +116,8 @@ class DumbService:
         """Receipts, which are the same in good times and bad."""
         match request:
             case Published(producer=int(producer_id)):
-                self.connection.receipt(producer_id, request.sequence_id, request.highest_sequence_id, 0, 0)
+                for sent in request.entries:
+                    self.connection.receipt(producer_id, sent.sequence_id, sent.highest_sequence_id, 0, 0)
             case Damaged(producer=int(producer_id)):
                 self.connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged")
             case _:

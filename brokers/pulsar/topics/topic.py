@@ -31,7 +31,7 @@ from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,35 +310,31 @@ class Topic:
         del self._subscriptions[home.name]
         return [each for each in home.consumers if each is not consumer]
 
-    def publish(
-        self, producer: Producer, *, sequence_id: int, highest_sequence_id: int, messages: int, block: bytes, now_ms: int
-    ) -> Outcome:
-        """Publish one entry. Its receipt is in this outcome or a later one; a fenced topic ignores the entry."""
+    def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
+        """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""
         outcome = Outcome()
         if self.is_fenced:
             return outcome
         if self._reconnect_deadline_ms is not None:
             self._pass_deadlines(now_ms, outcome)
-        self.last_entry_id = entry_id = self.last_entry_id + 1
-        size = len(block)
-        # Written out twice: a loop over the two meters would make each publish 5 % slower.
-        meter = producer.published
-        meter.messages += messages
-        meter.bytes += size
-        meter = self.published
-        meter.messages += messages
-        meter.bytes += size
-        entry = Entry(entry_id, block, messages)
-        deliveries = outcome.deliveries
-        slot: int | None = None
-        for subscription in self._subscriptions.values():
-            if slot is None and subscription.is_keyed:
-                slot = slot_of(block)
-            outcome.dropped += subscription.take(entry, slot or 0, deliveries)
-        receipts = self._held if self._holding else outcome.receipts
-        receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
-        if self._holding and len(self._held) > self._limits.waiting_entries_max:
-            self._stop_holding(outcome)
+        total_messages = total_bytes = 0
+        for sequence_id, highest_sequence_id, messages, block in entries:
+            self.last_entry_id = entry_id = self.last_entry_id + 1
+            total_messages += messages
+            total_bytes += len(block)
+            entry = Entry(entry_id, block, messages)
+            slot: int | None = None
+            for subscription in self._subscriptions.values():
+                if slot is None and subscription.is_keyed:
+                    slot = slot_of(block)
+                outcome.dropped += subscription.take(entry, slot or 0, outcome.deliveries)
+            receipts = self._held if self._holding else outcome.receipts
+            receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
+            if self._holding and len(self._held) > self._limits.waiting_entries_max:
+                self._stop_holding(outcome)
+        for meter in (producer.published, self.published):
+            meter.messages += total_messages
+            meter.bytes += total_bytes
         return outcome
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:

@@ -53,6 +53,9 @@ _VERSION_MIN: Final = 6
 # The sub-message of each command type: Pulsar gives both the same number.
 _BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
 
+# The start of nearly all commands: type SEND, and the tag of its body. A length of one byte follows, since a SEND has few short fields.
+_PLAIN_SEND: Final = b"\x08\x06\x32"
+
 # Schema types that mean no schema: bytes, and "use the topic's schema".
 _NO_SCHEMA: Final = 0
 _AUTO_CONSUME: Final = 21
@@ -88,6 +91,17 @@ def parse(command: bytes) -> BaseCommand:
     if not parsed.HasField(_BODY_OF_TYPE[parsed.type]):
         raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"a command {name_of(parsed)} without its body")
     return parsed
+
+
+def plain_send(command: bytes) -> CommandSend | None:
+    """Parse a complete SEND without its envelope, as all clients encode it. Return None for anything else, which `parse` can judge."""
+    if not command.startswith(_PLAIN_SEND) or command[len(_PLAIN_SEND)] != len(command) - len(_PLAIN_SEND) - 1:
+        return None
+    try:
+        send = CommandSend.FromString(command[len(_PLAIN_SEND) + 1 :])
+    except DecodeError:
+        return None
+    return send if send.IsInitialized() else None
 
 
 def name_of(command: BaseCommand) -> str:

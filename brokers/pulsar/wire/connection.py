@@ -21,7 +21,7 @@ from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Cre
 from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSend
 from equipoise.brokers.pulsar.wire.requests import (
     Acked,
     AnyAsked,
@@ -38,6 +38,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     Published,
     Request,
     Schema,
+    Sent,
     Sought,
     TurnedAway,
     Unsubscribed,
@@ -63,8 +64,7 @@ class Outgoing:
         """Append a frame, whole or in parts. No-op after `close`."""
         if not self._is_closed:
             self._bulk += parts
-            for part in parts:
-                self.waiting_bytes += len(part)
+            self.waiting_bytes += sum(map(len, parts))
 
     def send_first(self, frame: bytes) -> None:
         """Append an urgent frame. It always answers what just came, so it never comes after `close`."""
@@ -326,7 +326,7 @@ class Connection:
             self._outgoing.send(replies.consumer_refused(consumer_id, request_id, error, message))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
-        """Answer `Published` with the entry's id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
+        """Answer an entry of `Published` with its id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
         self._outgoing.send(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
 
     def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
@@ -334,7 +334,7 @@ class Connection:
         self._outgoing.send(replies.send_error(producer_id, sequence_id, error, message))
 
     def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
-        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes from `Published`."""
+        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes from `Sent`."""
         self._outgoing.send(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
 
     def close_producer(self, producer_id: int, url: str | None = None) -> None:
@@ -354,6 +354,11 @@ class Connection:
 
     def _take(self, frame: Frame) -> None:
         """Handle one frame. Raise `PulsarProtocolError`."""
+        if frame.block is not None and self._is_connected:
+            send = commands.plain_send(frame.command)
+            if send is not None:
+                self._take_entry(send, frame.block)
+                return
         command = commands.parse(frame.command)
         handler = self._HANDLERS.get(command.type)
         if handler is None:
@@ -394,30 +399,29 @@ class Connection:
         """Ignore a command: nothing is redelivered, and no authentication was requested."""
 
     def _on_send(self, command: BaseCommand, frame: Frame) -> None:
-        send = command.send
-        attached = self._producers.live.get(send.producer_id)
+        self._take_entry(command.send, frame.block)
+
+    def _take_entry(self, send: CommandSend, block: bytes | None) -> None:
+        producer_id = send.producer_id
+        attached = self._producers.live.get(producer_id)
         if attached is None:
-            self._check_stray(send.producer_id)
+            self._check_stray(producer_id)
             return
         if isinstance(attached.thing, Elsewhere):
-            self.close_producer(send.producer_id, attached.thing.url)
+            self.close_producer(producer_id, attached.thing.url)
             return
-        block = frame.block
         if block is None:
             raise PulsarProtocolError(Violation.MALFORMED_FRAME, "a SEND without an entry")
         if not checksum_is_good(block):
             self._requests.append(Damaged(producer=attached.thing, sequence_id=send.sequence_id))
             return
         messages = commands.messages_in(send, block, self._limits)
-        self._requests.append(
-            Published(
-                producer=attached.thing,
-                sequence_id=send.sequence_id,
-                highest_sequence_id=send.highest_sequence_id,
-                messages=messages,
-                block=block,
-            )
-        )
+        sent = Sent(send.sequence_id, send.highest_sequence_id, messages, block)
+        last = self._requests[-1] if self._requests else None
+        if isinstance(last, Published) and last.producer is attached.thing:
+            last.entries.append(sent)
+        else:
+            self._requests.append(Published(producer=attached.thing, entries=[sent]))
 
     def _check_stray(self, producer_id: int) -> None:
         """Check a message for no live producer. It is late if this broker closed the producer, and too early if it is not yet open."""

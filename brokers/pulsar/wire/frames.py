@@ -6,9 +6,8 @@ A frame is its size, the size of its command, the command and, for some commands
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import google_crc32c
 
@@ -26,8 +25,7 @@ _ENTRY_COST: Final = 1
 _COMMAND_COST: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class Frame(NamedTuple):
     """The bytes of a command, and the unchanged `block` behind it, or None."""
 
     command: bytes
@@ -72,23 +70,33 @@ class FrameReader:
         if self.problem is not None:
             return []
         if self._unfinished:
-            self._unfinished += data
-            if len(self._unfinished) < self._needed_bytes:
+            if len(self._unfinished) + len(data) < self._needed_bytes:
+                self._unfinished += data
                 return []
-            data = bytes(self._unfinished)
+            data = b"".join((self._unfinished, data))
             self._unfinished.clear()
         frames: list[Frame] = []
         at = end = cost = 0
+        length = len(data)
         self.has_more = False
         try:
-            while not self.has_more and (end := self._end_of_frame(data, at)) <= len(data):
-                command_end = at + 2 * _SIZE_BYTES + _SIZE.unpack_from(data, at + _SIZE_BYTES)[0]
+            while not self.has_more:
+                start = at + 2 * _SIZE_BYTES
+                if length < start:
+                    end = self._end_of_next_size(data, at)
+                    break
+                frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
+                self._check_sizes(frame_bytes, command_bytes)
+                end = at + _SIZE_BYTES + frame_bytes
+                if end > length:
+                    break
+                command_end = start + command_bytes
                 block = data[command_end:end] if end > command_end else None
-                frames.append(Frame(command=data[at + 2 * _SIZE_BYTES : command_end], block=block))
+                frames.append(Frame(data[start:command_end], block))
                 cost += _COMMAND_COST if block is None else _ENTRY_COST
                 at = end
                 # Stop before the next frame is checked: the frames returned may change its bounds.
-                self.has_more = cost_max is not None and cost >= cost_max and at < len(data)
+                self.has_more = cost_max is not None and cost >= cost_max and at < length
         except PulsarProtocolError as problem:
             self.problem = problem
             return frames
@@ -96,27 +104,23 @@ class FrameReader:
         self._unfinished += data[at:]
         return frames
 
-    def _end_of_frame(self, data: bytes, at: int) -> int:
-        """Return where the frame at `at` ends, or where its next size ends if that is missing. Raise on impossible sizes."""
+    def _end_of_next_size(self, data: bytes, at: int) -> int:
+        """Return where the first missing size of a frame ends. Raise on an impossible size."""
         if len(data) - at < _SIZE_BYTES:
             return at + _SIZE_BYTES
-        if len(data) - at < 2 * _SIZE_BYTES:
-            # Check the size as soon as it is announced; the content of a frame that is too large is never needed.
-            self._check_frame(_SIZE.unpack_from(data, at)[0])
-            return at + 2 * _SIZE_BYTES
-        frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
-        self._check_frame(frame_bytes)
-        if command_bytes > self._command_bytes_max:
-            raise _too_large("command", command_bytes, self._command_bytes_max)
-        if command_bytes + _SIZE_BYTES > frame_bytes:
-            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a command of {command_bytes} bytes in a frame of {frame_bytes}")
-        return at + _SIZE_BYTES + int(frame_bytes)
+        # Check the size as soon as it is announced; the content of a frame that is too large is never needed.
+        self._check_sizes(_SIZE.unpack_from(data, at)[0], 0)
+        return at + 2 * _SIZE_BYTES
 
-    def _check_frame(self, frame_bytes: int) -> None:
+    def _check_sizes(self, frame_bytes: int, command_bytes: int) -> None:
         if frame_bytes > self.frame_bytes_max:
             raise _too_large("frame", frame_bytes, self.frame_bytes_max)
         if frame_bytes < _SIZE_BYTES:
             raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a frame of {frame_bytes} bytes, too short for the size of its command")
+        if command_bytes > self._command_bytes_max:
+            raise _too_large("command", command_bytes, self._command_bytes_max)
+        if command_bytes + _SIZE_BYTES > frame_bytes:
+            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a command of {command_bytes} bytes in a frame of {frame_bytes}")
 
 
 def _too_large(what: str, size: int, size_max: int) -> PulsarProtocolError:

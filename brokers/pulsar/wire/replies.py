@@ -273,12 +273,20 @@ def _encode_varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-# Numbers of up to two bytes: the ids, sizes and partitions of nearly all messages.
-_SHORT: Final = tuple(_encode_varint(number) for number in range(1 << 14))
+# Numbers of up to two bytes: sizes, partitions and most ids.
+_SHORT_BITS: Final = 14
+_SHORT: Final = tuple(_encode_varint(number) for number in range(1 << _SHORT_BITS))
+# The same as the lowest two bytes of a longer number: the entries and sequences of a topic soon need four.
+_LOWEST: Final = tuple(bytes((number & _SEVEN_BITS | _MORE, number >> 7 | _MORE)) for number in range(1 << _SHORT_BITS))
+_LONG: Final = 1 << 2 * _SHORT_BITS
 
 
 def _varint(number: int) -> bytes:
-    return _SHORT[number] if number < len(_SHORT) else _encode_varint(number)
+    if number < len(_SHORT):
+        return _SHORT[number]
+    if number < _LONG:
+        return _LOWEST[number & len(_SHORT) - 1] + _SHORT[number >> _SHORT_BITS]
+    return _encode_varint(number)
 
 
 def encode_topics(names: Sequence[str]) -> bytes:
@@ -294,21 +302,10 @@ def topics(request_id: int, encoded: bytes) -> bytes:
 
 def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
     """SEND_RECEIPT. For a dropped message pass the id (-1, -1), by which clients recognise it."""
-    message_id = b"\x08" + _varint(ledger_id & MINUS_ONE) + b"\x10" + _varint(entry_id & MINUS_ONE)
-    body = b"".join(
-        (
-            b"\x08",
-            _varint(producer_id),
-            b"\x10",
-            _varint(sequence_id),
-            b"\x1a",
-            _varint(len(message_id)),
-            message_id,
-            b"\x20",
-            _varint(highest_sequence_id),
-        )
-    )
-    return frame(b"\x08\x07\x3a" + _varint(len(body)) + body)
+    message_id = b"\x08%b\x10%b" % (_varint(ledger_id & MINUS_ONE), _varint(entry_id & MINUS_ONE))
+    ids = _varint(producer_id), _varint(sequence_id), _SHORT[len(message_id)], message_id, _varint(highest_sequence_id)
+    body = b"\x08%b\x10%b\x1a%b%b\x20%b" % ids
+    return frame_head(b"\x08\x07\x3a%b%b" % (_SHORT[len(body)], body), 0)
 
 
 def message_head(consumer_id: int, entry_id: int, partition: int, block_bytes: int) -> bytes:
@@ -316,5 +313,5 @@ def message_head(consumer_id: int, entry_id: int, partition: int, block_bytes: i
     message_id = b"\x08\x00\x10" + _varint(entry_id)
     if partition >= 0:
         message_id += b"\x18" + _varint(partition)
-    body = b"\x08" + _varint(consumer_id) + b"\x12" + _varint(len(message_id)) + message_id
-    return frame_head(b"\x08\x09\x4a" + _varint(len(body)) + body, block_bytes)
+    body = b"\x08%b\x12%b%b" % (_varint(consumer_id), _SHORT[len(message_id)], message_id)
+    return frame_head(b"\x08\x09\x4a%b%b" % (_SHORT[len(body)], body), block_bytes)

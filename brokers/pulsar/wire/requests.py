@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from equipoise.brokers.pulsar.wire.errors import Violation
 
@@ -140,22 +141,25 @@ class SubscribeAsked:
     schema: Schema | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """One entry of a producer, of `messages` messages. Answer: `receipt`, in the order of publishing; none if its topic is moving.
+class Sent(NamedTuple):
+    """One entry, of `messages` messages. `block` is checksum, metadata and payload, already checked. Forward it unchanged."""
 
-    * `producer`: the object that `producer_opened` attached.
-    * `block`: checksum, metadata and payload, already checked. Forward it unchanged.
-
-    All entries of one chunk of bytes come in one list. If the service closes the producer at one entry, it must ignore the later ones; the
-    client sends them again.
-    """
-
-    producer: object
     sequence_id: int
     highest_sequence_id: int
     messages: int
     block: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """Entries of one producer that came together. Answer: `receipt` for each, in order; none if the topic is moving.
+
+    `producer` is the object that `producer_opened` attached. If the service closes the producer, it must ignore the later entries; the
+    client sends them again.
+    """
+
+    producer: object
+    entries: list[Sent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

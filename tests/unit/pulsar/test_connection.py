@@ -36,6 +36,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     ProducerAsked,
     Published,
     Request,
+    Sent,
     Sought,
     SubscribeAsked,
     SubscriptionKind,
@@ -251,7 +252,7 @@ def test_a_message_comes_with_what_was_attached_to_its_producer() -> None:
     """A message names the object that the service attached, and carries its entry untouched."""
     block = entry(b"a batch of three")
     requests = with_producer().receive(send(1, 5, block, messages=3), 0)
-    assert [Published(producer="the producer", sequence_id=5, highest_sequence_id=0, messages=3, block=block)] == requests
+    assert [Published(producer="the producer", entries=[Sent(5, 0, 3, block)])] == requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +283,7 @@ def test_a_batch_holds_no_more_messages_than_there_is_room_for(batch: Batch) -> 
     block = with_checksum(len(metadata).to_bytes(4, "big") + metadata + bytes(batch.payload_bytes))
     (request,) = with_producer().receive(send(1, 5, block, messages=2**31 - 1), 0)
     assert isinstance(request, Published)
-    assert batch.expected == request.messages
+    assert [batch.expected] == [sent.messages for sent in request.entries]
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [(-1, 1), (0, 1), (7, 7), (2**31 - 1, 10)])
@@ -290,7 +291,7 @@ def test_a_batch_counts_for_a_sane_number(claimed: int, expected: int) -> None:
     """A batch that claims to hold no message, or absurdly many, is counted within bounds."""
     (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(b"x" * 100), messages=claimed), 0)
     assert isinstance(request, Published)
-    assert expected == request.messages
+    assert [expected] == [sent.messages for sent in request.entries]
 
 
 def test_a_damaged_message_goes_to_the_service() -> None:

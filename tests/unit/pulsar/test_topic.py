@@ -8,7 +8,7 @@ from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Refusal
 from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import AccessMode, SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
@@ -19,7 +19,7 @@ def test_a_publish_goes_to_every_subscription_and_is_receipted_at_once() -> None
     topic, producer = make_topic(), make_producer()
     assert topic.add_producer(producer) is None
     a, b = joined(topic, "a", "s1"), joined(topic, "b", "s2", SHARED)
-    outcome = topic.publish(producer, sequence_id=7, highest_sequence_id=9, messages=3, block=b"12345", now_ms=1)
+    outcome = topic.publish(producer, [Sent(7, 9, 3, b"12345")], 1)
     assert [(a, (1, b"12345", 3)), (b, (1, b"12345", 3))] == outcome.deliveries
     assert [(producer, 7, 9, 1)] == outcome.receipts
     assert 0 == outcome.dropped

@@ -8,7 +8,7 @@ from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.topic import Outcome, Subscribed, SubscriptionState, Topic, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, Sent, SubscriptionKind
 
 NAME = "non-persistent://public/default/orders"
 
@@ -94,7 +94,7 @@ def joined(
 
 def send(topic: Topic, producer: Producer, block: bytes = b"block", *, sequence_id: int = 0, messages: int = 1, now_ms: int = 0) -> Outcome:
     """Publish one entry."""
-    return topic.publish(producer, sequence_id=sequence_id, highest_sequence_id=sequence_id, messages=messages, block=block, now_ms=now_ms)
+    return topic.publish(producer, [Sent(sequence_id, sequence_id, messages, block)], now_ms)
 
 
 def told(outcome: Outcome) -> list[tuple[str, int]]:
