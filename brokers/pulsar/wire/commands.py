@@ -55,6 +55,7 @@ _BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESC
 
 # The start of nearly all commands: type SEND, and the tag of its body. A length of one byte follows, since a SEND has few short fields.
 _PLAIN_SEND: Final = b"\x08\x06\x32"
+_ONE_BYTE_MAX: Final = 127
 
 # Schema types that mean no schema: bytes, and "use the topic's schema".
 _NO_SCHEMA: Final = 0
@@ -95,10 +96,11 @@ def parse(command: bytes) -> BaseCommand:
 
 def plain_send(command: bytes) -> CommandSend | None:
     """Parse a complete SEND without its envelope, as all clients encode it. Return None for anything else, which `parse` can judge."""
-    if not command.startswith(_PLAIN_SEND) or command[len(_PLAIN_SEND)] != len(command) - len(_PLAIN_SEND) - 1:
+    body = command[len(_PLAIN_SEND) + 1 :]
+    if not 0 < len(body) <= _ONE_BYTE_MAX or command[: -len(body)] != b"%b%c" % (_PLAIN_SEND, len(body)):
         return None
     try:
-        send = CommandSend.FromString(command[len(_PLAIN_SEND) + 1 :])
+        send = CommandSend.FromString(body)
     except DecodeError:
         return None
     return send if send.IsInitialized() else None
