@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from equipoise.brokers.agent.core import Core, Profile
-from equipoise.brokers.agent.effects import Alarm, Answered, Effect, Stop
+from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Effect, Stop
 from equipoise.brokers.agent.events import (
     AppendFailed,
     Closed,
@@ -250,13 +250,15 @@ class Agent:
         if self._drain is not None and self._drain.leave:
             self._membership.join_no_more()
         else:
-            self._core.effects.append(Alarm(name="own_death", message=f"{death}; joining anew", key=self._core.broker, offset=offset))
+            self._core.effects.append(
+                Alarm(name=AlarmName.OWN_DEATH, message=f"{death}; joining anew", key=self._core.broker, offset=offset)
+            )
 
     def _complain(self, folded: Folded) -> None:
         record, verdict = folded.record, folded.verdict
         key = "?" if isinstance(record, Unreadable) else record.key
         message = f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
-        self._core.effects.append(Alarm(name="rejected", message=message, key=key, offset=folded.offset, reason=verdict.reason))
+        self._core.effects.append(Alarm(name=AlarmName.REJECTED, message=message, key=key, offset=folded.offset, reason=verdict.reason))
 
     def _append_failed(self, event: AppendFailed) -> None:
         self._core.append_failed(event.attempt, event.error, in_doubt=event.in_doubt)

@@ -6,6 +6,7 @@ Deadlines are boot times in milliseconds. The agent, not the host, handles missi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.channel.core.difference import Resync
@@ -114,14 +115,26 @@ class Answered:
     error: EquipoiseError | None = None
 
 
+class AlarmName(StrEnum):
+    """The stable names of alarms, for metrics and logs. `docs/reference/log-lines.md` describes each."""
+
+    OWN_DEATH = "own_death"
+    REJECTED = "rejected"
+    VIEWS_DIVERGE = "views_diverge"
+    DATA_DIRECTORY = "data_directory"
+    COMPACTION = "compaction"
+    ARCHIVE_HOLD = "archive_hold"
+    LOG_CLOCK = "log_clock"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that the operator must look at. `name` is a stable word for metrics.
+    """Something that the operator must look at.
 
     `key`, `offset` and `reason` describe the record that caused it, if any.
     """
 
-    name: str
+    name: AlarmName
     message: str
     key: str | None = None
     offset: int | None = None

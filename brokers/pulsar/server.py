@@ -24,6 +24,7 @@ from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
 from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, partitions_in
 from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
@@ -59,7 +60,7 @@ class Counts:
     damaged: int = 0
     acknowledgements: int = 0
     violations: Tally[Violation] = field(default_factory=Tally)
-    turned_away: Tally[str] = field(default_factory=Tally)
+    turned_away: Tally[str] = field(default_factory=lambda: Tally(dict.fromkeys(REFUSABLE, 0)))
 
 
 H = TypeVar("H", bound=Hashable)

@@ -17,8 +17,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.agent.effects import AlarmName
+from equipoise.brokers.balancing.decisions import NOTHING, Decision, Kind
 from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
+from equipoise.brokers.balancing.splitting.auto_split import FAILURE
+from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
@@ -132,7 +135,8 @@ class Metrics:
         self._resyncs = counter("reader_resyncs_total", "Resyncs of this broker: records were truncated before it read them.").labels(
             broker
         )
-        self._alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
+        alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
+        self._alarms = {name: alarms.labels(broker, name.value) for name in AlarmName}
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker
@@ -156,9 +160,9 @@ class Metrics:
         self._resyncs.inc()
         self.moves.resynced(resync)
 
-    def alarm(self, name: str) -> None:
-        """Count an alarm. `name` is one of few fixed words."""
-        self._alarms.labels(self._broker, name).inc()
+    def alarm(self, name: AlarmName) -> None:
+        """Count an alarm."""
+        self._alarms[name].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""
@@ -206,12 +210,19 @@ Values = Mapping[tuple[str, ...], float]
 _UNLOADS: Final[tuple[Outcome, ...]] = (
     *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
     *(("Skip", cause) for cause in ("HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown")),
-    ("Failure", "Unknown"),
+    FAILURE,
 )
 _SPLITS: Final[tuple[Outcome, ...]] = (
     *(("Success", cause) for cause in ("Topics", "Sessions", "MsgRate", "Bandwidth", "Admin")),
-    ("Failure", "Unknown"),
+    FAILURE,
 )
+# The outcomes of our own rounds.
+_ROUNDS: Final[Mapping[Kind, tuple[Outcome, ...]]] = {
+    "shed": _UNLOADS,
+    "misplaced": (("Success", "Overloaded"),),
+    "split": (*(("Success", excess.value) for excess in Excess), FAILURE, NOTHING),
+    "merge": (("Success", "Underloaded"), FAILURE, NOTHING),
+}
 
 _LOADING: Final = "loadBalancing"
 _UNLOADING: Final = "bundleUnloading"
@@ -239,7 +250,7 @@ class BalancingMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self.cluster = ""
         self._broker = broker
-        self._rounds: Tally[tuple[str, ...]] = Tally()
+        self._rounds: Tally[tuple[str, ...]] = Tally({(kind, *outcome): 0 for kind, outcomes in _ROUNDS.items() for outcome in outcomes})
         self._unloads: Tally[Outcome] = Tally(dict.fromkeys(_UNLOADS, 0))
         self._splits: Tally[Outcome] = Tally(dict.fromkeys(_SPLITS, 0))
         self._unloaded_brokers = 0

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
+from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
 from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Event, NonceWritten, PlacementChosen, Read, Resynced, Tick, Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
@@ -355,7 +355,7 @@ class Worker:
     def _disk_answered(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
         self.disk_problem = error
         if error is not None:
-            self._raise_alarm(Alarm(name="data_directory", message=str(error)))
+            self._raise_alarm(Alarm(name=AlarmName.DATA_DIRECTORY, message=str(error)))
         elif then is not None:
             self._step(then)
 
@@ -412,8 +412,9 @@ class Worker:
     def _refold(self, effect: Refold) -> None:
         """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
         if self._caught_up and self._replay_check.begin(self.agent.view):
-            self.metrics.alarm("views_diverge")
-            _logger.error("views diverge", extra={"broker": self.broker_id, "other": effect.other, "offset": effect.offset})
+            name = AlarmName.VIEWS_DIVERGE
+            self.metrics.alarm(name)
+            _logger.error("views diverge", extra={"alarm": name, "broker": self.broker_id, "other": effect.other, "offset": effect.offset})
 
     # --- ownership ---
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
+from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.errors import CompactionFailed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
@@ -213,17 +214,17 @@ class Compacting:
     def _report_clock(self, ahead: int | None) -> None:
         self._worker.metrics.compaction.clock_ahead(ahead)
         if ahead is not None:
-            self._worker.metrics.alarm("log_clock")
+            self._worker.metrics.alarm(AlarmName.LOG_CLOCK)
             text = "a record has a time ahead of this machine's clock: set the clock of the machine that stores the log, or of this one"
-            _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": "log_clock", "offset": ahead})
+            _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": AlarmName.LOG_CLOCK, "offset": ahead})
 
     def _report_holds(self) -> None:
         """Report the archives whose retention holds keep the log long, and those whose holds have lapsed because they stopped moving."""
         held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
         self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
         if held.lapsed and held.lapsed != self._lapsed:
-            fields = {"broker": self._worker.broker_id, "alarm": "archive_hold", "archives": ", ".join(held.lapsed)}
-            self._worker.metrics.alarm("archive_hold")
+            fields = {"broker": self._worker.broker_id, "alarm": AlarmName.ARCHIVE_HOLD, "archives": ", ".join(held.lapsed)}
+            self._worker.metrics.alarm(AlarmName.ARCHIVE_HOLD)
             text = "nothing is kept any longer for archives that have not moved: start them again, or lift their holds"
             _logger.warning(text, extra=fields)
         self._lapsed = held.lapsed
@@ -237,5 +238,5 @@ class Compacting:
         self._worker.metrics.compaction.failed()
         if self._logged != str(error):
             self._logged = str(error)
-            self._worker.metrics.alarm("compaction")
-            _logger.warning("%s", error, extra={"broker": broker, "alarm": "compaction", "error": error.error})
+            self._worker.metrics.alarm(AlarmName.COMPACTION)
+            _logger.warning("%s", error, extra={"broker": broker, "alarm": AlarmName.COMPACTION, "error": error.error})

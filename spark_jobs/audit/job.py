@@ -64,7 +64,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), note=screen.note)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
-        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, finds=True) as watch,
+        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, rules=RULES) as watch,
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,8 @@ class StreamMetrics:
     `docs/reference/metrics.md` describes each one.
     """
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, *, rules: Iterable[str] = ()) -> None:
+        """`rules` are the names of what the job may find."""
         self.registry = CollectorRegistry()
         self._ended_ms = _now_ms()
 
@@ -67,6 +68,8 @@ class StreamMetrics:
         missed.set_function(lambda: 0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000)
         self._restarts = counter("restarts_total", "How often its stream failed and was started again.")
         self._findings = counter("findings_total", "What it has found since its start.", "rule")
+        for rule in rules:
+            self._findings.labels(rule)  # From 0: a series that appears with its first event has no rate.
 
     def batch(self, done: BatchDone, *, rows_per_second: float) -> None:
         """Count a finished batch."""
@@ -269,14 +272,16 @@ class Follower:
 
 @contextmanager
 def watching(
-    job: str, screen: Screen, *, log: LookedAt | None = None, metrics_port: int | None = None, finds: bool = False
+    job: str, screen: Screen, *, log: LookedAt | None = None, metrics_port: int | None = None, rules: Collection[str] = ()
 ) -> Iterator[Watch]:
-    """Yield a `Watch` of the stream `job`, which reads `log`. With `metrics_port`, serve `/metrics` on that port during the block.
+    """Yield a `Watch` of the stream `job`, which reads `log` and makes findings of `rules`.
+
+    With `metrics_port`, serve `/metrics` on that port during the block.
 
     Raise `CallerError` if that port cannot be opened.
     """
-    metrics = StreamMetrics(job)
-    watch = Watch(job, screen, metrics=metrics, log=log, finds=finds)
+    metrics = StreamMetrics(job, rules=rules)
+    watch = Watch(job, screen, metrics=metrics, log=log, finds=bool(rules))
     if metrics_port is None:
         try:
             yield watch

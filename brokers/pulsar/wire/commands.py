@@ -111,6 +111,12 @@ def name_of(command: BaseCommand) -> str:
     return BaseCommand.Type.Name(command.type)
 
 
+def requests_among(types: Iterable[BaseCommand.Type]) -> tuple[str, ...]:
+    """Return Pulsar's names of the command types that have a request id."""
+    blank = BaseCommand()
+    return tuple(BaseCommand.Type.Name(type_) for type_ in types if hasattr(getattr(blank, _BODY_OF_TYPE[type_]), "request_id"))
+
+
 def request_id_of(command: BaseCommand) -> int:
     """Return the id of a request. The command must have one."""
     return int(getattr(command, _BODY_OF_TYPE[command.type]).request_id)

@@ -558,7 +558,7 @@ class Connection:
         return requests
 
     # Types that are missing here come only from brokers.
-    _HANDLERS: ClassVar[dict[int, Callable[[Connection, BaseCommand, Frame], None]]] = {
+    _HANDLERS: ClassVar[dict[BaseCommand.Type, Callable[[Connection, BaseCommand, Frame], None]]] = {
         BaseCommand.CONNECT: _on_connect,
         BaseCommand.PING: _on_ping,
         BaseCommand.PONG: _on_pong,
@@ -582,3 +582,7 @@ class Connection:
         BaseCommand.GET_LAST_MESSAGE_ID: _on_last_message_id,
         **dict.fromkeys(commands.NOT_SERVED, _on_not_served),
     }
+
+
+REFUSABLE: Final = commands.requests_among(Connection._HANDLERS)  # noqa: SLF001 - of this module
+"""Pulsar's names of the commands that a client may send and that may be refused: those with a request id."""

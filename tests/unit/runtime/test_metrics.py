@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.runtime.metrics import LookupOutcome, Metrics
 from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
@@ -113,10 +114,10 @@ def test_a_broker_that_is_no_member_is_shown_too() -> None:
 
 
 def test_alarms_are_counted_by_name() -> None:
-    """Each name of an alarm has a series of its own from its first time on."""
+    """Each name of an alarm has a series of its own."""
     watched = Watched(channel_with("owner"))
-    watched.metrics.alarm("own_death")
-    watched.metrics.alarm("own_death")
+    watched.metrics.alarm(AlarmName.OWN_DEATH)
+    watched.metrics.alarm(AlarmName.OWN_DEATH)
     assert 2 == watched.sample("equipoise_alarms_total", alarm="own_death")
 
 

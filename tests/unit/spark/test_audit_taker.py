@@ -15,6 +15,7 @@ from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
 from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, taker
+from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.streams.options import Screen
@@ -51,7 +52,7 @@ def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None
     out = Away(refusals=2)
     with (
         open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
-        watching(JOB, Screen(result=said.append, note=lambda _line: None), finds=True) as watch,
+        watching(JOB, Screen(result=said.append, note=lambda _line: None), rules=RULES) as watch,
     ):
         take = taker(sink, out, watch, log=URL, as_json=False)
         for _ in range(2):
@@ -68,7 +69,7 @@ def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
     """Whoever reads findings from a pipe knows no more of the log than what stands there."""
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
         taker(sink, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
@@ -79,7 +80,7 @@ def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool
     """People see the first ones and how many more there are; a pipe of JSON leaves out none."""
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
         taker(sink, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
     assert lines == len(said)
@@ -88,7 +89,7 @@ def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool
 def test_files_of_findings_are_joined(tmp_path: Path) -> None:
     """An audit that finds something in each batch, for as long as it likes, leaves a bounded number of files, and all that it found."""
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
         take = taker(sink, Away(refusals=0), watch, log=URL, as_json=False)
         for number in range(3 * FILES_MAX):
             take(number, rows(number))
@@ -101,7 +102,7 @@ def test_older_findings_are_counted_unless_they_are_damaged(tmp_path: Path) -> N
     """A damaged file of older findings keeps nobody from auditing on; nobody claims to know how many there were."""
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
         assert 0 == kept_findings(tmp_path, notes.append)
         taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
