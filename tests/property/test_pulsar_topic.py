@@ -14,7 +14,7 @@ from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
 from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits
-from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
 
 LIMITS = TopicLimits(
@@ -296,7 +296,11 @@ class Pair:
         consumers = list(self.homes)
         match what:
             case "publish":
-                self.publish(self.producers[which % 2], BLOCKS[amount % 4], 1 + amount % 3)
+                # As a chunk of a connection brings them: one to three entries at once.
+                self.publish(
+                    self.producers[which % 2],
+                    [Sent(0, 0, 1 + (amount + each) % 3, BLOCKS[(amount + each) % 4]) for each in range(1 + which % 3)],
+                )
             case "join":
                 self.join(f"s{which % 4}", NAMES[amount % 3])
                 self.step("flow", len(self.homes) - 1, amount)
@@ -341,12 +345,13 @@ class Pair:
             self.model.readier(name, self.now_ms)
         self.compare(outcome)
 
-    def publish(self, producer: Producer, block: bytes, messages: int) -> None:
-        outcome = self.topic.publish(producer, sequence_id=0, highest_sequence_id=0, messages=messages, block=block, now_ms=self.now_ms)
-        entry = Entry(self.topic.last_entry_id, block, messages)
-        self.published[producer].append(entry.entry_id)
+    def publish(self, producer: Producer, sent: list[Sent]) -> None:
+        before = self.topic.last_entry_id
+        outcome = self.topic.publish(producer, sent, self.now_ms)
         self.model.unexplained = list(outcome.deliveries)
-        self.model.publish(producer, entry, self.now_ms)
+        for entry_id, each in enumerate(sent, before + 1):
+            self.published[producer].append(entry_id)
+            self.model.publish(producer, Entry(entry_id, each.block, each.messages), self.now_ms)
         self.compare(outcome)
 
     def join(self, name: str, consumer_name: str) -> None:
