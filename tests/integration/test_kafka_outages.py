@@ -81,8 +81,13 @@ class Cluster:
         return [worker.agent.lease.good(worker.clock.now()) for worker in self.workers]
 
     async def served(self) -> None:
-        """Wait until every key is served by exactly one broker."""
-        await until(lambda: [len(KEYS)] * 2 == [self.good(namespace) for namespace in (FENCING, SERVING)], "every key being served")
+        """Wait until every key is served by exactly one broker, and the first broker has read that."""
+
+        def is_served() -> bool:
+            phases = {bundle.phase for name in (FENCING, SERVING) for bundle in self.workers[0].view.bundles_of(name)}
+            return [len(KEYS)] * 2 == [self.good(namespace) for namespace in (FENCING, SERVING)] and phases == {"owned"}
+
+        await until(is_served, "every key being served")
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

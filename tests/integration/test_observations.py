@@ -52,11 +52,12 @@ Document = Mapping[str, Any]
 def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
     """Bundles are moved, cut and joined, a broker is stopped in its tracks, one is killed, all leave; and all evidence is in order."""
     cluster = LocalCluster(counters(tmp_path, brokers=3, balance="false"))
-    paused, killed = asyncio.run(eventful(cluster))
+    paused, killed, stopping_at = asyncio.run(eventful(cluster))
     documents = evidence(tmp_path / "channel.db.observations")
     findings, holders = joined(cluster.log_url, documents)
     assert [] == findings
-    unwitnessed = holders - served_in(documents)
+    # A broker that is stopped gives its bundles to another one, which may be stopped before it serves them: that leaves no evidence.
+    unwitnessed = {holder for holder in holders - served_in(documents) if holder[1] <= stopping_at}
     assert unwitnessed <= {holder for holder in holders if holder[2] in (paused, killed)}, unwitnessed
     assert {None, "closed", "reshaped", "lease_over"} <= {each["ended"] for each in documents}
     begun, over = (Counter(map(stretch, documents_of(documents, ended=is_over))) for is_over in (False, True))
@@ -96,8 +97,11 @@ async def reported(folder: Path, *, observations: str) -> Path:
     return folder / "channel.db.observations"
 
 
-async def eventful(cluster: LocalCluster) -> tuple[int, int]:
-    """Have everything happen to a cluster that ends a stretch of serving; the incarnations that were paused and killed."""
+async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
+    """Do to a cluster everything that ends a stretch of serving.
+
+    Return the incarnation that was paused, the one that was killed, and the offset at which the cluster began to stop.
+    """
     async with running(cluster, NAMESPACE, bundles=6) as (table, http):
         await moved(cluster, table, http, MOVES)
         # One that serves: of another nobody would wait until it is dead.
@@ -115,10 +119,10 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int]:
         killed = incarnation(table.view, cluster.broker_ids[2])
         await asyncio.to_thread(cluster.kill, 2)
         await settle(cluster, table, NAMESPACE, without=killed)
-        # The log has an owner before that owner serves. One that is stopped in between leaves no evidence.
+        # The log has an owner before that owner serves.
         path = cluster.settings.directory / "channel.db.observations"
         await until(lambda: {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)} <= served_in(evidence(path)))
-        return paused, killed
+        return paused, killed, table.view.offset
 
 
 def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]:
