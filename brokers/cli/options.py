@@ -105,7 +105,7 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
     Raises `LogNotBegun` if no broker has begun the log, and what `publisher` and `opened` raise.
     """
-    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name), watched=_restoring) as access:
+    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name), watched=_restoring()) as access:
         if access.view.genesis is None:
             raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
         yield access
@@ -121,12 +121,12 @@ def carry_out(operation: Operation[Answer], log_url: str, name: str | None, time
 
 def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
     """Open the channel to read its view. Raises as `opened` does."""
-    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring)
+    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring())
 
 
 def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
     """Open the channel to read its records one by one. Raises as `attached` does."""
-    return attached(shared(log_url), timeout_ms=timeout_s * 1_000, watched=_restoring)
+    return attached(shared(log_url), timeout_ms=timeout_s * 1_000, watched=_restoring())
 
 
 @contextmanager

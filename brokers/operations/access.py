@@ -1,4 +1,4 @@
-"""Open a channel in the calling thread, read it, propose records and wait for results, all under one deadline."""
+"""Open a channel in the calling thread, read it and wait for changes, all under one deadline."""
 
 from __future__ import annotations
 
@@ -9,23 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.agent.requests import may_run_again
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.checks import rejection
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
-from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import AnyRecord, Reason
 from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import RETRY_MS, Listener, entries_to_end, ignore, propose, read_on
+from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, read_on
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.system.deadline import Deadline
@@ -36,15 +30,10 @@ WAIT_MS: Final = 100
 READER: Final = f"{ADMIN_PREFIX}reader"
 """The publisher name of a reader that proposes nothing."""
 
-Seen = TypeVar("Seen")
+UNWATCHED: Final = nullcontext(unwatched)
+"""Shows no progress of a long read."""
 
-Watched = Callable[[], AbstractContextManager[Progress]]
-"""Makes a context that shows the progress of a long read."""
-
-
-def nobody_watches() -> AbstractContextManager[Progress]:
-    """Show no progress."""
-    return nullcontext(unwatched)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,25 +61,22 @@ class Access:
 
 @contextmanager
 def attached(
-    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+    log_url: str,
+    *,
+    timeout_ms: int,
+    publisher: str = READER,
+    begin: Callable[..., Reader] = earliest,
+    watched: AbstractContextManager[Progress] = UNWATCHED,
 ) -> Iterator[Access]:
     """Open the channel at `log_url` without reading its records. Never create a log.
 
-    Reading begins at the start of the log, or at its snapshot if the log was truncated. With `cluster`, a log of another cluster is refused
-    when its first record is read. `watched` shows how much of the snapshot has been read. Raises what `open_log` and
-    `channel.snapshots.restore.earliest` raise.
+    Reading begins at the start of the log, or at its snapshot if the log was truncated. `watched` shows how much of the snapshot has been
+    read. Raises what `open_log` and `begin` raise.
     """
-    begin = partial(earliest, cluster=cluster)
-    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
-        yield access
-
-
-@contextmanager
-def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..., Reader], watched: Watched) -> Iterator[Access]:
     deadline = Deadline.after(timeout_ms=timeout_ms)
     log = open_log(log_url, create=False)
     try:
-        with watched() as progress:
+        with watched as progress:
             reader = begin(log, check=lambda: deadline.check(f"reading the snapshot of {log_url}"), progress=progress)
         yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
     finally:
@@ -99,15 +85,20 @@ def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..
 
 @contextmanager
 def opened(
-    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+    log_url: str,
+    *,
+    timeout_ms: int,
+    publisher: str = READER,
+    cluster: str | None = None,
+    watched: AbstractContextManager[Progress] = UNWATCHED,
 ) -> Iterator[Access]:
-    """Open the channel, from its snapshot if it has one, and read it to its end.
+    """Open the channel as `attached` does, but from its snapshot if it has one, and read it to its end.
 
-    `watched` shows how much of the snapshot has been read. Raises what `open_log`, `channel.snapshots.restore.restored` and
+    With `cluster`, a log of another cluster is refused. Raises what `open_log`, `channel.snapshots.restore.restored` and
     `channel.log.blocking_view.read_on` raise.
     """
     begin = partial(restored, cluster=cluster)
-    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
+    with attached(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
         read_on(access.log, access.reader, deadline=access.deadline)
         yield access
 
@@ -125,28 +116,6 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
             yield Folded(offset=closed.offset, record=decode(entry.data), verdict=Verdict())
             return
         yield folded
-
-
-def submit(
-    access: Access, make_record: Callable[[View, Author], AnyRecord], *, intent: Intent | None = None, listener: Listener = ignore
-) -> Folded:
-    """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
-
-    `intent` is what the record is made for, if it is for one. `listener` gets every record folded meanwhile. Raises `Rejected`, and what
-    `channel.log.blocking_view.propose` raises (for example `OutcomeUnknown`).
-    """
-    if access.view.genesis is None:
-        problem = "no broker has ever started on this log; start one first"
-        raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
-    race = 1
-    while True:
-        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, listener=listener)
-        reason = folded.verdict.reason
-        if reason is None:
-            return folded
-        if not may_run_again(access.view, intent, reason, race):
-            raise rejection(folded, access.view)
-        race += 1
 
 
 def follow(
@@ -197,12 +166,12 @@ def resync(access: Access) -> Resync:
 
 def until(
     access: Access,
-    condition: Callable[[View, Folded | None], Seen | None],
+    condition: Callable[[View, Folded | None], T | None],
     *,
     what: str,
     deadline: Deadline | None = None,
     resynced: Callable[[Resync], None] | None = None,
-) -> Seen:
+) -> T:
     """Return the first result of `condition` that is not None. Call it at once, after each record, and when nothing has come for a while.
 
     Raises `DeadlineExceeded` naming `what` at the deadline of `access`, or at an earlier `deadline`; and what `follow` raises.

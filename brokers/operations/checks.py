@@ -51,18 +51,15 @@ def check_request(view: View, intent: Intent) -> None:
         raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
 
 
-def check_destination(view: View, bundle: str, destination: str) -> None:
+def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:
     """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from `destination`.
 
-    Load is ignored. The channel refuses unknown bundles and dead brokers.
+    Load is ignored. The channel refuses dead brokers.
     """
-    entry = view.bundles.get(bundle)
-    if entry is None:
-        return
     rules = settings_in(view, BalancingSettings()).placement
-    problem = Destinations(view, rules=rules).bound(entry).refused.get(destination)
+    problem = Destinations(view, rules=rules).bound(bundle).refused.get(destination)
     if problem is not None:
-        raise DestinationForbidden(bundle=bundle, broker=destination, problem=problem)
+        raise DestinationForbidden(bundle=bundle.name, broker=destination, problem=problem)
 
 
 def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | None) -> None:

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.access import Access, submit
+from equipoise.brokers.operations.access import Access
+from equipoise.brokers.operations.on_channel import submit
 from equipoise.brokers.runtime.data_directory import nonces_of_dead
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged

@@ -23,6 +23,7 @@ from equipoise.brokers.operations.steps import (
     Seen,
     Step,
     Until,
+    UntilOrGiveUp,
 )
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
@@ -139,10 +140,13 @@ class _Run:
             case OrderDrain(broker=broker):
                 host.drain()
                 return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
-            case Until(condition=condition, what=what, within_ms=within_ms):
-                if within_ms is None:
-                    return await self._until(condition, what)
-                return await self._until_or_give_up(condition, what, within_ms)
+            case Until(condition=condition, what=what):
+                return await self._until(condition, what)
+            case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
+                with suppress(DeadlineExceeded):
+                    timeout_ms = min(within_ms, self._deadline.remaining_ms())
+                    return await host.until(condition, timeout_ms=timeout_ms, what=what)
+                return None
 
     async def _propose(self, intent: Intent) -> Folded:
         """Return the accepted record, once it is read. Describe a refusal from the record that was read."""
@@ -158,16 +162,16 @@ class _Run:
         finally:
             self._proposed.discard(subject)
 
-    async def _propose_each(self, intents: Sequence[Intent]) -> dict[str, Folded]:
-        """Propose concurrently. Return the accepted records by subject. Raise the first error that is not a lost race."""
-        accepted = {}
+    async def _propose_each(self, intents: Sequence[Intent]) -> dict[str, int]:
+        """Propose concurrently. Return the offsets of the accepted records by subject. Raise the first error that is not a lost race."""
+        offsets = {}
         for intent, result in zip(intents, await asyncio.gather(*map(self._propose, intents), return_exceptions=True), strict=True):
             if isinstance(result, Folded):
-                accepted[subject_of(intent)] = result
+                offsets[subject_of(intent)] = result.offset
                 continue
             with unless_overtaken():
                 raise result
-        return accepted
+        return offsets
 
     async def _until(self, condition: Condition[T], what: str) -> T:
         try:
@@ -175,11 +179,6 @@ class _Run:
         except DeadlineExceeded:
             self._deadline.check(what)  # The message counts milliseconds from the start of the request, not from this wait.
             raise
-
-    async def _until_or_give_up(self, condition: Condition[T], what: str, within_ms: int) -> T | None:
-        with suppress(DeadlineExceeded):
-            return await self._host.until(condition, timeout_ms=min(within_ms, self._deadline.remaining_ms()), what=what)
-        return None
 
 
 def _drains(broker_id: str, view: View) -> bool | None:

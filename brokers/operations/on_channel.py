@@ -1,16 +1,17 @@
-"""Run operations directly on the channel, in the calling thread: the synchronous driver, for the command line and scripts."""
+"""Propose records and run operations directly on the channel, in the calling thread: for the command line and scripts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.agent.requests import may_run_again, record_of
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.access import Access, submit, until
+from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import order_to_drain
-from equipoise.brokers.operations.checks import check_request, unless_overtaken
+from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
     Condition,
     Listen,
@@ -23,14 +24,16 @@ from equipoise.brokers.operations.steps import (
     Seen,
     Step,
     Until,
+    UntilOrGiveUp,
 )
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.records import AnyRecord, Reason
 from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import append, author_now, ignore
 from equipoise.channel.system.deadline import Deadline
 
 T = TypeVar("T")
@@ -73,37 +76,37 @@ class _Channel:
             case Propose(intent=intent):
                 return self._propose(intent)
             case ProposeEach(intents=intents):
-                accepted = {}
+                offsets = {}
                 for intent in intents:
                     access.deadline.check(f"the request about {subject_of(intent)}")
                     with unless_overtaken():
-                        accepted[subject_of(intent)] = self._propose(intent)
-                return accepted
+                        offsets[subject_of(intent)] = self._propose(intent).offset
+                return offsets
+            case Until(condition=condition, what=what):
+                return until(access, self._noted(condition), what=what, resynced=self._heard)
+            case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
+                deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
+                try:
+                    return until(access, self._noted(condition), what=what, deadline=deadline, resynced=self._heard)
+                except DeadlineExceeded:
+                    return None
             case OrderDrain(broker=broker):
                 order_to_drain(broker, access.deadline)
                 return None
-            case Until(condition=condition, what=what, within_ms=within_ms):
-                return self._until(condition, what, within_ms)
 
     def _propose(self, intent: Intent) -> Folded:
         check_request(self._access.view, intent)
         return submit(self._access, partial(_record, intent), intent=intent, listener=self._heard)
 
-    def _until(self, condition: Condition[T], what: str, within_ms: int | None) -> T | None:
-        access = self._access
+    def _noted(self, condition: Condition[T]) -> Callable[[View, Folded | None], T | None]:
+        """Return the condition for `until` that also passes each folded record to the listeners."""
 
-        def seen(view: View, folded: Folded | None) -> T | None:
+        def noted(view: View, folded: Folded | None) -> T | None:
             if folded is not None:
                 self._heard(folded)
             return condition(view)
 
-        if within_ms is None:
-            return until(access, seen, what=what, resynced=self._heard)
-        try:
-            deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
-            return until(access, seen, what=what, deadline=deadline, resynced=self._heard)
-        except DeadlineExceeded:
-            return None
+        return noted
 
     def _heard(self, news: Folded | Resync) -> None:
         for listener in self._listeners:
@@ -116,3 +119,31 @@ def _record(intent: Intent, view: View, author: Author) -> AnyRecord:
         assert make.reason is not None, "without a record there is a reason"
         raise Rejected(key=subject_of(intent), reason=make.reason, problem=make.problem, offset=None)
     return make(author)
+
+
+def submit(
+    access: Access,
+    make_record: Callable[[View, Author], AnyRecord],
+    *,
+    intent: Intent | None = None,
+    listener: Callable[[Folded], None] = ignore,
+) -> Folded:
+    """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
+
+    `intent` is what the record is made for, if it is for one. `listener` gets every record folded meanwhile. Raises `Rejected`, and what
+    `channel.log.blocking_view.append` raises (for example `OutcomeUnknown`).
+    """
+    log, reader, deadline = access.log, access.reader, access.deadline
+    if access.view.genesis is None:
+        problem = "no broker has ever started on this log; start one first"
+        raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
+    race = 1
+    while True:
+        author = author_now(log, reader, publisher=access.publisher, deadline=deadline, listener=listener)
+        folded = append(log, reader, make_record(access.view, author), deadline=deadline, listener=listener)
+        reason = folded.verdict.reason
+        if reason is None:
+            return folded
+        if not may_run_again(access.view, intent, reason, race):
+            raise rejection(folded, access.view)
+        race += 1

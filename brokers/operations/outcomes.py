@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from equipoise.brokers.agent.requests import nobody_else
@@ -97,14 +98,21 @@ def _failure(folded: Folded, view: View, name: str) -> str:
 class Outcome:
     """What became of one bundle: `source` owned it before, `owner` owns it now under `token` (None: no owner).
 
-    `problem` is why the bundle is back at its source, why it has no owner, or which broker refused it.
+    `problem` is why the bundle is back at its source, why it has no owner, or which broker refused it. `is_refused`: a destination refused
+    the bundle or gave it up.
     """
 
     bundle: str
     source: str
-    owner: str | None
-    token: int | None
+    owner: str | None = None
+    token: int | None = None
     problem: str | None
+    is_refused: bool
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the bundle is back at its source or has no owner."""
+        return self.owner in (None, self.source)
 
     def document(self) -> dict[str, str | int | None]:
         """Return this outcome as a JSON object."""
@@ -175,20 +183,17 @@ class Outcomes:
 
     def of(self, name: str, view: View) -> Outcome:
         """Return what became of a bundle that had an owner."""
-        source, refusal = self._sources[name], self._refusals.get(name)
+        source, problem = self._sources[name], self._refusals.get(name)
+        outcome = partial(Outcome, bundle=name, source=source, is_refused=problem is not None)
         entry = view.bundles.get(name)
         if entry is None:
-            return Outcome(bundle=name, source=source, owner=None, token=None, problem="it is gone: split, merged or deleted")
+            return outcome(problem="it is gone: split, merged or deleted")
         if entry.phase != "owned" or entry.owner is None:
-            return Outcome(bundle=name, source=source, owner=None, token=None, problem=refusal or f"it is {entry.state}")
+            return outcome(problem=problem or f"it is {entry.state}")
         owner = view.live[entry.owner].broker
-        if refusal is None and owner == source:
-            refusal = (nobody_else(view, entry) or f"see equipoise channel why {name}")[:_PROBLEM_CHARACTERS_MAX]
-        return Outcome(bundle=name, source=source, owner=owner, token=entry.token, problem=refusal)
-
-    def is_refused(self, name: str) -> bool:
-        """Return whether a destination refused the bundle or gave it up."""
-        return name in self._refusals
+        if problem is None and owner == source:
+            problem = (nobody_else(view, entry) or f"see equipoise channel why {name}")[:_PROBLEM_CHARACTERS_MAX]
+        return outcome(owner=owner, token=entry.token, problem=problem)
 
     def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
         """Return what became of a transferred bundle.
@@ -196,7 +201,7 @@ class Outcomes:
         Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is not at its named `destination`.
         """
         outcome = self.of(name, view)
-        if name in self._refusals and (outcome.owner in (None, outcome.source) or destination not in (None, outcome.owner)):
+        if outcome.is_refused and (outcome.is_stuck or destination not in (None, outcome.owner)):
             raise Cancelled(bundle=name, move="transfer", problem=outcome.sentence())
         return outcome
 

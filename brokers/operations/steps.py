@@ -5,9 +5,9 @@ There are two drivers: `brokers.operations.on_channel.run` in the calling thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from equipoise.brokers.agent.intents import Intent
 from equipoise.channel.core.difference import Resync
@@ -24,6 +24,16 @@ Listener = Callable[[Folded | Resync], None]
 """Gets each record that is folded, and each resync that replaced records."""
 
 
+class _Awaited(Generic[T]):
+    """A step with a result. In an operation, `result = yield from step` has the driver carry it out."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[Any, object, T]:
+        """Yield this step to the driver, and return what the driver sends back."""
+        return cast("T", (yield self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What a driver sees: the view, the name of its log, and the publisher of its records."""
@@ -34,84 +44,61 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Get what the driver sees."""
+class Look(_Awaited[Seen]):
+    """Get what the driver sees now. It is out of date after the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class Listen(_Awaited[None]):
     """Call `listener` for each change of the view from now until the operation ends."""
 
     listener: Listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Propose:
-    """Propose a record and get it back accepted."""
+class Propose(_Awaited[Folded]):
+    """Propose the record for `intent`, and get it back accepted. Raises `Rejected`, and what `checks.check_request` raises."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposeEach:
-    """Propose records and get back those accepted, by subject. Skip those that another writer has overtaken."""
+class ProposeEach(_Awaited[Mapping[str, int]]):
+    """Propose the records for `intents`. Get the offsets of those accepted, by subject. Skip those that another writer has overtaken."""
 
     intents: Sequence[Intent]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
-    """Wait for `condition`, which `what` describes. After `within_ms`, if given, get None instead of an error."""
+class Until(_Awaited[T]):
+    """Get the first result of `condition` that is not None. Raises `DeadlineExceeded` naming `what`."""
 
-    condition: Condition[object]
+    condition: Condition[T]
     what: str
-    within_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderDrain:
-    """Order a broker to drain, and wait until its record shows it."""
+class UntilOrGiveUp(_Awaited[T | None]):
+    """Get the first result of `condition` that is not None, or None after `within_ms` or at the deadline. `what` describes it."""
+
+    condition: Condition[T]
+    what: str
+    within_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderDrain(_Awaited[None]):
+    """Order a broker to drain, and wait until its record shows it. Raises `BrokerUnreachable`."""
 
     broker: BrokerEntry
 
 
-Step = Look | Listen | Propose | ProposeEach | Until | OrderDrain
+Step = Look | Listen | Propose | ProposeEach | Until[Any] | UntilOrGiveUp[Any] | OrderDrain
 
 Operation = Generator[Step, object, T]
 """An operation whose result is a `T`. It runs once, by one driver."""
 
 
-def look() -> Operation[Seen]:
-    """Return what the driver sees now. It is out of date after the next step."""
-    return cast("Seen", (yield Look()))
-
-
-def listen(listener: Listener) -> Operation[None]:
-    """Call `listener` for each change of the view from now until the operation ends."""
-    yield Listen(listener=listener)
-
-
 def propose(intent: Intent) -> Operation[Folded]:
-    """Propose the record for `intent`. Return it once it is accepted. Raises `Rejected`, and what `checks.check_request` raises."""
-    return cast("Folded", (yield Propose(intent=intent)))
-
-
-def propose_each(intents: Iterable[Intent]) -> Operation[Mapping[str, int]]:
-    """Propose the records for `intents`. Return the offsets of those accepted, by subject. Skip those that others have overtaken."""
-    accepted = cast("Mapping[str, Folded]", (yield ProposeEach(intents=tuple(intents))))
-    return {name: folded.offset for name, folded in accepted.items()}
-
-
-def until(condition: Condition[T], what: str) -> Operation[T]:
-    """Return the first result of `condition` that is not None. Raises `DeadlineExceeded` naming `what`."""
-    return cast("T", (yield Until(condition=condition, what=what)))
-
-
-def until_or_give_up(condition: Condition[T], what: str, *, within_ms: int) -> Operation[T | None]:
-    """Return the first result of `condition` that is not None, or None after `within_ms` or at the deadline."""
-    return cast("T | None", (yield Until(condition=condition, what=what, within_ms=within_ms)))
-
-
-def order_drain(broker: BrokerEntry) -> Operation[None]:
-    """Order a broker to drain, and wait until its record shows it. Raises `BrokerUnreachable`."""
-    yield OrderDrain(broker=broker)
+    """Return the operation whose only step is `Propose`."""
+    return (yield from Propose(intent=intent))

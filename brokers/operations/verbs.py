@@ -42,15 +42,15 @@ from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIV
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
+    Listen,
+    Look,
     Operation,
+    OrderDrain,
+    Propose,
+    ProposeEach,
     Seen,
-    listen,
-    look,
-    order_drain,
-    propose,
-    propose_each,
-    until,
-    until_or_give_up,
+    Until,
+    UntilOrGiveUp,
 )
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.ranges import check_broker_id, even_boundaries
@@ -76,24 +76,22 @@ _LEAVING: Final = frozenset({"transferring", "handing_over", "unloading"})
 class Answer:
     """What an operation did, as a sentence for people and as a document for programs.
 
-    * `outcomes`: what became of each bundle that was moved and waited for.
-    * `refused`: the bundles that a destination refused or gave up.
+    `outcomes` says what became of each bundle that was moved and waited for.
     """
 
     sentence: str
     document: Mapping[str, object]
     outcomes: Sequence[Outcome] = ()
-    refused: frozenset[str] = frozenset()
 
     @property
     def stuck(self) -> Sequence[Outcome]:
         """The bundles that are back at their source or have no owner."""
-        return [outcome for outcome in self.outcomes if outcome.owner in (None, outcome.source)]
+        return [outcome for outcome in self.outcomes if outcome.is_stuck]
 
     @property
     def failed(self) -> Sequence[Outcome]:
         """The `stuck` bundles that a destination refused."""
-        return [outcome for outcome in self.stuck if outcome.bundle in self.refused]
+        return [outcome for outcome in self.stuck if outcome.is_refused]
 
 
 def _accepted(offset: int, sentence: str, **document: object) -> Answer:
@@ -108,27 +106,27 @@ def transfer(bundle: str, destination: str, *, force: bool = False, wait: bool =
 
     Raises `DestinationForbidden` if policies exclude the destination, unless `force` is set.
     """
-    seen = yield from look()
+    seen = yield from Look()
     entry = bundle_named(seen.view, bundle)
     check_broker_id(destination)
     if not force:
-        check_destination(seen.view, bundle, destination)
+        check_destination(seen.view, entry, destination)
     return (yield from _moved(seen, entry, Transfer(bundle=bundle, destination=destination, reason=reason), wait=wait))
 
 
 def unload(bundle: str, *, wait: bool = True) -> Operation[Answer]:
     """Move `bundle` away from its owner, to another broker if one is allowed, and wait until an owner keeps it."""
-    seen = yield from look()
+    seen = yield from Look()
     entry = bundle_named(seen.view, bundle)
     return (yield from _moved(seen, entry, MoveAway(bundle=bundle, reason=BY_OPERATOR), wait=wait))
 
 
 def _moved(seen: Seen, bundle: BundleEntry, intent: Transfer | MoveAway, *, wait: bool) -> Operation[Answer]:
     outcomes = Outcomes(seen.view, [bundle], log=seen.log)
-    yield from listen(outcomes.heard)
-    accepted = yield from propose(intent)
+    yield from Listen(listener=outcomes.heard)
+    accepted = yield from Propose(intent=intent)
     begun = begun_by(accepted)
-    seen = yield from look()
+    seen = yield from Look()
     source = outcomes.begun(accepted, seen.view)
     if begun.destination is None:
         return (yield from _released(bundle.name, source, accepted.offset, outcomes, wait=wait))
@@ -137,7 +135,9 @@ def _moved(seen: Seen, bundle: BundleEntry, intent: Transfer | MoveAway, *, wait
     if not wait:
         sentence = f"{bundle.name} is on its way to {destination}"
         return _accepted(accepted.offset, sentence, bundle=bundle.name, destination=destination, done=False)
-    (made,) = yield from until(lambda view: outcomes.made(begun, view), f"the {begun.kind} of {bundle.name} to {destination}")
+    (made,) = yield from Until(
+        condition=lambda view: outcomes.made(begun, view), what=f"the {begun.kind} of {bundle.name} to {destination}"
+    )
     view = yield from _settled(outcomes)
     outcome = outcomes.check(bundle.name, view, destination=destination if isinstance(intent, Transfer) else None)
     return Answer(
@@ -151,7 +151,7 @@ def _released(name: str, source: str, offset: int, outcomes: Outcomes, *, wait: 
     """Wait for the end of an unload that names no new owner."""
     if not wait:
         return _accepted(offset, f"{source} releases {name}", bundle=name, source=source, done=False)
-    yield from until(_all_released({name: offset}), f"the release of {name}")
+    yield from Until(condition=_all_released({name: offset}), what=f"the release of {name}")
     view = yield from _settled(outcomes)
     outcome = outcomes.of(name, view)
     document = {"offset": offset, "done": True, **outcome.document()}
@@ -170,14 +170,14 @@ def split(
 
     Raises what `check_split` raises.
     """
-    seen = yield from look()
+    seen = yield from Look()
     entry = bundle_named(seen.view, bundle)
     cuts = None if positions is None else tuple(sorted(positions))
     algorithm = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
     check_split(entry, algorithm, cuts)
     intent = SplitBundle(bundle=bundle, algorithm=algorithm, positions=cuts, reason=reason)
     if not wait:
-        accepted = yield from propose(intent)
+        accepted = yield from Propose(intent=intent)
         return _accepted(accepted.offset, f"{bundle} is being split", bundle=bundle, children=[], done=False)
     offset, made = yield from move(intent, f"the split of {bundle}")
     children = [child.name for child in made]
@@ -186,42 +186,43 @@ def split(
 
 def merge(left: str, *, reason: str = BY_OPERATOR) -> Operation[Answer]:
     """Merge `left` with its right neighbour, which must have the same owner."""
-    entry = bundle_named((yield from look()).view, left)
-    accepted = yield from propose(MergeBundles(left=left, reason=reason))
-    whole = (yield from look()).view.bundle_at(entry.namespace, entry.low)
+    entry = bundle_named((yield from Look()).view, left)
+    accepted = yield from Propose(intent=MergeBundles(left=left, reason=reason))
+    whole = (yield from Look()).view.bundle_at(entry.namespace, entry.low)
     union = left if whole is None else whole.name
     return _accepted(accepted.offset, f"{left} and its right neighbour are {union} now", bundle=left, union=union)
 
 
 def cancel(bundle: str) -> Operation[Answer]:
     """Cancel a transfer or a split of `bundle` that is not complete. The source owns the bundle again."""
-    bundle_named((yield from look()).view, bundle)
-    accepted = yield from propose(Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR))
+    bundle_named((yield from Look()).view, bundle)
+    accepted = yield from Propose(intent=Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR))
     change = accepted.verdict.changes[0]
     assert isinstance(change, BundleChanged), "a transition changes its bundle"
     before, after = change.before, change.after
     assert before is not None, "a move is of a bundle that was there"
     assert after is not None, "and it goes on"
-    kind, owner = KIND_OF_PHASE[before.phase].value, owner_of((yield from look()).view, after)
+    kind, owner = KIND_OF_PHASE[before.phase].value, owner_of((yield from Look()).view, after)
     sentence = f"the {kind} of {bundle} is cancelled; {owner} owns it, token {after.token}"
     return _accepted(accepted.offset, sentence, bundle=bundle, move=kind, owner=owner, token=after.token)
 
 
 def move(intent: Intent, what: str) -> Operation[tuple[int, tuple[BundleEntry, ...]]]:
     """Request a transfer, an unload or a split, and wait for its end. Return the offset of its record, and the resulting bundles."""
-    seen = yield from look()
+    seen = yield from Look()
     entry = seen.view.bundles.get(subject_of(intent))
     outcomes = Outcomes(seen.view, [] if entry is None else [entry], log=seen.log)
-    yield from listen(outcomes.heard)
-    accepted = yield from propose(intent)
+    yield from Listen(listener=outcomes.heard)
+    accepted = yield from Propose(intent=intent)
     begun = begun_by(accepted)
-    return accepted.offset, (yield from until(lambda view: outcomes.made(begun, view), what))
+    return accepted.offset, (yield from Until(condition=lambda view: outcomes.made(begun, view), what=what))
 
 
 def _settled(outcomes: Outcomes) -> Operation[View]:
     """Wait until the moved bundles have a settled owner, for at most `PLACED_MS` and until the deadline. Return the view."""
-    yield from until_or_give_up(lambda view: outcomes.are_settled(view) or None, "an owner for each", within_ms=PLACED_MS)
-    return (yield from look()).view
+    settled = UntilOrGiveUp(condition=lambda view: outcomes.are_settled(view) or None, what="an owner for each", within_ms=PLACED_MS)
+    yield from settled
+    return (yield from Look()).view
 
 
 # --- all bundles of a namespace ---
@@ -232,15 +233,15 @@ def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
 
     With `wait`, unload them in batches; without, request all at once.
     """
-    seen = yield from look()
+    seen = yield from Look()
     bundles = seen.view.bundles_of(namespace_named(seen.view, namespace).name)
     outcomes = Outcomes(seen.view, [bundle for bundle in bundles if bundle.phase == "owned"], log=seen.log)
-    yield from listen(outcomes.heard)
+    yield from Listen(listener=outcomes.heard)
     unloads: dict[str, int] = {}
     for batch in unloads_of(bundles, kind=MoveAway):
-        begun = yield from propose_each(batch)
+        begun = yield from ProposeEach(intents=batch)
         if wait:
-            yield from until(_all_released(begun), f"the unload of all bundles of {namespace}")
+            yield from Until(condition=_all_released(begun), what=f"the unload of all bundles of {namespace}")
         unloads |= begun
     skipped = len(bundles) - len(unloads)
     rest = f"{skipped} had no owner, or were on the move already"
@@ -250,20 +251,19 @@ def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
     view = yield from _settled(outcomes)
     found = [outcomes.of(name, view) for name in unloads]
     document["bundles"] = [outcome.document() for outcome in found]
-    refused = frozenset(outcome.bundle for outcome in found if outcomes.is_refused(outcome.bundle))
-    answer = Answer(sentence="", document=document, outcomes=found, refused=refused)
-    sentence = f"{_counted(len(unloads) - len(answer.stuck), 'bundle')} of {namespace} moved to another owner; {rest}"
-    return Answer(sentence=sentence, document=document, outcomes=found, refused=refused)
+    moved = sum(not outcome.is_stuck for outcome in found)
+    sentence = f"{_counted(moved, 'bundle')} of {namespace} moved to another owner; {rest}"
+    return Answer(sentence=sentence, document=document, outcomes=found)
 
 
 def cancel_all(namespace: str) -> Operation[Answer]:
     """Cancel those moves of a namespace's bundles that can be cancelled."""
-    view = (yield from look()).view
+    view = (yield from Look()).view
     bundles = view.bundles_of(namespace_named(view, namespace).name)
     moving = sum(bundle.phase not in ("owned", "free") for bundle in bundles)
     ended: dict[str, int] = {}
     for batch in cancels_of(bundles):
-        ended |= yield from propose_each(batch)
+        ended |= yield from ProposeEach(intents=batch)
     late = moving - len(ended)
     sentence = f"{_counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
     return Answer(sentence=sentence, document={"namespace": namespace, "offsets": ended, "late": late})
@@ -316,37 +316,38 @@ def create_namespace(
     Without boundaries, make as many equal bundles as the settings on the channel, or else in `base`, define.
     """
     if boundaries is None:
-        settings = settings_in((yield from look()).view, base or BalancingSettings())
+        settings = settings_in((yield from Look()).view, base or BalancingSettings())
         boundaries = even_boundaries(settings.balancing.namespace_bundles)
-    accepted = yield from propose(CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
+    accepted = yield from Propose(intent=CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
     count = len(boundaries) - 1
     return _accepted(accepted.offset, f"{name} is created with {_counted(count, 'bundle')}", namespace=name, bundles=count)
 
 
 def set_namespace_policy(name: str, policy: str, value: Scalar | None) -> Operation[Answer]:
     """Set one policy of the namespace `name`, or remove it (None). Other policies stay."""
-    namespace_named((yield from look()).view, name)
-    accepted = yield from propose(SetPolicy(name=name, policy=policy, value=value))
+    namespace_named((yield from Look()).view, name)
+    accepted = yield from Propose(intent=SetPolicy(name=name, policy=policy, value=value))
     sentence = f"{policy} of {name} is {'no longer set' if value is None else value}"
     return _accepted(accepted.offset, sentence, namespace=name, **{policy: value})
 
 
 def delete_namespace(name: str, *, progress: Callable[[str], None] = lambda _: None) -> Operation[Answer]:
     """Delete a namespace with all its bundles, in the steps of `next_of_deletion`. Continue a deletion begun earlier."""
-    namespace_named((yield from look()).view, name)
+    namespace_named((yield from Look()).view, name)
     while True:
         what = f"the release of all bundles of {name}"
-        steps = yield from until(lambda view: next_of_deletion(view, name), what)
-        match steps[0]:
+        intents = yield from Until(condition=lambda view: next_of_deletion(view, name), what=what)
+        match intents[0]:
             case DeleteNamespace() as deletion:
-                accepted = yield from propose(deletion)
+                accepted = yield from Propose(intent=deletion)
                 return _accepted(accepted.offset, f"{name} is deleted", namespace=name)
             case StartDeletingNamespace() as start:
                 with unless_overtaken():
-                    accepted = yield from propose(start)
+                    accepted = yield from Propose(intent=start)
                     progress(f"{name} is being deleted since offset {accepted.offset}; its bundles are unloaded")
             case _:
-                yield from until(_all_released((yield from propose_each(steps))), what)
+                unloads = yield from ProposeEach(intents=intents)
+                yield from Until(condition=_all_released(unloads), what=what)
 
 
 def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
@@ -372,14 +373,14 @@ def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
 
 def set_cluster_policy(key: str, document: Document) -> Operation[Answer]:
     """Set the cluster policy `key`. Raises `InvalidPolicy` and `PolicyLeavesNobody` as `check_policy_change` does."""
-    accepted = yield from propose(SetClusterPolicy(policy=key, document=document))
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=document))
     return _accepted(accepted.offset, f"{key} is set", policy=key)
 
 
 def delete_cluster_policy(key: str) -> Operation[Answer]:
     """Remove the cluster policy `key`. Raises as `set_cluster_policy` does."""
-    policy_named((yield from look()).view, key)
-    accepted = yield from propose(SetClusterPolicy(policy=key, document=None))
+    policy_named((yield from Look()).view, key)
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
     return _accepted(accepted.offset, f"{key} is deleted", policy=key)
 
 
@@ -388,21 +389,21 @@ def change_settings(changes: Changes, *, changed_by: str | None = None) -> Opera
 
     Raises what `check_changes` raises.
     """
-    seen = yield from look()
+    seen = yield from Look()
     check_changes(seen.view, changes)
-    change = change_in((yield from propose(SetSettings(changes=changes, changed_by=changed_by or seen.publisher))))
+    change = change_in((yield from Propose(intent=SetSettings(changes=changes, changed_by=changed_by or seen.publisher))))
     assert change is not None, "what was accepted is this record"
     return change
 
 
 def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
     """Have a broker take no new bundles and move all its bundles away, and wait until it has none."""
-    view = (yield from look()).view
+    view = (yield from Look()).view
     broker = live_broker(view, broker_id)
     incarnation, bundles = broker.incarnation, view.held_count(broker.incarnation)
-    yield from order_drain(broker)
+    yield from OrderDrain(broker=broker)
     if wait:
-        yield from until(lambda view: _is_drained(view, incarnation), f"the draining of {broker_id}")
+        yield from Until(condition=lambda view: _is_drained(view, incarnation), what=f"the draining of {broker_id}")
     return Answer(
         sentence=f"{broker_id} {'is drained' if wait else 'drains'}: it had {_counted(bundles, 'bundle')}",
         document={"broker": broker_id, "incarnation": incarnation, "bundles": bundles, "done": wait},

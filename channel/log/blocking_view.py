@@ -91,8 +91,18 @@ def propose(
     Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_view` and
     `Log.append` raise.
     """
+    author = author_now(log, reader, publisher=publisher, deadline=deadline, listener=listener)
+    return append(log, reader, make_record(reader.view, author), deadline=deadline, listener=listener)
+
+
+def author_now(log: Log, reader: Reader, *, publisher: str, deadline: Deadline, listener: Listener = ignore) -> Author:
+    """Read to the end, and return the author of a proposal against the view. Raises as `read_view` does."""
     as_of = read_on(log, reader, deadline=deadline, listener=listener)
-    record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
+    return Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000)
+
+
+def append(log: Log, reader: Reader, record: AnyRecord, *, deadline: Deadline, listener: Listener = ignore) -> Folded:
+    """Append a record that was made against the reader's view, and return its verdict. Raises as `propose` does."""
     data = encode(record)
     offset: int | None = None
     try:

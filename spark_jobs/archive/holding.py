@@ -11,7 +11,8 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Final
 
-from equipoise.brokers.operations.access import Access, opened, submit
+from equipoise.brokers.operations.access import Access, opened
+from equipoise.brokers.operations.on_channel import submit
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, NotFound
 from equipoise.channel.core.records import Unreadable

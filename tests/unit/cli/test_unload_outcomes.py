@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.operations import access
+from equipoise.brokers.operations import on_channel
 from equipoise.brokers.operations.access import Access
 from equipoise.channel.core import propose
 from equipoise.channel.core.reader import Folded
@@ -63,7 +63,7 @@ def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
 
 def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
-    propose_once = access.submit
+    propose_once = on_channel.submit
 
     def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, intent: Intent, listener: Listener) -> Folded:
         accepted = propose_once(channel, make_record, intent=intent, listener=listener)
@@ -74,7 +74,7 @@ def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypat
             read_on(channel.log, reader, deadline=deadline)
         return accepted
 
-    monkeypatch.setattr("equipoise.brokers.operations.on_channel.submit", submit)
+    monkeypatch.setattr(on_channel, "submit", submit)
     with Actors(log, also=giving_up):
         out, _, code = unload(log)
     assert out.endswith("c could not open it: no disk\n"), out

@@ -12,7 +12,8 @@ from typing import ClassVar
 import orjson
 import pytest
 
-from equipoise.brokers.operations.access import opened, submit
+from equipoise.brokers.operations.access import opened
+from equipoise.brokers.operations.on_channel import submit
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import PolicyEntry
 from equipoise.channel.core.errors import InvalidName, NotFound

@@ -10,9 +10,9 @@ import pytest
 
 from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.errors import Rejected
-from equipoise.brokers.operations.access import Access, follow, submit, until
+from equipoise.brokers.operations.access import Access, follow, until
 from equipoise.brokers.operations.death_declaration import declare_dead
-from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.on_channel import run, submit
 from equipoise.brokers.operations.steps import Listen, Look, Seen, Until
 from equipoise.brokers.operations.verbs import UNLOADS_AT_ONCE, cancel, delete_namespace, split, unload_all
 from equipoise.brokers.runtime.data_directory import DataDirectory

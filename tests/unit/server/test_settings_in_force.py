@@ -9,7 +9,8 @@ import pytest
 
 from equipoise.brokers.agent.intents import SetSettings
 from equipoise.brokers.balancing.settings.settings_records import KEY
-from equipoise.brokers.operations.access import opened, submit
+from equipoise.brokers.operations.access import opened
+from equipoise.brokers.operations.on_channel import submit
 from equipoise.brokers.server.balancing import SettingsInForce
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document, Scalar
