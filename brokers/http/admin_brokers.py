@@ -10,25 +10,19 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named
+from equipoise.brokers.http.admin import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
-from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import drain
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad
 
 
-class Brokers:
+class Brokers(Admin):
     """The paths about brokers of one worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -79,10 +73,7 @@ class Brokers:
 
     async def drain(self, _request: web.Request) -> web.Response:
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
-        ready_view(self._worker)
-        deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
-        await self._operations.run(drain(self._worker.broker_id, wait=False), deadline)
-        return done()
+        return await self._done(drain(self._worker.broker_id, wait=False))
 
     async def entries(self, _request: web.Request) -> web.Response:
         """Return all that the view holds of every broker, dead or alive, by id."""

@@ -15,6 +15,7 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.errors import Cancelled, Rejected
+from equipoise.brokers.http.admin import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
     GROUP_BODY,
@@ -33,14 +34,10 @@ from equipoise.brokers.http.bodies import (
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.steps import Operation
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import InvalidName, NotFound
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_namespace
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
@@ -54,12 +51,8 @@ UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
 _EXAMPLES_MAX: Final = 3
 
 
-class Namespaces:
+class Namespaces(Admin):
     """The paths of tenants, namespaces and bundles of one worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -230,15 +223,6 @@ class Namespaces:
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""
         return await self._done(verbs.merge(bundle_of(request)))
-
-    async def _run(self, operation: Operation[verbs.Answer]) -> verbs.Answer:
-        ready_view(self._worker)
-        return await self._operations.run(operation, Deadline.after(timeout_ms=self._worker.config.admin_ms))
-
-    async def _done(self, operation: Operation[verbs.Answer]) -> web.Response:
-        """Run an operation, and return 204."""
-        await self._run(operation)
-        return done()
 
 
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:

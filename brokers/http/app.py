@@ -14,11 +14,10 @@ from equipoise.brokers.http.admin_brokers import Brokers
 from equipoise.brokers.http.admin_namespaces import Namespaces
 from equipoise.brokers.http.answers import SERVER
 from equipoise.brokers.http.assignment import Assignment
-from equipoise.brokers.http.balancing import Balancing
+from equipoise.brokers.http.balancing import Balancing, Decisions
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
 from equipoise.brokers.http.cluster_policies import Policies
 from equipoise.brokers.http.connections import Connections
-from equipoise.brokers.http.decisions import Decisions
 from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health

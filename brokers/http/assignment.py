@@ -232,14 +232,14 @@ class Assignment:
             response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"})
             await response.prepare(request)
             try:
-                await self._tell(response, namespace, follower)
+                await self._send_changes(response, namespace, follower)
             except (ConnectionError, TimeoutError):
                 # The client is gone, or has stopped reading. It may reconnect.
                 if request.transport is not None:
                     request.transport.abort()
         return response
 
-    async def _tell(self, response: web.StreamResponse, namespace: str, follower: Follower) -> None:
+    async def _send_changes(self, response: web.StreamResponse, namespace: str, follower: Follower) -> None:
         has_table = False
         while not self._feed.is_closed:
             changed, view = follower.take(), self._worker.view

@@ -1,10 +1,11 @@
-"""Serve the balancing settings of this broker, and changes of those on the channel.
+"""Serve the balancing settings of this broker, changes of those on the channel, and the decisions of the whole cluster.
 
 The paths of Pulsar's dynamic configuration work for the keys that match our settings.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -23,24 +24,24 @@ from equipoise.brokers.balancing.settings.settings_records import (
     settings_in,
     settings_of,
 )
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log.spelling import document_of as decision_document
 from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.admin import Admin
 from equipoise.brokers.http.answers import done, json_answer
-from equipoise.brokers.http.bodies import BALANCING_BODY, body_of
+from equipoise.brokers.http.bodies import BALANCING_BODY, body_of, integer_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import change_settings
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.system.deadline import Deadline
 
 _CONFIGURATION: Final = "/admin/v2/brokers/configuration"
 
+_DECISIONS: Final = 20
+_DECISIONS_MAX: Final = 1_000
 
-class Balancing:
-    """The paths about balancing of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._operations = Operations(worker)
+class Balancing(Admin):
+    """The paths of the settings of one worker."""
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -90,9 +91,24 @@ class Balancing:
         return done()
 
     async def _change(self, changes: Changes, by: str | None) -> SettingsChange:
-        ready_view(self._worker)
-        deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
-        return await self._operations.run(change_settings(changes, changed_by=by or f"HTTP at {self._worker.broker_id}"), deadline)
+        return await self._run(change_settings(changes, changed_by=by or f"HTTP at {self._worker.broker_id}"))
+
+
+class Decisions:
+    """The path of decisions of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._log_url = worker.config.log_url
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the route."""
+        return (web.get("/admin/v2/balancing/decisions", self.newest),)
+
+    async def newest(self, request: web.Request) -> web.Response:
+        """Return the newest decisions, oldest first."""
+        limit = integer_of(request, "limit", default=_DECISIONS, at_most=_DECISIONS_MAX)
+        found = await asyncio.to_thread(lambda: open_decision_log(self._log_url).newest(limit))
+        return json_answer([decision_document(decision) for decision in found])
 
 
 def _documents(settings: BalancingSettings, base: BalancingSettings, held: set[str]) -> dict[str, object]:

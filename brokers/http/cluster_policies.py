@@ -12,27 +12,20 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
-from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.admin import Admin
+from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
-from equipoise.brokers.operations.in_worker import Operations
-from equipoise.brokers.operations.steps import Operation
-from equipoise.brokers.operations.verbs import Answer, delete_cluster_policy, set_cluster_policy
-from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
-from equipoise.channel.system.deadline import Deadline
 
 _ISOLATIONS: Final = "/admin/v2/clusters/{cluster}/namespaceIsolationPolicies"
 _PINS: Final = "/admin/v2/policies/pin"
 
 
-class Policies:
+class Policies(Admin):
     """The paths of cluster policies of one worker."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._operations = Operations(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -77,19 +70,12 @@ class Policies:
 
     async def set_pin(self, request: web.Request) -> web.Response:
         """Set one pin. The leader moves bundles that violate it, some at a time."""
-        ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
         return await self._done(set_cluster_policy(_key(request, PIN), body.document))
 
     async def delete_pin(self, request: web.Request) -> web.Response:
         """Delete one pin."""
-        ready_view(self._worker)
         return await self._done(delete_cluster_policy(_key(request, PIN)))
-
-    async def _done(self, operation: Operation[Answer]) -> web.Response:
-        """Run an operation, and return 204."""
-        await self._operations.run(operation, Deadline.after(timeout_ms=self._worker.config.admin_ms))
-        return done()
 
 
 def _key(request: web.Request, kind: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from equipoise.brokers.http.app import served
-from equipoise.brokers.http.waiting_room import WaitingRoom
+from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.worker import Worker

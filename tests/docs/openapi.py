@@ -16,10 +16,9 @@ from equipoise.brokers.http import answers
 from equipoise.brokers.http.admin_brokers import Brokers
 from equipoise.brokers.http.admin_namespaces import Namespaces
 from equipoise.brokers.http.assignment import Assignment
-from equipoise.brokers.http.balancing import Balancing
+from equipoise.brokers.http.balancing import Balancing, Decisions
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
 from equipoise.brokers.http.cluster_policies import Policies
-from equipoise.brokers.http.decisions import Decisions
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.pulsar.admin import Topics
