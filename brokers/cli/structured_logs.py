@@ -14,6 +14,8 @@ from typing import Final, TextIO
 
 import orjson
 
+from equipoise.brokers.cli.outcome import printable
+
 # Attributes of every record; all others came as `extra`. `message`, `asctime` and `taskName` are not always present.
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -35,10 +37,10 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         try:
-            spelled = orjson.dumps(line, default=_spelled, option=_JSON_OPTIONS)
+            text = orjson.dumps(line, default=_text, option=_JSON_OPTIONS)
         except TypeError:  # For example a lone surrogate, a number beyond 64 bits, or a recursive structure.
-            spelled = orjson.dumps({_spelled(name): _spelled(value) for name, value in line.items()})
-        return spelled.decode()
+            text = orjson.dumps({_text(name): _text(value) for name, value in line.items()})
+        return text.decode()
 
 
 class PlainLines(logging.Formatter):
@@ -47,8 +49,8 @@ class PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record. Control characters and line ends are escaped."""
         time = datetime.fromtimestamp(record.created, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        fields = "".join(f" {_visible(name)}={_visible(_spelled(value))}" for name, value in _fields(record))
-        line = f"{time} {record.levelname:<7} {_visible(_message(record))}{' ' if fields else ''}{fields}"
+        fields = "".join(f" {printable(name)}={printable(_text(value))}" for name, value in _fields(record))
+        line = f"{time} {record.levelname:<7} {printable(_message(record))}{' ' if fields else ''}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -75,13 +77,9 @@ def _fields(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
     return ((name, value) for name, value in record.__dict__.items() if name not in _STANDARD)
 
 
-def _spelled(value: object) -> str:
+def _text(value: object) -> str:
     """Return any value as text that UTF-8 can encode. Never raises."""
     try:
         return str(value).encode("utf-8", "backslashreplace").decode()
     except Exception as error:  # noqa: BLE001 - as in `_message`
         return f"<{type(value).__name__} that raises {type(error).__name__}>"
-
-
-def _visible(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -68,7 +68,7 @@ def ask_any(access: Access, path: str) -> object:
     raise unreachable or access.deadline.exceeded("an answer of any broker")
 
 
-def tell_any(access: Access, method: str, path: str, *, subject: str, body: object = None) -> object:
+def order_any(access: Access, method: str, path: str, *, subject: str, body: object = None) -> object:
     """Give one order about `subject` to the first broker that takes it, the leader first. Return its answer as `ask_any` does.
 
     The next broker is tried only if the one before cannot have started: no connection, or status 503. Raises what `ask_any` raises, and

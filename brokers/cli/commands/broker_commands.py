@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -148,9 +149,7 @@ def declare_dead(
     with writing(log, admin, timeout) as access:
         death_declarations = declare_dead_by_directory(access, data)
     if as_json:
-        print_json(
-            [{"broker": b.broker, "incarnation": b.incarnation, "offset": b.offset, "bundles": b.bundles} for b in death_declarations]
-        )
+        print_json([asdict(dead) for dead in death_declarations])
         return
     for dead in death_declarations:
         print_line(f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held {counted(dead.bundles, 'bundle')}")

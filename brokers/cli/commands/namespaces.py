@@ -158,12 +158,8 @@ def delete(
 
     The bundles are unloaded first, which takes as long as their owners need. If the command times out, run it again to continue.
     """
-    progress = _quiet if as_json else print_line
-    carry_out(verbs.delete_namespace(namespace, progress=progress), log, admin, timeout, as_json=as_json)
-
-
-def _quiet(_text: str) -> None:
-    """Print no progress."""
+    operation = verbs.delete_namespace(namespace) if as_json else verbs.delete_namespace(namespace, progress=print_line)
+    carry_out(operation, log, admin, timeout, as_json=as_json)
 
 
 @app.command()

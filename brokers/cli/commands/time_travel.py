@@ -25,12 +25,12 @@ def at(place: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOU
     """
     then = _moment(place)
     with unread(log, timeout) as access:
-        time = fold_to(access, then)
+        last_time = fold_to(access, then)
         document = view_document(access.view)
     if as_json:
         print_json(document)
     else:
-        _print_view(document, time)
+        _print_view(document, last_time)
 
 
 def diff(
@@ -78,10 +78,9 @@ def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:
     return first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms
 
 
-def _print_view(document: Row, time: str) -> None:
-    print_document(
-        {"time": time or None} | {name: value for name, value in document.items() if not isinstance(value, list | dict)}, as_json=False
-    )
+def _print_view(document: Row, last_time: str) -> None:
+    summary = {name: value for name, value in document.items() if not isinstance(value, list | dict)}
+    print_document({"time": last_time or None, **summary}, as_json=False)
     for name, columns in (("brokers", BROKER_COLUMNS), ("namespaces", NAMESPACE_COLUMNS), ("bundles", BUNDLE_COLUMNS)):
         print_line("")
         print_rows(cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}")

@@ -14,7 +14,7 @@ import typer
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, reading
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_fact, print_json, print_line
-from equipoise.brokers.operations.asking import ask_any, tell_any
+from equipoise.brokers.operations.asking import ask_any, order_any
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
 app = group("List topics, show their stats, manage partitioned topics.")
@@ -94,7 +94,7 @@ def delete_partitioned_topic(
     """
     name = parse_topic(topic)
     with reading(log, timeout) as access:
-        tell_any(access, "DELETE", f"{_path(name)}/partitions", subject=name.full)
+        order_any(access, "DELETE", f"{_path(name)}/partitions", subject=name.full)
     print_fact(f"{name.full} has no partitions any more", {"topic": name.full, "partitions": 0}, as_json=as_json)
 
 
@@ -121,7 +121,7 @@ def list_partitioned_topics(
 def _set_partitions(method: str, topic: str, partitions: int, *, log: str, timeout: int, as_json: bool) -> None:
     name = parse_topic(topic)
     with reading(log, timeout) as access:
-        tell_any(access, method, f"{_path(name)}/partitions", subject=name.full, body=partitions)
+        order_any(access, method, f"{_path(name)}/partitions", subject=name.full, body=partitions)
     print_fact(f"{name.full} has {partitions} partitions", {"topic": name.full, "partitions": partitions}, as_json=as_json)
 
 

@@ -98,9 +98,9 @@ def up(
         kafka_options.print_config(shown)
         return
     if log is None:
-        _say_if_overridden(cluster, as_json=as_json)
+        _warn_if_overridden(cluster, as_json=as_json)
     if conf is not None:
-        _say_what_was_taken(conf, as_json=as_json)
+        _report_broker_conf(conf, as_json=as_json)
     with _signals(cluster) as signals:
         _run(cluster, signals, as_json=as_json)
     if len(signals) > 1:
@@ -111,16 +111,16 @@ def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> Non
     try:
         with suppress(StartCancelled):
             cluster.start()
-            _say_ready(cluster, as_json=as_json)
+            _report_ready(cluster, as_json=as_json)
         while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):
             pass
         is_over = not signals
         if not is_over:
-            _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
+            _report("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
     finally:
         cluster.stop_all()
     if is_over:  # Print this last, after each broker's end and its reason.
-        _say("no broker is left", {"what": "over"}, as_json=as_json)
+        _report("no broker is left", {"what": "over"}, as_json=as_json)
         raise typer.Exit(ExitCode.OPERATOR)
 
 
@@ -131,11 +131,11 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
     Handlers do not raise `KeyboardInterrupt`: Python loses it while a generator ends, and the command would not stop. The former handlers
     are restored at the end, for programs that call the command.
     """
-    heard: list[int] = []
+    signals: list[int] = []
 
-    def hear(number: int, _: FrameType | None) -> None:
-        heard.append(number)
-        if len(heard) == 1:
+    def received(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) == 1:
             cluster.cancel_start()
         else:
             cluster.kill_all()
@@ -143,22 +143,22 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
     before = [(number, signal.getsignal(number) or signal.SIG_DFL) for number in STOP_SIGNALS]
     try:
         for number in STOP_SIGNALS:
-            signal.signal(number, hear)
-        yield heard
+            signal.signal(number, received)
+        yield signals
     finally:
         for number, handler in before:
             signal.signal(number, handler)
 
 
-def _say_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
+def _warn_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
     """Warn if the environment names another log. The user may expect this cluster on it."""
     named = os.environ.get(LOG_VARIABLE)
     if named and not _is_same_log(named, cluster.log_url):
         text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
-        _say(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
+        _report(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
 
 
-def _say_what_was_taken(conf: BrokerConf, *, as_json: bool) -> None:
+def _report_broker_conf(conf: BrokerConf, *, as_json: bool) -> None:
     with suppress(OSError):
         if as_json:
             print_json({"what": "broker_conf", **document_of(conf)})
@@ -175,24 +175,24 @@ def _is_same_log(first: str, second: str) -> bool:
     return one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
 
 
-def _say_ready(cluster: LocalCluster, *, as_json: bool) -> None:
+def _report_ready(cluster: LocalCluster, *, as_json: bool) -> None:
     example = f"EQUIPOISE_LOG={cluster.log_url} equipoise brokers list"
     url = None if cluster.settings.pulsar_port is None else cluster.pulsar_url
     ready = {"what": "cluster_ready", "log": cluster.log_url, "addresses": list(cluster.addresses), "pulsar": url}
     clients = "" if url is None else f"; Pulsar's clients connect to {url}"
-    _say(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}", ready, as_json=as_json)
+    _report(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}", ready, as_json=as_json)
 
 
-def _say(text: str, document: Row, *, as_json: bool) -> None:
+def _report(text: str, document: Row, *, as_json: bool) -> None:
     with suppress(OSError):
         print_fact(text, document, as_json=as_json)
 
 
-def _print_line(happening: ClusterEvent) -> None:
+def _print_line(event: ClusterEvent) -> None:
     with suppress(OSError):  # The cluster continues when its output is closed.
-        print_line(happening.text if happening.broker is None else f"{happening.broker}  {happening.text}")
+        print_line(event.text if event.broker is None else f"{event.broker}  {event.text}")
 
 
-def _print_json(happening: ClusterEvent) -> None:
+def _print_json(event: ClusterEvent) -> None:
     with suppress(OSError):
-        print_json({"what": happening.what, "broker": happening.broker, **happening.details})
+        print_json({"what": event.what, "broker": event.broker, **event.details})

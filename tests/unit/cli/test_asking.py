@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.asking import Answer, ask, ask_any, tell_any
+from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
@@ -115,7 +115,7 @@ def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[
 
 def tell(access: Access) -> object:
     """The order of all tests here."""
-    return tell_any(access, "PUT", "/partitions", subject=TOPIC, body=4)
+    return order_any(access, "PUT", "/partitions", subject=TOPIC, body=4)
 
 
 # --- questions ---
