@@ -86,8 +86,8 @@ async def shown(url: str, folder: Path) -> str:
     return told.decode()
 
 
-async def test_a_page_gives_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that sends text by script, under a rebound name too, and a form, drains no broker: the log has no record of it."""
+async def test_a_foreign_page_cannot_drain_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests by script, by a form, and under a rebound name leave no record on the log."""
     browser()
     refused = dict[str, int]()
 

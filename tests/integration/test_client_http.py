@@ -123,23 +123,20 @@ async def there(client: Client, namespace: str, *, is_there: bool) -> None:
 
 
 async def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> None:
-    """What the client says of a key is what the brokers say, with the address where it is served."""
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         for key in "abcdefgh":
             peer = await client.owner(NAMESPACE, key, timeout_ms=TIMEOUT_MS)
             assert (brokers.owner(key), {"http": f"http://{peer.broker}"}) == (peer.broker, peer.addresses)
 
 
-async def test_a_move_reaches_the_client_without_a_question(log_url: str) -> None:
-    """After a transfer the client names the new owner, although nobody told it that it was wrong."""
+async def test_a_client_learns_of_a_move_without_a_report(log_url: str) -> None:
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         before = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
         await brokers.move("a", brokers.other(before.broker))
         await named(client, "a", brokers.other(before.broker))
 
 
-async def test_a_broker_that_goes_takes_no_client_along(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the broker that the stream came from ends, it goes on from another, also past addresses where nobody listens."""
+async def test_a_client_moves_to_another_broker_when_its_own_stops(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.randrange", lambda _: 0)
     async with party(log_url) as brokers, Client("http://127.0.0.1:9", *brokers.addresses) as client:
         first = brokers.workers[0].broker_id
@@ -150,8 +147,7 @@ async def test_a_broker_that_goes_takes_no_client_along(log_url: str, monkeypatc
             await named(client, key, other)
 
 
-async def test_a_namespace_may_come_and_go(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A namespace that is not there is an error, believed for a short while; what is created is found, what is deleted is lost."""
+async def test_a_client_learns_of_new_and_deleted_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_source, "UNKNOWN_SECONDS", 0.01)
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         with pytest.raises(UnknownNamespace):
@@ -163,14 +159,12 @@ async def test_a_namespace_may_come_and_go(log_url: str, monkeypatch: pytest.Mon
 
 
 async def test_nobody_to_ask_is_a_deadline() -> None:
-    """Where no address answers, a caller hears so after its own time, and the client ends all the same."""
     async with Client("http://127.0.0.1:9", "http://127.0.0.1:10") as client:
         with pytest.raises(DeadlineExceeded):
             await client.owner(NAMESPACE, "a", timeout_ms=100)
 
 
 async def test_a_client_follows_so_many_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A namespace more than the bound is refused, and the others are answered."""
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 1)
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         peer = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
@@ -190,7 +184,6 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
 async def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address where something else answers costs the client one try, whatever it says."""
     monkeypatch.setattr("random.randrange", lambda _: 0)  # It asks the first address first.
 
     async def answer(_request: web.Request) -> web.Response:
@@ -210,7 +203,6 @@ async def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log
 
 
 async def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a broker goes on telling what is no longer so, being told of the mistake brings the client to another broker."""
     monkeypatch.setattr("random.randrange", lambda _: 0)
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 20)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)

@@ -81,8 +81,7 @@ def ignoring(words: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_what_runs_until_it_is_stopped_hears_an_interrupt(name: str, tmp_path: Path) -> None:
-    """A command in the background of a script ends in its own way when somebody sends it a SIGINT."""
+def test_commands_that_run_until_stopped_handle_sigint(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     if case.extra is not None and find_spec(case.extra) is None:
         pytest.skip(f"{case.extra} is not installed")

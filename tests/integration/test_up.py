@@ -123,8 +123,7 @@ def owners(view: View) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.on_every_log
-def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
-    """A cluster is made, moved about, loses a broker, refuses it bundles with the reason, and leaves a channel in order."""
+def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(tmp_path: Path, log_url: str) -> None:
     with up(tmp_path, log=log_url) as cluster:
         ids = [cluster.broker(number) for number in range(BROKERS)]
         assert ids == [row["broker"] for row in json.loads(run("brokers", "list", "--json", log=cluster.log).stdout)]
@@ -171,8 +170,7 @@ def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
 
 
-def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> None:
-    """With --restart a broker that was killed is declared dead first, and is a member again soon, in another process."""
+def test_restart_declares_a_killed_broker_dead_and_starts_it_again(tmp_path: Path, log_url: str) -> None:
     with up(tmp_path, "--restart", "--brokers", "2", log=log_url) as cluster:
         broker = cluster.broker(1)
         first = cluster.pids[broker]
@@ -186,8 +184,7 @@ def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> No
         assert 0 == cluster.stop()
 
 
-def test_a_cluster_goes_by_a_broker_conf_until_the_channel_says_otherwise(tmp_path: Path) -> None:
-    """It tells what it took; its brokers start with it, each on its own; and what is set on the channel is over it."""
+def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("loadBalancerSheddingIntervalMinutes=2\nloadBalancerBrokerLoadTargetStd=0.1\nwebServicePort=8080\n", encoding="ascii")
     cluster = Up(tmp_path, "--brokers", "1", "--service", "counter", "--broker-conf", str(conf))
@@ -232,8 +229,7 @@ class Slow(Service):
 
 
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str) -> None:
-    """A service, found in the working folder, that does not let go of its bundle keeps `up` waiting, until it is told once more."""
+def test_a_second_signal_kills_the_brokers(first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str) -> None:
     (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
     with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000", log=log_url) as cluster:
         assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
@@ -246,8 +242,7 @@ def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.
         assert (130, "") == (cluster.end(), cluster.errors())
 
 
-def test_a_start_can_be_broken_off(tmp_path: Path, log_url: str) -> None:
-    """Ctrl-C before the brokers are members stops those that have been started, as gracefully as later."""
+def test_a_signal_ends_a_start_gracefully(tmp_path: Path, log_url: str) -> None:
     cluster = Up(tmp_path, "--brokers", "2", log=log_url)
     try:
         cluster.heard("started", cluster.broker(0))
@@ -259,8 +254,7 @@ def test_a_start_can_be_broken_off(tmp_path: Path, log_url: str) -> None:
         cluster.process.communicate()
 
 
-def test_it_is_ready_once_all_are_members(tmp_path: Path) -> None:
-    """That the cluster is ready is said after each broker is said to be a member, and the second of two clusters has its own log."""
+def test_a_cluster_is_ready_once_all_brokers_are_members(tmp_path: Path) -> None:
     with up(tmp_path, "--brokers", "2", environment={LOG_VARIABLE: "sqlite:of_another_cluster.db"}) as cluster:
         whats = [said["what"] for said in cluster.said]
         assert ["environment_overridden", "started", "started", "ready", "ready", "cluster_ready"] == whats
@@ -270,23 +264,20 @@ def test_it_is_ready_once_all_are_members(tmp_path: Path) -> None:
 
 
 def test_brokers_do_not_outlive_their_parent(tmp_path: Path, log_url: str) -> None:
-    """When `up` itself is killed, its brokers notice, and leave in good order."""
     with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         cluster.process.kill()
         view = look(cluster.log, lambda view: not view.live, what="the leaving of the broker")
     assert "left" == view.brokers[cluster.broker(0)].status
 
 
-def test_a_cluster_without_brokers_is_over(tmp_path: Path, log_url: str) -> None:
-    """When the last broker has died and none is to be started again, somebody must act."""
+def test_a_cluster_ends_with_its_last_broker(tmp_path: Path, log_url: str) -> None:
     with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         os.kill(cluster.pids[cluster.broker(0)], signal.SIGKILL)
         cluster.heard("over")
         assert 4 == cluster.end()
 
 
-def test_a_cluster_whose_brokers_end_by_an_error_says_why(tmp_path: Path) -> None:
-    """Each broker's end is reported with the last error of its log, and with the path of the log."""
+def test_the_end_of_a_broker_is_reported_with_its_last_error(tmp_path: Path) -> None:
     with up(tmp_path, "--brokers", "2") as cluster:
         (tmp_path / "channel.db").rename(tmp_path / "moved.db")
         cluster.heard("over")
@@ -300,8 +291,7 @@ def test_a_cluster_whose_brokers_end_by_an_error_says_why(tmp_path: Path) -> Non
         assert 4 == cluster.end()
 
 
-def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """A service that cannot be made ends the start with the broker's own words, and leaves no process."""
+def test_a_failed_start_reports_the_error_of_the_broker_and_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)
     port = free_row(BROKERS)
     command = [
@@ -322,8 +312,7 @@ def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert 3 == result.stdout.count("  ended with exit code") + result.stdout.count("  was killed by SIGTERM")
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
-    """One line says which address is taken and what to do; no process is started, and nothing is made."""
+def test_a_taken_port_is_reported_before_any_process_starts(tmp_path: Path) -> None:
     port = free_row(BROKERS)
     with socket.create_server(("127.0.0.1", port + 2)):
         result = run("up", "--data", str(tmp_path / "cluster"), "--http-port", str(port), "--service", "counter")
@@ -333,8 +322,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> 
     assert not (tmp_path / "cluster").exists()
 
 
-def test_processes_cannot_share_memory(tmp_path: Path) -> None:
-    """A log in memory is refused before anything is made."""
+def test_a_log_in_memory_is_refused(tmp_path: Path) -> None:
     result = run("up", "--data", str(tmp_path / "cluster"), "--log", "memory:x")
     assert (2, False) == (result.exit_code, (tmp_path / "cluster").exists())
     assert "the processes of a cluster cannot share memory" in result.stderr

@@ -96,7 +96,6 @@ def filled(name: str, folder: Path) -> list[str]:
 
 
 def test_every_option_of_every_command_is_garbled() -> None:
-    """There is a line for each command, and it holds each of its options, but for those that would hide the others."""
     known = {name: {option for parameter in command.params for option in parameter.opts[:1]} for name, command in tree()}
     assert list(known) == list(LINES)
     # Options of Kafka's client change the environment of this process, and with `--print-config` nothing else would be reached.
@@ -111,7 +110,7 @@ def test_every_option_of_every_command_is_garbled() -> None:
 
 
 def test_the_lines_are_valid(folder: Path) -> None:
-    """Ungarbled, no line is a usage error, so that what is garbled is what is wrong."""
+    """So what is garbled in them is the only error."""
     usage_errors = {name: result.stderr for name in LINES if (result := run(*filled(name, folder))).exit_code == 2}
     assert {} == usage_errors
 
@@ -119,8 +118,7 @@ def test_the_lines_are_valid(folder: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250, deadline=None)
 @given(place=st.sampled_from(PLACES), word=WORDS)
 @example(place=("brokers drain", 0), word="a")
-def test_any_word_is_answered_in_a_line(folder: Path, place: tuple[str, int], word: str) -> None:
-    """With any word in any place, the program ends with an exit code that it documents, and shows no traceback."""
+def test_any_word_ends_with_a_documented_exit_code_and_no_traceback(folder: Path, place: tuple[str, int], word: str) -> None:
     name, index = place
     line = filled(name, folder)
     line[len(name.split()) + index] = word
@@ -134,8 +132,7 @@ def test_any_word_is_answered_in_a_line(folder: Path, place: tuple[str, int], wo
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda text: f'{{"kind": "bundle", "key": "{text}"}}'.encode())))
-def test_any_record_is_told(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """Whatever bytes are on a log, the commands that read it tell of them in lines that people can read."""
+def test_any_bytes_on_a_log_are_shown_as_printable_text(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     channel = Channel()
     channel.genesis()
     channel.put_bytes(data)

@@ -122,23 +122,20 @@ def tell(access: Access) -> object:
 
 
 @pytest.mark.parametrize("first", [silent, gone, None, answering(503), answering(504), answering(500), answering(302)])
-def test_whoever_answers_is_enough(first: Script | None) -> None:
-    """A question goes on from a leader that is stopped, dies, is away or cannot answer, to one that can."""
+def test_a_question_goes_on_to_the_next_broker(first: Script | None) -> None:
     with cluster(first, answering(200, '{"ok": 1}'), timeout_ms=2_000) as (access, brokers):
         assert {"ok": 1} == ask_any(access, "/stats")
         assert ["GET /stats"] == brokers[-1].asked
 
 
-def test_a_refusal_is_an_answer() -> None:
-    """What one broker says against a question is final, in its words."""
+def test_a_refusal_of_a_question_is_final() -> None:
     with cluster(answering(404, '{"reason": "no such topic"}'), answering(200)) as (access, brokers):
         with pytest.raises(CallerError, match="the broker b0 refuses: no such topic"):
             ask_any(access, "/stats")
         assert [] == brokers[1].asked
 
 
-def test_a_question_has_an_end() -> None:
-    """Where nobody answers the last who was asked is named; with nobody alive, or without time, that is the error."""
+def test_a_question_ends_with_the_last_broker_or_the_deadline() -> None:
     with cluster(silent, silent, timeout_ms=200) as (access, brokers):
         with pytest.raises(BrokerUnreachable, match=r"the broker b1 cannot be asked at http://127.0.0.1:.*: it does not answer in time"):
             ask_any(access, "/stats")
@@ -151,16 +148,14 @@ def test_a_question_has_an_end() -> None:
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 104\r\n\r\n"], ids=["head", "body"])
 def test_the_deadline_bounds_the_whole_answer(head: bytes) -> None:
-    """An answer that comes a byte at a time is given up, in its head or in its body, although each byte is in time."""
+    """Although each byte of it is in time."""
     with cluster(trickling(head)) as (access, _):
         (broker,) = access.view.live_brokers()
         with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
             ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=200))
 
 
-def test_the_deadline_bounds_the_redirects() -> None:
-    """Who is sent on and on, each time in time, comes to an end by the same deadline."""
-
+def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
     def sends_on(connection: socket.socket, over: threading.Event) -> None:
         over.wait(0.15)
         answering(307, headers="Location: /elsewhere\r\n")(connection, over)
@@ -175,7 +170,6 @@ def test_the_deadline_bounds_the_redirects() -> None:
 
 
 def test_a_redirect_is_followed() -> None:
-    """A broker sends the caller on to the one that serves the topic, order and all."""
     with cluster(answering(200, "2")) as (there, _):
         (target,) = there.view.live_brokers()
         location = f"Location: {target.joined.addresses['http']}/partitions?n=1\r\n"
@@ -188,8 +182,7 @@ def test_a_redirect_is_followed() -> None:
 
 
 @pytest.mark.parametrize("first", [None, answering(503, '{"reason": "not ready"}')])
-def test_an_order_goes_on_where_nothing_was_begun(first: Script | None) -> None:
-    """A broker that was never reached, or says that it cannot, has done nothing, and the next is told."""
+def test_an_order_goes_on_to_the_next_broker_if_the_first_did_not_begin(first: Script | None) -> None:
     with cluster(first, answering(204)) as (access, brokers):
         assert tell(access) is None
         assert ["PUT /partitions"] == brokers[-1].asked
@@ -198,8 +191,7 @@ def test_an_order_goes_on_where_nothing_was_begun(first: Script | None) -> None:
 @pytest.mark.parametrize(
     "first", [gone, silent, answering(504, '{"reason": "begun"}'), answering(500)], ids=["gone", "silent", "504", "500"]
 )
-def test_nobody_is_told_after_one_who_may_have_done_it(first: Script) -> None:
-    """Once a broker was told, no other one is; what came of it is not known unless it says so."""
+def test_no_second_broker_gets_an_order_that_may_have_been_carried_out(first: Script) -> None:
     with cluster(first, answering(409, '{"reason": "it is partitioned already"}'), timeout_ms=600) as (access, brokers):
         with pytest.raises(OutcomeUnknown, match="the broker b0 got the order, and then: ") as caught:
             tell(access)
@@ -207,9 +199,7 @@ def test_nobody_is_told_after_one_who_may_have_done_it(first: Script) -> None:
         assert (["PUT /partitions"], []) == (brokers[0].asked, brokers[1].asked)
 
 
-def test_who_was_told_is_waited_for_to_the_end() -> None:
-    """A broker that takes longer over an order than its share of the time is not given up, since nobody else may be told."""
-
+def test_a_broker_that_has_the_order_gets_all_the_time() -> None:
     def takes_its_time(connection: socket.socket, over: threading.Event) -> None:
         over.wait(0.8)
         answering(204)(connection, over)
@@ -220,8 +210,7 @@ def test_who_was_told_is_waited_for_to_the_end() -> None:
         assert [1, 0, 0, 0] == [len(broker.asked) for broker in brokers]
 
 
-def test_an_order_that_nobody_takes_says_so() -> None:
-    """Where no broker can be told nothing was done, and the last one's words are the error; a refusal is final."""
+def test_an_order_that_no_broker_takes_reports_the_last_problem() -> None:
     with cluster(None, answering(503, '{"reason": "not ready"}')) as (access, _), pytest.raises(BrokerUnreachable, match=r"b1 .*not ready"):
         tell(access)
     with cluster(answering(409, '{"reason": "there are 8 already"}')) as (access, _), pytest.raises(CallerError, match="8 already"):

@@ -60,7 +60,6 @@ def balancing(log: str, *arguments: str) -> str:
 
 
 def test_balancing_is_turned_off_and_on(log: str) -> None:
-    """It is one setting on the channel, whose old value is told."""
     assert ["accepted at offset 10: 1 setting changed", "balancing.enabled: true (default) -> false"] == balancing(log, "off").splitlines()
     assert False is settings_in(view_of(log), BalancingSettings()).balancing.enabled
     assert ["accepted at offset 11: 1 setting changed", "balancing.enabled: false -> true"] == balancing(log, "on").splitlines()
@@ -68,8 +67,7 @@ def test_balancing_is_turned_off_and_on(log: str) -> None:
     assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
 
 
-def test_settings_are_set_and_taken_away_together(log: str) -> None:
-    """One record holds them all, and whoever changed them last."""
+def test_settings_are_set_and_removed_together(log: str) -> None:
     told = balancing(log, "set", "transfer.target_deviation=0.1", "balancing.shedder=TransferShedder", "--as", "erin", "--json")
     changes = {
         "balancing.shedder": {"before": None, "after": "TransferShedder"},
@@ -102,8 +100,7 @@ def test_settings_are_set_and_taken_away_together(log: str) -> None:
         (("set", "balanced.moves_max"), "balancing set takes NAME=VALUE, not 'balanced.moves_max'"),
     ],
 )
-def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments: tuple[str, ...], told: str) -> None:
-    """The command line is wrong, says why, and puts nothing on the channel."""
+def test_an_invalid_setting_is_refused_and_nothing_changes(log: str, arguments: tuple[str, ...], told: str) -> None:
     result = run("balancing", *arguments, log=log)
     assert (2, "") == (result.exit_code, result.stdout)
     assert told in " ".join(result.stderr.split())
@@ -113,8 +110,7 @@ def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments
 # --- looking ---
 
 
-def test_what_the_channel_holds_is_shown(log: str) -> None:
-    """Each setting that it holds beside the default, also one that is set to it, and who changed it last."""
+def test_the_settings_of_the_channel_are_shown(log: str) -> None:
     assert balancing(log, "show").startswith("the channel has no settings")
     balancing(log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
     assert [
@@ -126,7 +122,6 @@ def test_what_the_channel_holds_is_shown(log: str) -> None:
 
 
 def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
-    """Each has its own offset; what was taken away again, and what nobody set, has none."""
     balancing(log, "set", "balanced.moves_max=7", "balanced.start_ratio=0.5", "--as", "erin")
     balancing(log, "unset", "balanced.start_ratio", "--as", "bob")
     balancing(log, "off", "--as", "bob")
@@ -143,8 +138,7 @@ def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
     assert ["start_ratio", "0.25"] == table[group + 2]
 
 
-def test_the_history_tells_every_change(log: str) -> None:
-    """Where, when and by whom, and from what to what; records about other things are left out."""
+def test_the_history_lists_every_change(log: str) -> None:
     assert "no setting was ever changed\n" == balancing(log, "history")
     balancing(log, "set", "balanced.moves_max=7", "--as", "erin")
     run("namespaces", "create", "shop/new", log=log)
@@ -161,8 +155,7 @@ def test_the_history_tells_every_change(log: str) -> None:
     ]
 
 
-def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
-    """A record that no command of ours would write does not keep the others from being seen, and what it holds can be taken away."""
+def test_an_unreadable_setting_is_shown_and_can_be_removed(tmp_path: Path) -> None:
     channel = owned_channel()
     document: Document = {"balanced.moves_max": 0, "later.thing": 1, "balanced.start_ratio": "0.5"}
     channel.accept(propose.set_policy(channel.admin(), channel.view, name=KEY, document=document))
@@ -177,8 +170,7 @@ def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
 # --- a broker.conf ---
 
 
-def test_a_broker_conf_is_told_without_starting_anything(conf: Path) -> None:
-    """What is taken, what has no meaning here, and of what is not about balancing the keys."""
+def test_read_lists_the_entries_of_a_broker_conf(conf: Path) -> None:
     result = run("balancing", "read", str(conf))
     assert (0, "") == (result.exit_code, result.stderr)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -190,8 +182,7 @@ def test_a_broker_conf_is_told_without_starting_anything(conf: Path) -> None:
     assert "not about balancing: metadataStoreUrl, managedLedgerDefaultEnsembleSize" in lines
 
 
-def test_what_is_not_understood_in_a_broker_conf_is_told_and_fails(conf: Path) -> None:
-    """The exit code is that of a check that found something; programs get all three lists."""
+def test_read_fails_if_an_entry_is_not_understood(conf: Path) -> None:
     conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
     result = run("balancing", "read", str(conf))
     assert 1 == result.exit_code
@@ -206,15 +197,13 @@ def test_what_is_not_understood_in_a_broker_conf_is_told_and_fails(conf: Path) -
     ("data", "code", "told"),
     [(b"x" * (FILE_BYTES_MAX + 1), 2, "has more than 1048576 bytes"), (b"a=\\uzzzz", 4, "the settings cannot be read: line 1")],
 )
-def test_what_is_no_broker_conf_is_refused(conf: Path, data: bytes, code: int, told: str) -> None:
-    """One that is too large, and one that Java cannot read either."""
+def test_an_invalid_broker_conf_is_refused(conf: Path, data: bytes, code: int, told: str) -> None:
     conf.write_bytes(data)
     result = run("balancing", "read", str(conf))
     assert (code, True) == (result.exit_code, told in result.stderr)
 
 
-def test_a_broker_goes_by_its_broker_conf_and_rather_by_what_is_set(log: str, conf: Path, tmp_path: Path) -> None:
-    """Over the defaults and what follows from the broker's own settings, but for those that are given; --set is over all."""
+def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> None:
     arguments = ("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
     plain = config_of(run(*arguments, log=log).stdout)
     assert ("ThresholdShedder", 60_000, 900_000, 60_000) == (
@@ -241,15 +230,14 @@ def config_of(printed: str) -> BalancingSettings:
     return WorkerConfig.model_validate(document).base_settings
 
 
-def test_a_cluster_takes_a_broker_conf_for_all_its_brokers(conf: Path, tmp_path: Path) -> None:
-    """They are told as settings, so that each would start again with the same."""
+def test_up_passes_a_broker_conf_on_as_settings(conf: Path, tmp_path: Path) -> None:
+    """So each broker restarts with the same."""
     arguments = ("up", "--data", str(tmp_path / "up"), "--service", "counter", "--broker-conf", str(conf), "--set", "lookup_ms=900")
     shown = json.loads(run(*arguments, "--print-config").stdout)["settings"]
     assert ("900", "ThresholdShedder", "none") == (shown["lookup_ms"], shown["balancing.shedder"], shown["limits.sessions_max"])
 
 
-def test_a_broker_logs_what_it_took(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A line for each entry about balancing, a warning for each that was not understood, and the others only for who wants all."""
+def test_a_broker_logs_each_entry_of_its_broker_conf(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
     conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
     with caplog.at_level(logging.DEBUG):
         log_entries(read_broker_conf(conf))

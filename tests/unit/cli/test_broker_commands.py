@@ -42,8 +42,7 @@ b       draining  no      3            1        100       http://b  3000
 DOWN = "c       down      no      4            0        100       http://c  3000\n"
 
 
-def test_list_shows_who_is_alive(log: str) -> None:
-    """The live brokers are listed, and with --all the others as well."""
+def test_list_shows_the_live_brokers_or_all(log: str) -> None:
     assert LIST == run("brokers", "list", log=log).stdout
     assert LIST + DOWN == run("brokers", "list", "--all", log=log).stdout
     rows = json.loads(run("brokers", "list", "--json", log=log).stdout)
@@ -52,15 +51,13 @@ def test_list_shows_who_is_alive(log: str) -> None:
     ]
 
 
-def test_list_takes_a_cluster_as_pulsar_does(log: str) -> None:
-    """The cluster that is named must be the log's."""
+def test_list_fails_for_another_cluster(log: str) -> None:
     assert LIST == run("brokers", "list", "test", log=log).stdout
     other = run("brokers", "list", "other", log=log)
     assert (4, True) == (other.exit_code, "belongs to cluster 'test', not 'other'" in other.stderr)
 
 
-def test_leader_is_spelled_as_pulsar_spells_it(log: str, tmp_path: Path) -> None:
-    """The leader is named with its address; where nobody is alive the exit code says so."""
+def test_the_leader_is_shown_in_pulsars_form(log: str, tmp_path: Path) -> None:
     assert "a at http://a, the oldest, since offset 2\n" == run("brokers", "leader-broker", log=log).stdout
     assert {"brokerId": "a", "serviceUrl": "http://a"} == json.loads(run("brokers", "leader-broker", "--json", log=log).stdout)
     channel = Channel()
@@ -102,8 +99,7 @@ def saying(status: int, document: object) -> Iterator[str]:
         server.server_close()
 
 
-def test_status_needs_no_log_where_addresses_are_given() -> None:
-    """What each broker says of itself is a row: since when it has lost the channel, and what it serves on."""
+def test_status_needs_no_log_if_addresses_are_given() -> None:
     ready: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None}
     losing = {"status": "serving on", "broker": "b", "problems": ["its lease has run out"], "channel_loss": LOSS}
     with saying(200, ready) as one, saying(200, losing) as other:
@@ -121,7 +117,6 @@ def test_status_needs_no_log_where_addresses_are_given() -> None:
 
 
 def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
-    """A broker that is not ready, and one that does not answer, are rows too, and the exit code says that not all is well."""
     with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as address:
         result = run("brokers", "status", log=log_with_address(tmp_path, address))
     (_, first, second) = result.stdout.splitlines()
@@ -129,15 +124,13 @@ def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("document", [[], {}, {"status": "ok"}, "ok"])
-def test_status_tells_what_is_no_broker(document: object) -> None:
-    """Whatever else answers there is told apart from a broker."""
+def test_status_recognises_other_servers(document: object) -> None:
     with saying(200, document) as address:
         result = run("brokers", "status", "--url", address)
     assert (3, True) == (result.exit_code, "no broker of this version" in result.stdout)
 
 
-def test_status_needs_to_know_whom_to_ask() -> None:
-    """Without a log and without addresses it is a usage error."""
+def test_status_needs_a_log_or_an_address() -> None:
     result = run("brokers", "status")
     assert (2, True) == (result.exit_code, "--url" in result.stderr)
 
@@ -221,7 +214,6 @@ def standing_in(folder: Path) -> Iterator[StandIn]:
 
 
 def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
-    """A broker is asked at its advertised address, writes itself that it drains, and is waited for until it holds nothing."""
     with standing_in(tmp_path) as server:
         result = run("brokers", "drain", "a", log=server.url)
     assert ("a is drained: it had 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
@@ -229,8 +221,8 @@ def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
     assert ("draining", "a") == (view_of(server.url).brokers["a"].status, "a")
 
 
-def test_a_broker_inside_a_program_is_asked_at_its_own_address(tmp_path: Path) -> None:
-    """The program serves clients at `http`, and has none of a broker's paths; those are at `peer`."""
+def test_an_embedded_broker_is_asked_at_its_peer_address(tmp_path: Path) -> None:
+    """The program's own clients are at `http`."""
     with standing_in(tmp_path) as server:
         folder = tmp_path / "program"
         folder.mkdir()
@@ -239,15 +231,13 @@ def test_a_broker_inside_a_program_is_asked_at_its_own_address(tmp_path: Path) -
         assert f"http://127.0.0.1:{server.server_port}" in run("brokers", "status", "--json", log=log).stdout
 
 
-def test_drain_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The address of a broker is asked directly, whatever proxy the environment names for the web."""
+def test_drain_ignores_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with standing_in(tmp_path) as server:
         assert 0 == run("brokers", "drain", "a", "--no-wait", log=server.url).exit_code
 
 
-def test_drain_is_not_waited_for_if_that_is_not_wanted(tmp_path: Path) -> None:
-    """Without waiting it is enough that the broker has heard; a broker that does nothing is waited for until the deadline."""
+def test_drain_waits_only_if_asked_to(tmp_path: Path) -> None:
     with standing_in(tmp_path) as server:
         server.status = 200
         result = run("brokers", "drain", "a", "--no-wait", "--json", log=server.url)
@@ -256,8 +246,7 @@ def test_drain_is_not_waited_for_if_that_is_not_wanted(tmp_path: Path) -> None:
     assert (3, "error: the draining of a did not happen within 1000 ms; ask again, it may still happen\n") == (late.exit_code, late.stderr)
 
 
-def test_drain_tells_what_a_broker_answers(tmp_path: Path) -> None:
-    """A broker that refuses is told of with what it answered."""
+def test_drain_reports_the_refusal_of_a_broker(tmp_path: Path) -> None:
     with standing_in(tmp_path) as server:
         server.status = 503
         result = run("brokers", "drain", "a", log=server.url)
@@ -271,16 +260,14 @@ def closed_port() -> int:
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "https://127.0.0.1:1", "http://", "http://127.0.0.1:99999", "http://a b:1", "closed"])
-def test_drain_needs_an_address_that_answers(address: str, tmp_path: Path) -> None:
-    """A broker without an address, with one that is none, or where nobody listens, is unreachable in one line."""
+def test_drain_reports_an_unreachable_broker_in_one_line(address: str, tmp_path: Path) -> None:
     log = log_with_address(tmp_path, f"http://127.0.0.1:{closed_port()}" if address == "closed" else address)
     result = run("brokers", "drain", "a", log=log)
     assert ("", 3) == (result.stdout, result.exit_code)
     assert (1, True) == (result.stderr.count("\n"), result.stderr.startswith("error: the broker a cannot be asked at"))
 
 
-def test_drain_needs_a_broker_that_lives(log: str) -> None:
-    """A broker that is down is refused with the reason, and one that nobody knows is the caller's mistake."""
+def test_drain_refuses_a_dead_or_unknown_broker(log: str) -> None:
     down, unknown = run("brokers", "drain", "c", log=log), run("brokers", "drain", "d", log=log)
     assert (1, True) == (down.exit_code, "dead_target (it is down since offset 11)" in down.stderr)
     assert (2, True) == (unknown.exit_code, "no broker 'd' has ever joined" in unknown.stderr)
@@ -305,8 +292,7 @@ def log_of_directory(folder: Path) -> str:
     return write(channel.entries, folder)
 
 
-def test_bury_declares_a_dead_broker_dead(tmp_path: Path) -> None:
-    """Locking the directory that holds the instance id proves the death; a second call finds nobody to declare dead."""
+def test_declare_dead_needs_the_lock_of_the_data_directory(tmp_path: Path) -> None:
     url, data = log_of_directory(tmp_path), str(tmp_path / "broker")
     result = run("brokers", "declare-dead", "--data", data, log=url)
     assert ("accepted at offset 9: a#2 is down, it held 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
@@ -317,23 +303,20 @@ def test_bury_declares_a_dead_broker_dead(tmp_path: Path) -> None:
     assert "[]\n" == run("brokers", "declare-dead", "--data", data, "--json", log=url).stdout
 
 
-def test_bury_tells_programs_whom(tmp_path: Path) -> None:
-    """As JSON each declaration of death comes with its broker, incarnation and offset."""
+def test_declare_dead_prints_json(tmp_path: Path) -> None:
     url = log_of_directory(tmp_path)
     result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), "--json", log=url)
     assert [{"broker": "a", "incarnation": 2, "offset": 9, "bundles": 1}] == json.loads(result.stdout)
 
 
-def test_bury_spares_the_living(log: str, tmp_path: Path) -> None:
-    """A directory that a process holds is refused with the number of the process, and nothing is proposed."""
+def test_declare_dead_refuses_a_running_broker(log: str, tmp_path: Path) -> None:
     with DataDirectory(tmp_path / "broker"):
         result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), log=log)
     assert (4, "", 11) == (result.exit_code, result.stdout, view_of(log).offset)
     assert f"is held by process {os.getpid()}: its broker is still running" in result.stderr
 
 
-def test_bury_needs_a_directory_of_a_broker(log: str, tmp_path: Path) -> None:
-    """A directory that no broker has ever used proves nothing, and is left as it is."""
+def test_declare_dead_refuses_a_directory_without_a_broker(log: str, tmp_path: Path) -> None:
     result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), log=log)
     assert (4, False) == (result.exit_code, (tmp_path / "broker").exists())
     assert result.stderr.startswith(f"error: the data directory {tmp_path}/broker cannot be used: ")

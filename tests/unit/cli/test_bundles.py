@@ -34,8 +34,7 @@ shop/orders/0x00000000_0xffffffff  free       -      -       13     13
 """
 
 
-def test_list_shows_how_bundles_are(log: str) -> None:
-    """Bundles are listed by namespace and range, all or those of one namespace."""
+def test_list_shows_the_state_of_bundles(log: str) -> None:
     assert LIST == run("bundles", "list", log=log).stdout
     assert [LEFT, RIGHT] == [row["bundle"] for row in json.loads(run("bundles", "list", NAMESPACE, "--json", log=log).stdout)]
     assert 2 == run("bundles", "list", "other/ns", log=log).exit_code
@@ -54,8 +53,7 @@ positions  -
 """
 
 
-def test_show_tells_who_serves(log: str) -> None:
-    """While a bundle is transferred its source serves it, whatever its owner will be."""
+def test_show_names_the_source_of_a_transfer_as_serving(log: str) -> None:
     assert SHOW == run("bundles", "show", LEFT, log=log).stdout
     assert (2, 2) == (
         run("bundles", "show", f"{NAMESPACE}/0x00000000_0x40000000", log=log).exit_code,
@@ -63,16 +61,14 @@ def test_show_tells_who_serves(log: str) -> None:
     )
 
 
-def test_a_split_under_way_shows_its_cuts(tmp_path: Path) -> None:
-    """How the owner is to cut a bundle is part of what is known of it."""
+def test_a_running_split_shows_its_positions(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="specified_positions_divide", positions=(16,)))
     row = json.loads(run("bundles", "show", LEFT, "--json", log=write(channel.entries, tmp_path)).stdout)
     assert ("splitting", "specified_positions_divide", ["0x00000010"]) == (row["state"], row["algorithm"], row["positions"])
 
 
-def test_owner_says_who_serves_a_key(log: str) -> None:
-    """A key is served by the server of the bundle that holds its point; where nobody serves it the exit code says so."""
+def test_owner_shows_who_serves_a_key(log: str) -> None:
     assert key_hash(LOW_KEY) < MIDDLE < key_hash(HIGH_KEY)
     served = run("bundles", "owner", NAMESPACE, LOW_KEY, log=log)
     assert (f"a at http://a, in {LEFT} with token 7\n", 0) == (served.stdout, served.exit_code)
@@ -93,8 +89,7 @@ def test_owner_says_who_serves_a_key(log: str) -> None:
 # --- cancel ---
 
 
-def test_a_transfer_is_cancelled(log: str) -> None:
-    """Who serves a bundle on the move owns it again, under the same token, and the channel knows who stopped it."""
+def test_cancel_ends_a_transfer(log: str) -> None:
     result = run("bundles", "cancel", LEFT, "--as", "erin", log=log)
     told = f"accepted at offset 14: the transfer of {LEFT} is cancelled; a owns it, token 7\n"
     assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
@@ -102,16 +97,14 @@ def test_a_transfer_is_cancelled(log: str) -> None:
     assert "owned" == view_of(log).bundles[LEFT].phase
 
 
-def test_a_split_is_cancelled(tmp_path: Path) -> None:
-    """A bundle that was to be cut stays whole."""
+def test_cancel_ends_a_split(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
     document = json.loads(run("bundles", "cancel", LEFT, "--json", log=write(channel.entries, tmp_path)).stdout)
     assert {"offset": 11, "bundle": LEFT, "move": "split", "owner": "a", "token": 7} == document
 
 
-def test_what_does_not_move_cannot_be_cancelled(log: str) -> None:
-    """A bundle that is owned or free, and one that is not there, have no move, and the refusal says how they are."""
+def test_cancel_refuses_a_bundle_that_does_not_move(log: str) -> None:
     assert 0 == run("bundles", "cancel", LEFT, log=log).exit_code
     for bundle, how in ((LEFT, "it is owned and does not move"), (RIGHT, "it is free already")):
         result = run("bundles", "cancel", bundle, log=log)
@@ -120,8 +113,7 @@ def test_what_does_not_move_cannot_be_cancelled(log: str) -> None:
     assert 14 == view_of(log).offset
 
 
-def test_it_is_too_late_once_a_bundle_is_let_go(tmp_path: Path) -> None:
-    """A destination that is warm has told the source to let go, and nobody can stop that any more."""
+def test_cancel_is_too_late_once_the_source_releases(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
     channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
@@ -132,8 +124,7 @@ def test_it_is_too_late_once_a_bundle_is_let_go(tmp_path: Path) -> None:
     assert (f"0 moves of {NAMESPACE} cancelled; 1 too far on, or over\n", 0) == (result.stdout, result.exit_code)
 
 
-def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
-    """Those that can still be cancelled are, transfers and splits, and the others are counted."""
+def test_cancel_moves_counts_what_was_too_late(tmp_path: Path) -> None:
     channel = channel_with("a", "b", bundles=4)
     for bundle in channel.view.bundles_of(NAMESPACE):
         channel.own("a", bundle.low)

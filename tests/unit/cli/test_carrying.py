@@ -41,7 +41,6 @@ def names(folder: Path) -> set[str]:
 
 
 def test_export_prints_every_record(log: str) -> None:
-    """Between its head and its tail an export has a line for each record with its verdict."""
     result = run("channel", "export", log=log)
     head, *lines, tail = (json.loads(line) for line in result.stdout.splitlines())
     assert ("channel", 2, log, 1, 13) == tuple(head[name] for name in ("equipoise", "format", "log", "start", "end"))
@@ -60,15 +59,13 @@ def test_export_prints_every_record(log: str) -> None:
     assert ("", 0) == (result.stderr, result.exit_code)
 
 
-def test_a_part_of_an_export_is_only_records(log: str) -> None:
-    """From an offset on there is a line for each record, and no other."""
+def test_a_partial_export_has_only_records(log: str) -> None:
     lines = run("channel", "export", "--format", "jsonl", "--from", "12", log=log).stdout.splitlines()
     assert [12, 13] == [json.loads(line)["offset"] for line in lines]
 
 
 @pytest.mark.parametrize(("file", "options"), [("channel.jsonl", ()), ("channel.jsonl.zst", ()), ("channel", ("--zstd",))])
 def test_an_export_is_imported(file: str, options: tuple[str, ...], log: str, tmp_path: Path) -> None:
-    """To a file and back, compressed or not, the log is the same."""
     exported = run("channel", "export", str(tmp_path / file), *options, log=log)
     assert ("", "", 0) == (exported.stdout, exported.stderr, exported.exit_code)
     assert bool(options or file.endswith(".zst")) == (tmp_path / file).read_bytes().startswith(b"\x28\xb5\x2f\xfd")
@@ -85,8 +82,7 @@ def test_an_export_is_imported(file: str, options: tuple[str, ...], log: str, tm
     assert {"channel.db", "two.db", file} == names(tmp_path)
 
 
-def test_import_tells_programs_the_same(log: str, tmp_path: Path) -> None:
-    """As JSON it says to where, how many, and up to where."""
+def test_import_prints_json(log: str, tmp_path: Path) -> None:
     run("channel", "export", str(tmp_path / "export"), log=log)
     to = f"sqlite:{tmp_path}/two.db"
     document = json.loads(run("channel", "import", str(tmp_path / "export"), to, "--json").stdout)
@@ -94,7 +90,6 @@ def test_import_tells_programs_the_same(log: str, tmp_path: Path) -> None:
 
 
 def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    """A file bears its name only once it is whole."""
     url = write(left_channel().entries, tmp_path)
     log = open_log(url)
     log.truncate(5, timeout_ms=TIMEOUT_MS)
@@ -104,8 +99,7 @@ def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert {"channel.db"} == names(tmp_path)
 
 
-def test_a_damaged_export_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
-    """The line and the reason are named, and no log is made."""
+def test_a_damaged_export_is_refused(log: str, tmp_path: Path) -> None:
     (tmp_path / "export").write_text(run("channel", "export", log=log).stdout.rpartition('{"entries"')[0])
     result = run("channel", "import", str(tmp_path / "export"), f"sqlite:{tmp_path}/two.db")
     told = f"error: {tmp_path}/export cannot be imported: line 15: the file ends here, without the tail of an export: it was cut off; "
@@ -113,8 +107,7 @@ def test_a_damaged_export_is_refused_in_a_line(log: str, tmp_path: Path) -> None
     assert {"channel.db", "export"} == names(tmp_path)
 
 
-def test_files_that_are_none_are_mistakes_of_the_command_line(log: str, tmp_path: Path) -> None:
-    """A folder, a name that no file may have, a file that is not there, and a target that is."""
+def test_invalid_files_are_usage_errors(log: str, tmp_path: Path) -> None:
     to = f"sqlite:{tmp_path}/two.db"
     for line in (("export", str(tmp_path)), ("export", ""), ("export", "\ud800"), ("import", "", to), ("import", str(tmp_path / "x"), to)):
         assert 2 == run("channel", *line, log=log).exit_code, line
@@ -123,8 +116,7 @@ def test_files_that_are_none_are_mistakes_of_the_command_line(log: str, tmp_path
     assert (2, True) == (result.exit_code, result.stderr.startswith(f"error: nothing can be copied to {log}: there is a file"))
 
 
-def test_copy_says_where_the_channel_is_now(log: str, tmp_path: Path) -> None:
-    """The new log has the same keys above the old end; the old one is closed, and says so to whoever would use it."""
+def test_copy_closes_the_old_log(log: str, tmp_path: Path) -> None:
     to = f"sqlite:{tmp_path}/two.db"
     result = run("channel", "copy", log, to)
     told = f"copied cluster test to {to}: 1 namespace, 2 bundles, 3 brokers, above offset 14; {log} is closed\n"
@@ -137,16 +129,14 @@ def test_copy_says_where_the_channel_is_now(log: str, tmp_path: Path) -> None:
     assert 0 == run("channel", "verify", log=to).exit_code
 
 
-def test_copy_tells_programs_the_same(log: str, tmp_path: Path) -> None:
-    """As JSON: from where, to where, above which base, and to which digest it comes."""
+def test_copy_prints_json(log: str, tmp_path: Path) -> None:
     to = f"sqlite:{tmp_path}/two.db"
     document = json.loads(run("channel", "copy", log, to, "--json").stdout)
     assert (log, to, "test", 14, []) == tuple(document[name] for name in ("from", "to", "cluster", "base", "declared_dead"))
     assert document["digest"] == json.loads(run("channel", "at", "now", "--json", log=to).stdout)["digest"]
 
 
-def test_copy_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
-    """A target that is not empty, a source that was copied already, and one that is not there."""
+def test_refusals_of_copy(log: str, tmp_path: Path) -> None:
     to, other = f"sqlite:{tmp_path}/two.db", f"sqlite:{tmp_path}/three.db"
     other_log = open_log(to)
     other_log.append([NO_RECORD], timeout_ms=TIMEOUT_MS)
@@ -169,16 +159,15 @@ def test_copy_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
     assert 2 == run("channel", "copy", f"sqlite:{tmp_path}/nothing.db", f"sqlite:{tmp_path}/four.db").exit_code
 
 
-def test_a_copy_that_was_finished_is_finished_again(log: str, tmp_path: Path) -> None:
-    """Whoever was told nothing of the end may give the same command again, and hears the same."""
+def test_a_finished_copy_can_be_repeated(log: str, tmp_path: Path) -> None:
     to = f"sqlite:{tmp_path}/two.db"
     first = run("channel", "copy", log, to)
     again = run("channel", "copy", log, to, "--again")
     assert (0, first.stdout) == (again.exit_code, again.stdout)
 
 
-def test_a_copy_that_died_after_the_log_was_closed_is_finished(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that it was closed for bears its name by then, so the same command is known to mean the same log."""
+def test_an_interrupted_copy_is_finished_with_again(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log is closed for that target by then."""
     to = f"sqlite:{tmp_path}/two.db"
     with monkeypatch.context() as dying:
         dying.setattr("equipoise.compaction.copying._begin_above", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
@@ -189,8 +178,7 @@ def test_a_copy_that_died_after_the_log_was_closed_is_finished(log: str, tmp_pat
     assert 0 == run("channel", "verify", log=to).exit_code
 
 
-def test_a_copy_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
-    """No file bears the name of a log that was not copied to."""
+def test_a_refused_copy_leaves_no_file(tmp_path: Path) -> None:
     log = write(owned_channel().entries, tmp_path)
     result = run("channel", "copy", log, f"sqlite:{tmp_path}/two.db", "--timeout", "1")
     assert 0 != result.exit_code
@@ -198,8 +186,6 @@ def test_a_copy_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_an_export_to_a_full_disk_names_its_file(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file as it was named, what is the matter, and what to do; and nothing is left of it."""
-
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -212,7 +198,6 @@ def test_an_export_to_a_full_disk_names_its_file(log: str, tmp_path: Path, monke
 
 
 def test_an_export_overwrites_nothing(log: str, tmp_path: Path) -> None:
-    """A file that is there may be the only backup; and a folder that is not there is named as it was given."""
     (tmp_path / "backup").write_text("precious")
     result = run("channel", "export", str(tmp_path / "backup"), log=log)
     assert (2, True) == (result.exit_code, "there is a file" in result.stderr.replace("\n", " "))
@@ -221,16 +206,14 @@ def test_an_export_overwrites_nothing(log: str, tmp_path: Path) -> None:
     assert (2, False) == (result.exit_code, ".part" in result.stderr)
 
 
-def test_an_export_that_is_overtaken_by_another_leaves_that_alone(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that run to one file at once keep out of each other's way, and the later one is refused."""
+def test_of_two_exports_to_one_file_the_later_is_refused(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backup = tmp_path / "backup"
     monkeypatch.setattr("os.fsync", lambda _: backup.write_text("precious"))
     assert 2 == run("channel", "export", str(backup), log=log).exit_code
     assert ("precious", {"channel.db", "backup"}) == (backup.read_text(), names(tmp_path))
 
 
-def test_what_is_appended_to_a_closed_log_is_nobodys(log: str, tmp_path: Path) -> None:
-    """An admin of the old log is told that it is closed, instead of working on it."""
+def test_a_closed_log_takes_no_records(log: str, tmp_path: Path) -> None:
     run("channel", "copy", log, f"sqlite:{tmp_path}/two.db")
     before = Channel()
     for _, data in left_channel().entries:

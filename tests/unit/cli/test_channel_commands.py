@@ -69,22 +69,19 @@ TAIL = f"""\
 """
 
 
-def test_tail_prints_the_last_records(log: str) -> None:
-    """The last few records come with their times, verdicts and reasons, and without accepted renewals."""
+def test_tail_prints_the_newest_records(log: str) -> None:
     result = run("channel", "tail", "--lines", "7", log=log)
     assert (TAIL, "", 0) == (result.stdout, result.stderr, result.exit_code)
 
 
-def test_tail_begins_where_it_is_told(log: str) -> None:
-    """From an offset on all records are printed, and renewals too if that is asked for."""
+def test_tail_prints_all_records_from_an_offset(log: str) -> None:
     result = run("channel", "tail", "--from", "13", "--renewals", log=log)
     renewal = f"15  {BLANK}  renew      a  by a"
     lines = TAIL.splitlines()
     assert [*lines[6:9], renewal, *lines[9:]] == result.stdout.splitlines()
 
 
-def test_tail_has_twenty_lines_unless_told(tmp_path: Path) -> None:
-    """By default twenty records are printed, and none at all if none are wanted."""
+def test_tail_prints_twenty_records_by_default(tmp_path: Path) -> None:
     channel = owned_channel()
     for number in range(30):
         channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
@@ -93,8 +90,7 @@ def test_tail_has_twenty_lines_unless_told(tmp_path: Path) -> None:
     assert "" == run("channel", "tail", "-n", "0", log=url).stdout
 
 
-def test_tail_tells_programs_the_same(log: str) -> None:
-    """As JSON each record is a line, with its fields, its verdict and the text that people read."""
+def test_tail_prints_json(log: str) -> None:
     result = run("channel", "tail", "--from", "14", "--json", log=log)
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert (14, False, "dead_target") == (first["offset"], first["accepted"], first["reason"])
@@ -121,7 +117,6 @@ now {LEFT} is assigning to b from a, token 7, last changed at offset 10
 
 
 def test_show_prints_one_record(log: str) -> None:
-    """One record is shown with its verdict, every field, and what it made of each bundle."""
     result = run("channel", "show", "10", log=log)
     assert (SHOW, 0) == (result.stdout, result.exit_code)
     document = json.loads(run("channel", "show", "10", "--json", log=log).stdout)
@@ -129,15 +124,13 @@ def test_show_prints_one_record(log: str) -> None:
     assert [first.removeprefix("10  "), second.strip(), last] == document["text"]
 
 
-def test_show_prints_what_is_no_record(log: str) -> None:
-    """Bytes that are no record have no fields, and cannot send control codes to the terminal."""
+def test_show_escapes_bytes_that_are_no_record(log: str) -> None:
     result = run("channel", "show", "16", log=log)
     text = f"16  unknown    by nobody known  rejected as malformed\n    malformed: {PROBLEM}\n"
     assert (text, 0) == (result.stdout, result.exit_code)
 
 
-def test_show_bounds_what_people_see(tmp_path: Path) -> None:
-    """The creation of a large namespace shows people a hundred of its bundles, and programs all."""
+def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
     channel = Channel()
     channel.genesis()
     channel.create((*range(0, 150 * 1_000, 1_000), 0xFFFFFFFF))
@@ -148,8 +141,7 @@ def test_show_bounds_what_people_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "at"])
-def test_an_offset_without_a_record_is_the_callers_mistake(command: str, log: str) -> None:
-    """Where there is no record, before the first or after the last, the error says where the log ends."""
+def test_an_offset_without_a_record_is_a_usage_error(command: str, log: str) -> None:
     for offset in (0, 17):
         result = run("channel", command, str(offset), log=log)
         told = f"error: the log {log} has no record at offset {offset}; its last record is at 16, and gaps are normal\n"
@@ -172,14 +164,12 @@ now {LEFT} is owned by b, token 12, last changed at offset 12
 """
 
 
-def test_why_tells_the_whole_story(log: str) -> None:
-    """The story of a bundle begins with its namespace, tells of a refused transfer with the reason, and ends with how it is now."""
+def test_why_prints_the_whole_history(log: str) -> None:
     result = run("channel", "why", LEFT, log=log)
     assert (WHY, "", 0) == (result.stdout, result.stderr, result.exit_code)
 
 
-def test_why_tells_programs_the_same(log: str) -> None:
-    """As JSON each record of the story is a line, and so is its ending."""
+def test_why_prints_json(log: str) -> None:
     *records, ending = (json.loads(line) for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines())
     assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
     assert {"ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"]} == ending
@@ -190,7 +180,6 @@ def test_why_tells_programs_the_same(log: str) -> None:
     [(("tenant/ns", "alice"), key_hash("alice")), (("persistent://tenant/ns/t",), topic_hash("persistent://tenant/ns/t"))],
 )
 def test_why_finds_the_bundle_of_a_key_or_a_topic(what: tuple[str, ...], point: int, log: str) -> None:
-    """A key and a topic have the history of the bundle that their hash lies in."""
     of_point = run("channel", "why", *what, log=log)
     of_bundle = run(
         "channel", "why", next(bundle for bundle in BUNDLES if parse_bundle(bundle).low <= point < parse_bundle(bundle).high), log=log
@@ -201,8 +190,7 @@ def test_why_finds_the_bundle_of_a_key_or_a_topic(what: tuple[str, ...], point: 
     assert unknown.stderr.startswith("error: there is no namespace 'other/ns'")
 
 
-def test_why_knows_no_bundle_of_an_unknown_namespace(log: str) -> None:
-    """A bundle of which there is nothing to tell is the caller's mistake, as is one of another form."""
+def test_why_refuses_an_unknown_bundle(log: str) -> None:
     unknown = run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log)
     assert ("", 2) == (unknown.stdout, unknown.exit_code)
     assert unknown.stderr.startswith("error: there is no bundle 'other/ns/0x00000000_0xffffffff'")
@@ -231,8 +219,7 @@ tenant/ns/0x80000000_0xffffffff  owned      b      -       9      9
 """
 
 
-def test_at_shows_the_view_as_it_was(log: str) -> None:
-    """At an earlier offset nothing of what came later is known: the bundle is on its way, and c is alive."""
+def test_at_shows_a_past_view(log: str) -> None:
     channel = Channel()
     for _, data in eventful_channel().entries[:10]:
         channel.put_bytes(data)
@@ -240,8 +227,7 @@ def test_at_shows_the_view_as_it_was(log: str) -> None:
     assert (AT.format(digest=f"0x{channel.view.digest():016x}"), 0) == (result.stdout, result.exit_code)
 
 
-def test_at_tells_programs_the_same(log: str) -> None:
-    """As JSON the whole view is one document, at the end as anywhere."""
+def test_at_prints_json(log: str) -> None:
     document = json.loads(run("channel", "at", "16", "--json", log=log).stdout)
     assert (16, "test", "a", f"0x{eventful_channel().view.digest():016x}") == tuple(
         document[name] for name in ("offset", "cluster", "leader", "digest")
@@ -251,8 +237,7 @@ def test_at_tells_programs_the_same(log: str) -> None:
     assert [NAMESPACE] == [namespace["namespace"] for namespace in document["namespaces"]]
 
 
-def test_at_stands_in_a_gap(tmp_path: Path) -> None:
-    """At an offset that was never issued the view is that of the record before it."""
+def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
     url = write(owned_channel().entries, tmp_path)
     log = SqliteLog(url.removeprefix("sqlite:"), name=url)
     log.skip(100, timeout_ms=1_000)
@@ -263,8 +248,7 @@ def test_at_stands_in_a_gap(tmp_path: Path) -> None:
     assert (2, 2) == (run("channel", "at", "0", log=url).exit_code, run("channel", "at", "101", log=url).exit_code)
 
 
-def test_verify_finds_all_in_order(tmp_path: Path) -> None:
-    """A whole log is in order, and what was counted on the way is told."""
+def test_verify_reports_that_all_is_in_order(tmp_path: Path) -> None:
     channel = eventful_channel()
     url = write(channel.entries[:-1], tmp_path)
     result = run("channel", "verify", log=url)
@@ -272,8 +256,7 @@ def test_verify_finds_all_in_order(tmp_path: Path) -> None:
     assert (told, 0) == (result.stdout, result.exit_code)
 
 
-def test_verify_names_the_record_that_is_wrong(log: str) -> None:
-    """A record that is none is found at its offset, and the exit code says that something was found."""
+def test_verify_reports_an_invalid_record(log: str) -> None:
     result = run("channel", "verify", log=log)
     told = f"""\
 16 records up to offset 16: 14 accepted; rejected: 1 dead_target, 1 malformed
@@ -291,8 +274,7 @@ findings: 1
     )
 
 
-def test_verify_refuses_the_log_of_another_cluster(log: str) -> None:
-    """The log of another cluster than the one named is a finding."""
+def test_verify_reports_another_cluster(log: str) -> None:
     assert (0, 1) == (
         run("channel", "verify", "--cluster", "test", log=write_sound(log)).exit_code,
         run("channel", "verify", "--cluster", "other", log=log).exit_code,
@@ -307,7 +289,6 @@ def write_sound(log: str) -> str:
 
 
 def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
-    """A log on which nothing has happened yet is read like any other."""
     url = f"sqlite:{tmp_path}/channel.db"
     open_log(url).close()
     assert ("", 0) == (run("channel", "tail", log=url).stdout, run("channel", "tail", log=url).exit_code)
@@ -316,8 +297,7 @@ def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("tail",), ("show", "1"), ("why", LEFT), ("at", "1"), ("diff", "1", "now"), ("verify",), ("export",)])
-def test_reading_makes_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
-    """A log that is not there is refused in one line, and is not made."""
+def test_reading_creates_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
     result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
     assert 2 == result.exit_code
     assert f"error: the log sqlite:{tmp_path}/channel.db has not begun: there is no file" in result.stderr

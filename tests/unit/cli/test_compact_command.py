@@ -36,7 +36,6 @@ def view_at(url: str) -> dict[str, object]:
 
 
 def test_a_log_is_compacted(log: str) -> None:
-    """What was folded, written and kept is told; a second time there is nothing to do."""
     result = run("channel", "compact", log=log)
     assert (f"folded 9 records up to offset 9; wrote 8 rows and 0 tombstones; nothing is removed: {KEPT}\n", 0) == (
         result.stdout,
@@ -49,8 +48,7 @@ def test_a_log_is_compacted(log: str) -> None:
     )
 
 
-def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
-    """What the retention does not keep is removed, a dry run says how much, and the channel stays what it is."""
+def test_an_older_log_is_truncated(log: str, an_hour_later: None) -> None:
     before = view_at(log)
     would = run("channel", "compact", "--retain", "4 offsets", "--dry-run", log=log)
     assert would.stdout.endswith("would write 8 rows and 0 tombstones; the log would begin at offset 6, instead of 1\n")
@@ -61,16 +59,14 @@ def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
     assert "snapshot up to offset 9\nhistory snapshot at offset 5, where the fold began\nall is in order\n" in verified.stdout
 
 
-def test_programs_read_it_as_json(log: str, an_hour_later: None) -> None:
-    """As JSON each number has its name."""
+def test_compact_prints_json(log: str, an_hour_later: None) -> None:
     document = json.loads(run("channel", "compact", "--retain", "0 offsets", "--json", log=log).stdout)
     expected = {"log": log, "horizon": 9, "records": 9, "keys": 8, "rows": 8, "tombstones": 0, "start_before": 1, "start": 10, "end": 9}
     assert expected == {name: document[name] for name in expected}
     assert document["dry_run"] is False
 
 
-def test_a_log_without_a_channel_is_left_alone(tmp_path: Path) -> None:
-    """Where no broker has begun there is nothing to compact, and that is no failure."""
+def test_a_log_without_a_channel_is_unchanged(tmp_path: Path) -> None:
     url = write([], tmp_path)
     assert (f"no broker has begun {url}: there is nothing to compact\n", 0) == (
         (result := run("channel", "compact", log=url)).stdout,
@@ -87,15 +83,13 @@ def test_a_log_without_a_channel_is_left_alone(tmp_path: Path) -> None:
         (("--log", "sqlite:missing.db"), "there is no file", 2),
     ],
 )
-def test_what_is_wrong_is_told(log: str, options: tuple[str, ...], told: str, code: int) -> None:
-    """A retention, a cluster or a log that is none leaves the log as it is."""
+def test_refusals_of_compact(log: str, options: tuple[str, ...], told: str, code: int) -> None:
     result = run("channel", "compact", *options, log=log)
     assert code == result.exit_code
     assert told in result.stderr
 
 
-def test_a_damaged_snapshot_of_a_log_that_was_cut(log: str, an_hour_later: None) -> None:
-    """Without its snapshot a log that was cut is refused by every command, and `verify` says what is the matter with both."""
+def test_every_command_refuses_a_truncated_log_with_a_damaged_snapshot(log: str, an_hour_later: None) -> None:
     run("channel", "compact", "--retain", "0 offsets", log=log)
     with closing(open_log(log)) as handle:
         handle.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)

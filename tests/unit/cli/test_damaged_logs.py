@@ -24,8 +24,7 @@ def damaged_copy(folder: Path) -> str:
     return url
 
 
-def test_verify_says_which_record_is_damaged(tmp_path: Path) -> None:
-    """One byte that was changed is found at its record; what lies before it is counted."""
+def test_verify_names_the_damaged_record(tmp_path: Path) -> None:
     result = run("channel", "verify", log=(url := damaged_copy(tmp_path)))
     assert (1, "") == (result.exit_code, result.stderr)
     lines = result.stdout.splitlines()
@@ -36,8 +35,7 @@ def test_verify_says_which_record_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
-def test_other_commands_say_that_it_is_damaged(command: tuple[str, ...], tmp_path: Path) -> None:
-    """Whoever reads a damaged log is told where, and that somebody must act."""
+def test_other_commands_name_the_damaged_record(command: tuple[str, ...], tmp_path: Path) -> None:
     result = run("channel", *command, log=damaged_copy(tmp_path))
     assert (4, 1) == (result.exit_code, result.stderr.count("\n"))
     assert "the entry at offset 7 does not match its checksum" in result.stderr
@@ -45,8 +43,7 @@ def test_other_commands_say_that_it_is_damaged(command: tuple[str, ...], tmp_pat
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5_000], ids=["text", "header"])
 @pytest.mark.parametrize("command", [("tail",), ("verify",)], ids=" ".join)
-def test_a_file_that_is_no_log_is_refused(command: tuple[str, ...], content: bytes, tmp_path: Path) -> None:
-    """A file of another kind is named in one line, and left as it was."""
+def test_a_file_that_is_no_log_is_refused_unchanged(command: tuple[str, ...], content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "channel.db"
     path.write_bytes(content)
     result = run("channel", *command, log=f"sqlite:{path}")

@@ -21,8 +21,7 @@ def log(tmp_path: Path) -> str:
     return write(owned_channel().entries, tmp_path)
 
 
-def test_decisions_are_told_with_their_reasons(log: str) -> None:
-    """When, who, what it came to, how the load lay, and each move and stay with its reason; the newest last."""
+def test_decisions_are_printed_with_their_reasons(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     decisions = open_decision_log(log)
     stays = (Stay(subject="c", reason="it drains"),)
@@ -46,8 +45,7 @@ def test_decisions_are_told_with_their_reasons(log: str) -> None:
     ]
 
 
-def test_the_newest_are_told_as_documents(log: str) -> None:
-    """Programs get as many as they ask for, the oldest of those first."""
+def test_decisions_prints_json(log: str) -> None:
     decisions = open_decision_log(log)
     for number in range(3):
         decisions.write(idle(AT_MS + number))
@@ -55,27 +53,24 @@ def test_the_newest_are_told_as_documents(log: str) -> None:
     assert [(AT_MS + 1, "HitCount"), (AT_MS + 2, "HitCount")] == [(each["at_ms"], each["cause"]) for each in told]
 
 
-def test_a_move_without_destination_is_left_to_placement(log: str) -> None:
-    """Where a decision names no destination, that is said."""
+def test_a_move_without_a_destination_is_left_to_placement(log: str) -> None:
     open_decision_log(log).write(replace(shed(), moves=(replace(move(0), destination=None),)))
     assert "  t/n/0: a -> wherever placement puts it; " in run("decisions", log=log).stdout
 
 
-def test_where_nothing_was_decided_that_is_said(log: str) -> None:
-    """People read a sentence, programs an empty list."""
+def test_without_decisions_a_sentence_is_printed(log: str) -> None:
     assert ("nothing has been decided yet\n", "[]\n") == (run("decisions", log=log).stdout, run("decisions", "--json", log=log).stdout)
 
 
-def test_a_channel_that_is_not_there_is_told_as_by_all_commands(tmp_path: Path) -> None:
-    """Nothing is made, and the error names the channel."""
+def test_decisions_refuses_a_channel_that_does_not_exist(tmp_path: Path) -> None:
     result = run("decisions", log=f"sqlite:{tmp_path}/none.db")
     assert "there is no file" in result.stderr
     assert result.exit_code
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_channel_with_decisions_can_be_carried_about(log: str, tmp_path: Path) -> None:
-    """It is verified, made short and copied as any other; the copy begins without decisions, and here they stay."""
+def test_a_channel_with_decisions_can_be_verified_compacted_and_copied(log: str, tmp_path: Path) -> None:
+    """The copy begins without decisions."""
     open_decision_log(log).write(shed())
     copy = f"sqlite:{tmp_path}/copy.db"
     for command in (("verify",), ("compact",), ("verify",), ("copy", log, copy)):

@@ -52,15 +52,13 @@ def interrupted_at(module: str, *, ignoring: bool = False) -> subprocess.Complet
     ],
 )
 def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(module: str, code: int, has_output: bool) -> None:
-    """Before a command runs, as it is loaded, and after its end Ctrl-C ends the process without a traceback."""
     ended = interrupted_at(module)
     assert (code, "", has_output) == (ended.returncode, ended.stderr, bool(ended.stdout))
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("module", ["typer", "equipoise.brokers.cli.commands.namespaces", "the end"])
-def test_what_was_told_to_ignore_ctrl_c_goes_on(module: str) -> None:
-    """A command that ends by itself, in the background of a script, is not ended by a Ctrl-C for the script."""
+def test_a_command_that_ignores_sigint_ends_by_itself(module: str) -> None:
     ended = interrupted_at(module, ignoring=True)
     assert (0, "", True) == (ended.returncode, ended.stderr, ended.stdout.startswith("Usage: equipoise namespaces"))
 
@@ -74,8 +72,7 @@ class Uneasy(LocalCluster):
         self.killed += 1
 
 
-def test_the_signals_of_up_raise_nothing(tmp_path: Path) -> None:
-    """The first signal breaks off what waits, each later one kills, whichever they are; afterwards they do what they did before."""
+def test_the_signals_of_up_stop_then_kill(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     cluster = Uneasy(ClusterSettings(directory=tmp_path, brokers=1))
     with _signals(cluster) as heard:

@@ -38,7 +38,6 @@ def broker(folder: Path) -> tuple[str, ...]:
 
 
 def test_settings_come_from_file_environment_and_options_and_secrets_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an option says goes before the variable, and that before the file; a password is never shown."""
     file = tmp_path / "kafka.properties"
     file.write_text("client.id=file\nsasl.password=of the file\nssl.ca.location=ca.pem\n")
     monkeypatch.setenv(CONFIG_VARIABLE, "client.id=variable;sasl.username=variable")
@@ -48,24 +47,21 @@ def test_settings_come_from_file_environment_and_options_and_secrets_are_masked(
     assert expected == shown("up", "--data", str(tmp_path), "--service", "counter", "--print-config", *options)
 
 
-def test_a_setting_that_is_not_the_users_ends_the_command(tmp_path: Path) -> None:
-    """A setting on which the log rests is refused before anything starts, as a wrong command line, without its value."""
+def test_a_forbidden_setting_ends_the_command_without_its_value(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*broker(tmp_path), "--kafka-config", "enable.idempotence=false"])
     assert (2, True) == (result.exit_code, "'enable.idempotence' cannot be used" in result.stderr)
     result = CliRunner().invoke(app, [*broker(tmp_path), "--kafka-config", "a password"])
     assert (2, True, False) == (result.exit_code, "it is not key=value" in result.stderr, "a password" in result.stderr)
 
 
-def test_every_command_that_opens_a_log_takes_them() -> None:
-    """Whoever can name a log can also say how to get to it."""
+def test_every_command_that_opens_a_log_has_the_options() -> None:
     takers = {name for name, command in tree() if {"log", "to"} & {parameter.name for parameter in command.params}}
     assert {"broker", "up", "brokers list", "channel tail", "channel copy"} <= takers
     options = {name: {parameter.opts[0] for parameter in command.params} for name, command in tree()}
     assert takers == {name for name, known in options.items() if {"--kafka-config", "--kafka-config-file"} <= known}
 
 
-def test_the_library_does_not_write_to_a_commands_standard_error() -> None:
-    """What it logs goes nowhere, as long as nobody set up logging; the reason is in the error of the command."""
+def test_the_library_logs_nothing_to_standard_error() -> None:
     script = (
         "import logging, sys\n"
         "from equipoise.brokers.cli.main import app\n"
@@ -78,8 +74,7 @@ def test_the_library_does_not_write_to_a_commands_standard_error() -> None:
     assert "FAIL" not in told.stderr
 
 
-def test_an_address_where_nobody_listens_is_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever mistyped it reads it again, with what the library met there, in one line and after one attempt."""
+def test_an_address_where_nobody_listens_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("confluent_kafka")
     monkeypatch.setattr("equipoise.channel.kafka.log.OPEN_MS_MAX", 1_000)
     with socket.socket() as silent:

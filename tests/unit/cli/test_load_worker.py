@@ -16,14 +16,12 @@ LOG = "kafka://localhost:9092/channel"
 
 @pytest.mark.parametrize("log", ["sqlite:channel.db", "memory:x"])
 def test_only_a_cluster_on_kafka_has_load_workers(log: str) -> None:
-    """Any other log is the caller's mistake, and is told why nobody needs a load worker there."""
     result = run("load-worker", "--log", log)
     assert ExitCode.USAGE == result.exit_code
     assert "brokers keep the averages themselves" in result.stderr
 
 
-def test_its_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the packages of the extra the command says how they are installed."""
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "faust", None)
     monkeypatch.delitem(sys.modules, "equipoise.brokers.load.worker.running", raising=False)
     monkeypatch.delitem(sys.modules, "equipoise.brokers.load.worker.streams", raising=False)
@@ -32,8 +30,7 @@ def test_its_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'equipoise[load]'" in result.stderr
 
 
-def test_it_shows_its_settings_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--print-config` starts nothing, and masks what nobody may see."""
+def test_print_config_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EQUIPOISE_KAFKA_CONFIG", "sasl.username=worker;sasl.password=hidden")
     result = run("load-worker", "--log", LOG, "--print-config")
     assert ExitCode.OK == result.exit_code
@@ -41,8 +38,7 @@ def test_it_shows_its_settings_without_secrets(monkeypatch: pytest.MonkeyPatch) 
     assert "hidden" not in result.stdout
 
 
-def test_what_its_client_cannot_do_is_refused_before_it_connects() -> None:
-    """Kerberos is refused by the setting's name, in one line."""
+def test_an_unsupported_sasl_mechanism_is_refused() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", LOG],
         env={**os.environ, "EQUIPOISE_KAFKA_CONFIG": "security.protocol=sasl_ssl;sasl.mechanism=GSSAPI"},

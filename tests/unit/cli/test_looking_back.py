@@ -59,8 +59,7 @@ def digests_in(url: str) -> dict[int, str]:
     return {offset: f"0x{digest:016x}" for offset, digest in digests_of(entries).items()}
 
 
-def test_each_place_that_stands_on_the_log_can_be_told(log: str, whole: str) -> None:
-    """At each of them the view is that of the whole log; below, it is said from where the story is known."""
+def test_every_offset_on_the_log_can_be_shown(log: str, whole: str) -> None:
     expected = digests_in(whole)
     for offset in range(18, 25):
         assert expected[offset] == json.loads(run("channel", "at", str(offset), "--json", log=log).stdout)["digest"]
@@ -72,20 +71,17 @@ def test_each_place_that_stands_on_the_log_can_be_told(log: str, whole: str) -> 
 
 
 @pytest.mark.parametrize("command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]])
-def test_a_compacted_log_tells_what_the_whole_one_does(log: str, whole: str, command: list[str]) -> None:
-    """Each command prints of what is left, byte for byte, what it prints of the log that has all."""
+def test_a_compacted_log_prints_what_the_whole_log_prints(log: str, whole: str, command: list[str]) -> None:
     result = run("channel", *command, log=log)
     assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
 
 
-def test_a_story_begins_with_the_history(log: str) -> None:
-    """The story of a bundle begins where the log does, with how the bundle stood then."""
+def test_why_begins_where_the_log_does(log: str) -> None:
     first, *_ = run("channel", "why", LEFT, log=log).stdout.splitlines()
     assert "the history begins after offset 18: this log has no earlier records" == first
 
 
-def test_an_export_takes_the_past_along(log: str, whole: str, tmp_path: Path) -> None:
-    """An export begins with the history snapshot, so what is imported from it can be told as far back as the log."""
+def test_an_export_includes_the_history_snapshot(log: str, whole: str, tmp_path: Path) -> None:
     file = str(tmp_path / "export.jsonl")
     assert 0 == run("channel", "export", file, log=log).exit_code
     second = f"sqlite:{tmp_path}/second.db"
@@ -99,8 +95,7 @@ def test_an_export_takes_the_past_along(log: str, whole: str, tmp_path: Path) ->
     assert digests_in(whole)[21] == json.loads(run("channel", "at", "21", "--json", log=second).stdout)["digest"]
 
 
-def test_a_copy_that_was_compacted_is_told_from_its_beginning(whole: str, tmp_path: Path) -> None:
-    """What a copy began with, and all that came after, is known as long as it stands on the log."""
+def test_a_compacted_copy_is_shown_from_its_beginning(whole: str, tmp_path: Path) -> None:
     with closing(open_log(whole)) as opened:
         view = restored_to_end(opened)
         for name in ("a", "b", "c"):
@@ -122,8 +117,7 @@ def test_a_copy_that_was_compacted_is_told_from_its_beginning(whole: str, tmp_pa
     assert 0 == run("channel", "verify", log=copy).exit_code
 
 
-def test_a_tail_from_where_nothing_is_known_is_refused(log: str) -> None:
-    """Below what can be told, and beyond the end, it says so, as `at` does; who follows may begin with what comes next."""
+def test_a_tail_from_an_offset_that_is_not_on_the_log_is_refused(log: str) -> None:
     for place, code, words in (
         ("17", 2, "no longer has the view at offset 17"),
         ("0", 2, "no longer has the view at offset 0"),
@@ -137,8 +131,7 @@ def test_a_tail_from_where_nothing_is_known_is_refused(log: str) -> None:
     assert "" == run("channel", "tail", "--from", "24", log=log).stdout  # A renewal, which is not shown.
 
 
-def test_a_damaged_history_is_told_of(log: str) -> None:
-    """The past is then told from the snapshot on, with a word, and the audit finds the damage."""
+def test_without_its_history_snapshot_a_log_starts_at_the_snapshot(log: str) -> None:
     with closing(open_log(log)) as opened:
         image = opened.history_snapshot().load()
         assert image is not None

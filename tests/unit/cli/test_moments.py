@@ -50,13 +50,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
-def test_a_time_is_read(case: Case) -> None:
-    """Times are local unless they name their zone, or count back from now."""
+def test_a_time_is_parsed(case: Case) -> None:
     assert (None, case.time_ms) == (moment(case.text, now_ms=NOW_MS).offset, moment(case.text, now_ms=NOW_MS).time_ms)
 
 
 def test_a_number_is_an_offset() -> None:
-    """Digits alone are never a time."""
     assert (2026, None) == (moment("2026", now_ms=NOW_MS).offset, moment("2026", now_ms=NOW_MS).time_ms)
     assert 2**63 - 1 == moment(str(2**63 - 1), now_ms=NOW_MS).offset
 
@@ -64,14 +62,12 @@ def test_a_number_is_an_offset() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "-10", "10m", "-10y", "-1234567890s", str(2**63), "25:00", "2026-13-01", "²", "9999-12-31T23:59-23:59"]
 )
-def test_what_is_no_moment_is_a_mistake_of_the_command_line(text: str) -> None:
-    """The error says how a moment is written, or how great an offset may be."""
+def test_an_invalid_moment_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"is not a moment|greatest offset"):
         moment(text, now_ms=NOW_MS)
 
 
 def test_local_time() -> None:
-    """A time is printed in the local zone, to the second or the millisecond, and a time outside the calendar as nothing."""
     text = local_time(1_700_000_000_123, precision="milliseconds")
     assert (23, "2023-11-1", ".123") == (len(text), text[:9], text[-4:])
     assert text[:-4] == local_time(1_700_000_000_123)
@@ -93,5 +89,4 @@ def test_local_time() -> None:
     ],
 )
 def test_ago(duration_ms: int, expected: str) -> None:
-    """The text has the largest unit that fits, and a time in the future names the clock that it was compared with."""
     assert expected == ago(duration_ms)

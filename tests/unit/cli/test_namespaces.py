@@ -45,8 +45,7 @@ def unload(log: str, *arguments: str) -> tuple[str, str, int]:
 # --- create, list, bundles ---
 
 
-def test_create_makes_bundles_of_equal_size(log: str) -> None:
-    """A namespace has four bundles unless it is told otherwise, and the channel knows who made it."""
+def test_create_makes_equal_bundles(log: str) -> None:
     result = run("namespaces", "create", "shop/orders", "--as", "erin", log=log)
     assert ("accepted at offset 10: shop/orders is created with 4 bundles\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
     result = run("namespaces", "create", "shop/carts", "--bundles", "1", "--json", log=log)
@@ -57,8 +56,7 @@ def test_create_makes_bundles_of_equal_size(log: str) -> None:
     assert "admin:erin" in run("channel", "show", "10", log=log).stdout
 
 
-def test_create_cuts_where_it_is_told(log: str) -> None:
-    """Boundaries may be given in hexadecimal or in decimal."""
+def test_create_takes_boundaries(log: str) -> None:
     result = run("namespaces", "create", "shop/orders", "--boundaries", "0x0, 16,0xffffffff", log=log)
     assert 0 == result.exit_code, result.stderr
     assert "0x00000000_0x00000010\n0x00000010_0xffffffff\n" == run("namespaces", "bundles", "shop/orders", log=log).stdout
@@ -81,16 +79,14 @@ def test_create_cuts_where_it_is_told(log: str) -> None:
     ],
     ids=lambda value: value[:24],
 )
-def test_boundaries_that_cut_nothing_are_refused(boundaries: str, problem: str, log: str) -> None:
-    """What is no list of rising points from end to end is the caller's mistake, and nothing is proposed."""
+def test_invalid_boundaries_create_nothing(boundaries: str, problem: str, log: str) -> None:
     result = run("namespaces", "create", "shop/orders", "--boundaries", boundaries, log=log)
     assert (2, "") == (result.exit_code, result.stdout)
     assert problem in result.stderr
     assert 9 == view_of(log).offset
 
 
-def test_a_namespace_is_as_large_as_brokers_can_serve(log: str) -> None:
-    """4,096 bundles are accepted, as a number or by their boundaries; more or none are refused in words, and nothing is proposed."""
+def test_a_namespace_has_1_to_4096_bundles(log: str) -> None:
     boundaries = ",".join(f"0x{point:08x}" for point in even_boundaries(4_096))
     assert 0 == run("namespaces", "create", "shop/orders", "--boundaries", boundaries, log=log).exit_code
     assert 0 == run("namespaces", "create", "shop/returns", "--bundles", "4096", log=log).exit_code
@@ -103,20 +99,17 @@ def test_a_namespace_is_as_large_as_brokers_can_serve(log: str) -> None:
 
 
 def test_a_namespace_is_created_once(log: str) -> None:
-    """A namespace that exists is refused, with how many bundles it has."""
     result = run("namespaces", "create", NAMESPACE, log=log)
     told = f"error: the proposal about {NAMESPACE} was rejected: illegal_transition (it exists already, with 2 bundles); "
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
 
 
-def test_create_takes_one_way_to_cut(log: str) -> None:
-    """A number of bundles and boundaries together are a usage error."""
+def test_create_takes_a_number_or_boundaries(log: str) -> None:
     result = run("namespaces", "create", "shop/orders", "--bundles", "2", "--boundaries", "0,0xffffffff", log=log)
     assert (2, True) == (result.exit_code, "not both" in result.stderr)
 
 
-def test_nothing_is_proposed_before_a_log_has_begun(tmp_path: Path) -> None:
-    """On a log without a first record a proposal is not made, since its rejection is certain, and the error says why."""
+def test_create_needs_a_log_that_has_begun(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/channel.db"
     open_log(url).close()
     result = run("namespaces", "create", "shop/orders", log=url)
@@ -132,8 +125,7 @@ tenant/ns    created  2        1      1       0     fence
 """
 
 
-def test_list_counts_bundles(tmp_path: Path) -> None:
-    """Each namespace is a row with how many of its bundles are owned, on the move and free, all or those of one tenant."""
+def test_list_counts_bundles_by_state(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle()))
     channel.create(even_boundaries(4), namespace="shop/orders")
@@ -147,8 +139,7 @@ def test_list_counts_bundles(tmp_path: Path) -> None:
     assert (NAMESPACE, 2, 1, 1, 0) == tuple(row[name] for name in ("namespace", "bundles", "owned", "moving", "free"))
 
 
-def test_bundles_are_spelled_as_pulsar_spells_them(log: str) -> None:
-    """The ranges of a namespace are lines for people, and for programs what Pulsar answers."""
+def test_bundles_are_shown_in_pulsars_form(log: str) -> None:
     assert f"{LEFT_RANGE}\n{RIGHT_RANGE}\n" == run("namespaces", "bundles", NAMESPACE, log=log).stdout
     assert {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2} == json.loads(
         run("namespaces", "bundles", NAMESPACE, "--json", log=log).stdout
@@ -169,8 +160,7 @@ def test_bundles_are_spelled_as_pulsar_spells_them(log: str) -> None:
     ],
     ids=" ".join,
 )
-def test_an_unknown_namespace_is_the_callers_mistake(command: tuple[str, ...], log: str) -> None:
-    """Whatever is asked of a namespace that is not there, the error says how to create it."""
+def test_an_unknown_namespace_is_a_usage_error(command: tuple[str, ...], log: str) -> None:
     result = run("namespaces", *command, log=log)
     told = "error: there is no namespace 'other/ns'; create it first: equipoise namespaces create other/ns\n"
     assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
@@ -179,8 +169,7 @@ def test_an_unknown_namespace_is_the_callers_mistake(command: tuple[str, ...], l
 # --- policies ---
 
 
-def test_a_policy_is_set_when_a_namespace_is_created_and_afterwards(log: str) -> None:
-    """What is to become of its bundles while the channel is lost is shown, set, and set again; other policies stay as they are."""
+def test_a_policy_is_set_at_creation_and_later(log: str) -> None:
     assert 0 == run("namespaces", "create", "shop/orders", "--on-channel-loss", "serve", log=log).exit_code
     assert {"on_channel_loss": "serve"} == view_of(log).namespaces["shop/orders"].policies
     result = run("namespaces", "policies", "shop/orders", "--on-channel-loss", "fence", log=log)
@@ -192,8 +181,7 @@ def test_a_policy_is_set_when_a_namespace_is_created_and_afterwards(log: str) ->
     assert "on channel loss  fence" in run("namespaces", "policies", "shop/orders", log=log).stdout
 
 
-def test_a_policy_has_one_of_its_values(log: str) -> None:
-    """What is neither is a usage error, and nothing is proposed."""
+def test_an_unknown_value_of_a_policy_is_a_usage_error(log: str) -> None:
     result = run("namespaces", "policies", NAMESPACE, "--on-channel-loss", "sometimes", log=log)
     assert (2, True) == (result.exit_code, "'fence', 'serve'" in result.stderr)
     assert 9 == view_of(log).offset
@@ -203,23 +191,20 @@ def test_a_policy_has_one_of_its_values(log: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["--destinationBroker", "--destination-broker", "-d"])
-def test_a_transfer_waits_until_the_destination_owns_it(option: str, log: str) -> None:
-    """A bundle is moved to the broker that is named, in either spelling, and is its own when the command returns."""
+def test_a_transfer_waits_until_the_destination_owns_the_bundle(option: str, log: str) -> None:
     with Actors(log):
         told = unload(log, "--bundle", LEFT_RANGE, option, "c")
     assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", "", 0) == told
     assert 4 == view_of(log).bundles[LEFT].owner
 
 
-def test_a_transfer_need_not_be_waited_for(log: str) -> None:
-    """Without waiting the command returns when the channel has accepted the transfer."""
+def test_no_wait_returns_once_the_transfer_is_accepted(log: str) -> None:
     out, _, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--no-wait", "--json")
     assert ({"offset": 10, "bundle": LEFT, "destination": "c", "done": False}, 0) == (json.loads(out), code)
     assert "transferring" == view_of(log).bundles[LEFT].phase
 
 
-def test_a_transfer_that_nobody_answers_ends_with_its_deadline(log: str) -> None:
-    """A destination that says nothing is waited for no longer than was asked for, and the move goes on."""
+def test_a_transfer_ends_at_the_deadline(log: str) -> None:
     out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--timeout", "1")
     assert ("", f"error: the transfer of {LEFT} to c did not happen within 1000 ms; ask again, it may still happen\n", 3) == (
         out,
@@ -228,8 +213,7 @@ def test_a_transfer_that_nobody_answers_ends_with_its_deadline(log: str) -> None
     )
 
 
-def test_a_transfer_that_is_cancelled_is_refused(log: str) -> None:
-    """A destination that cannot take the bundle calls the transfer off, and its reason is told."""
+def test_a_cancelled_transfer_is_refused_with_the_reason(log: str) -> None:
     script: dict[Phase, Play] = {"transferring": lambda author, bundle: propose.cancel(author, bundle, reason="the disk is full")}
     with Actors(log, script):
         out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
@@ -242,7 +226,6 @@ def test_a_transfer_that_is_cancelled_is_refused(log: str) -> None:
 
 
 def test_a_transfer_ends_with_the_death_of_its_destination(log: str) -> None:
-    """A destination that dies on the way costs nothing, and the refusal says so."""
     script: dict[Phase, Play] = {"transferring": lambda author, _: propose.left(author, view_of(log).brokers["c"])}
     with Actors(log, script):
         _, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
@@ -250,7 +233,6 @@ def test_a_transfer_ends_with_the_death_of_its_destination(log: str) -> None:
 
 
 def test_a_transfer_outlives_its_source(log: str) -> None:
-    """A source that dies on the way does not stop the transfer: the destination opens the bundle by itself."""
     script: dict[Phase, Play] = {**BY_THE_BOOK, "handing_over": lambda author, _: propose.left(author, view_of(log).brokers["a"])}
     with Actors(log, script):
         out, _, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
@@ -272,8 +254,7 @@ def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
 
 
 @pytest.mark.parametrize("case", refusals())
-def test_a_transfer_to_an_unfit_broker_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
-    """A broker that is dead, drains, is unknown or owns the bundle already takes nothing, and the log remembers who asked."""
+def test_a_transfer_to_an_unfit_broker_is_refused(case: str, tmp_path: Path) -> None:
     happens, destination, told = refusals()[case]
     channel = owned_channel()
     happens(channel)
@@ -285,8 +266,7 @@ def test_a_transfer_to_an_unfit_broker_is_refused_with_the_reason(case: str, tmp
     assert is_on_record == (f"transfer   {LEFT}  a -> " in run("channel", "why", LEFT, log=url).stdout)
 
 
-def test_a_refusal_is_told_to_programs(tmp_path: Path) -> None:
-    """As JSON a refusal comes with its reason, its problem and the offset of the rejected record."""
+def test_a_refusal_is_printed_as_json(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.die("c")
     out, error, code = unload(write(channel.entries, tmp_path), "--bundle", LEFT_RANGE, "-d", "c", "--json")
@@ -298,8 +278,7 @@ def test_a_refusal_is_told_to_programs(tmp_path: Path) -> None:
     )
 
 
-def test_a_bundle_on_the_move_is_not_unloaded(tmp_path: Path) -> None:
-    """Only what is owned can be unloaded; the refusal says how the bundle is."""
+def test_an_unload_of_a_moving_bundle_is_refused(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle()))
     url = write(channel.entries, tmp_path)
@@ -307,16 +286,14 @@ def test_a_bundle_on_the_move_is_not_unloaded(tmp_path: Path) -> None:
     assert (1, True) == (code, f"rejected: illegal_transition ({LEFT} is releasing, not owned)" in error)
 
 
-def test_an_unload_goes_to_who_has_fewest(log: str) -> None:
-    """Without a destination a bundle is another's, who has the fewest, when the command returns."""
+def test_an_unload_moves_the_bundle_to_the_broker_with_fewest(log: str) -> None:
     with Actors(log):
         told = unload(log, "--bundle", LEFT_RANGE)
     assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", "", 0) == told
     assert view_of(log).brokers["c"].incarnation == view_of(log).bundles[LEFT].owner
 
 
-def test_an_unload_without_anybody_else_waits_until_its_owner_has_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody takes is not waited for for ever: the command says that nobody owns it."""
+def test_an_unload_without_another_broker_waits_for_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "PLACED_MS", 10)
     channel = owned_channel()
     for other in "bc":
@@ -328,8 +305,7 @@ def test_an_unload_without_anybody_else_waits_until_its_owner_has_let_go(tmp_pat
     assert "free" == view_of(url).bundles[LEFT].phase
 
 
-def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
-    """Without a bundle all that are owned are unloaded, and what has no owner is passed over."""
+def test_an_unload_without_a_bundle_unloads_all(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.create(even_boundaries(8), namespace="shop/orders")
     for low in range(0, 1 << 32, 1 << 29):
@@ -351,13 +327,12 @@ def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
 
 
 def test_a_destination_needs_a_bundle(log: str) -> None:
-    """As in Pulsar, a destination without a bundle is a usage error."""
+    """As in Pulsar."""
     out, error, code = unload(log, "-d", "c")
     assert ("", 2, True) == (out, code, "--destinationBroker moves one bundle; name it with --bundle" in error)
 
 
-def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:
-    """A range that is no bundle's, or no range, is refused, and the error says where to look."""
+def test_an_unknown_bundle_is_a_usage_error(log: str) -> None:
     _, error, code = unload(log, "--bundle", "0x00000000_0x40000000")
     assert (2, True) == (code, f"list those that exist: equipoise namespaces bundles {NAMESPACE}" in error)
     _, error, code = unload(log, "--bundle", "0x0_0x40000000")
@@ -377,15 +352,13 @@ def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:
     ids=["half", "positions", "pulsar"],
 )
 def test_a_split_waits_for_the_children(options: tuple[str, ...], children: list[str], log: str) -> None:
-    """A bundle is cut in half, or where it is told, and its children are named when the command returns."""
     with Actors(log):
         result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, *options, log=log)
     named = ", ".join(f"{NAMESPACE}/{child}" for child in children)
     assert (f"accepted at offset 10: {LEFT} is split into {named}\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
 
 
-def test_a_split_that_is_cancelled_is_refused(log: str) -> None:
-    """An owner that knows no such algorithm calls the split off, and its reason is told."""
+def test_a_cancelled_split_is_refused_with_the_reason(log: str) -> None:
     script: dict[Phase, Play] = {
         "splitting": lambda author, bundle: propose.cancel(author, bundle, reason=f"no algorithm {bundle.algorithm}")
     }
@@ -395,8 +368,7 @@ def test_a_split_that_is_cancelled_is_refused(log: str) -> None:
     assert f"the split of {LEFT} was cancelled: record 11: cancel {LEFT} split by a; reason: no algorithm by_moon" in result.stderr
 
 
-def test_a_split_need_not_be_waited_for(log: str) -> None:
-    """Without waiting the command returns when the channel has accepted the split."""
+def test_no_wait_returns_once_the_split_is_accepted(log: str) -> None:
     result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "--no-wait", "--json", log=log)
     assert {"offset": 10, "bundle": LEFT, "children": [], "done": False} == json.loads(result.stdout)
 
@@ -414,15 +386,13 @@ def test_a_split_need_not_be_waited_for(log: str) -> None:
     ],
     ids=["no positions", "too many", "unprintable", "long", "no points", "doubled", "outside"],
 )
-def test_a_split_that_cannot_be_is_the_callers_mistake(options: tuple[str, ...], problem: str, log: str) -> None:
-    """What is wrong by itself is not put to the owner."""
+def test_an_impossible_split_is_a_usage_error(options: tuple[str, ...], problem: str, log: str) -> None:
     result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, *options, log=log)
     assert (2, 9) == (result.exit_code, view_of(log).offset)
     assert problem in result.stderr
 
 
-def test_neighbours_of_one_owner_are_merged(tmp_path: Path) -> None:
-    """Two neighbours become one bundle in one record, without anybody's answer."""
+def test_merge_joins_neighbours_of_one_owner(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(MIDDLE), destination=channel.incarnation("a")))
     channel.accept(propose.prepared(channel.author("a"), channel.bundle(MIDDLE)))
@@ -434,8 +404,7 @@ def test_neighbours_of_one_owner_are_merged(tmp_path: Path) -> None:
     assert [union] == list(view_of(url).bundles)
 
 
-def test_neighbours_of_two_owners_are_not_merged(log: str) -> None:
-    """The refusal names both owners, and the last bundle of a namespace has no right neighbour."""
+def test_merge_refuses_neighbours_of_two_owners(log: str) -> None:
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", LEFT_RANGE, log=log)
     problem = "they belong to a and b; transfer one of them first"
     told = f"error: the proposal about {LEFT} and {RIGHT} was rejected: illegal_transition ({problem})"
@@ -447,8 +416,7 @@ def test_neighbours_of_two_owners_are_not_merged(log: str) -> None:
 # --- delete ---
 
 
-def test_delete_lets_go_of_all_bundles_first(log: str) -> None:
-    """A namespace is set to deleting, its bundles are unloaded, and then it is gone."""
+def test_delete_unloads_all_bundles_first(log: str) -> None:
     with Actors(log):
         result = run("namespaces", "delete", NAMESPACE, log=log)
     told = f"{NAMESPACE} is being deleted since offset 10; its bundles are unloaded\naccepted at offset 15: {NAMESPACE} is deleted\n"
@@ -457,8 +425,7 @@ def test_delete_lets_go_of_all_bundles_first(log: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["free", "assigning", "owned", "transferring", "handing_over", "unloading", "splitting"])
-def test_delete_waits_for_what_is_on_the_move(phase: Phase, tmp_path: Path) -> None:
-    """Whatever its bundles are in the middle of, a namespace is deleted once they have come to rest."""
+def test_delete_waits_for_moves(phase: Phase, tmp_path: Path) -> None:
     url = write(channel_in(phase).entries, tmp_path)
     with Actors(url):
         result = run("namespaces", "delete", NAMESPACE, "--json", log=url)
@@ -467,8 +434,7 @@ def test_delete_waits_for_what_is_on_the_move(phase: Phase, tmp_path: Path) -> N
     assert {} == view_of(url).namespaces
 
 
-def test_delete_goes_on_where_it_was(log: str) -> None:
-    """A deletion that ran out of time leaves the namespace deleting, and is finished by the next one."""
+def test_a_second_delete_continues_the_first(log: str) -> None:
     first = run("namespaces", "delete", NAMESPACE, "--timeout", "1", log=log)
     assert (3, "deleting") == (first.exit_code, view_of(log).namespaces[NAMESPACE].status)
     with Actors(log):

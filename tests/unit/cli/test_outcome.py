@@ -55,14 +55,12 @@ def failing(error: BaseException) -> typer.Typer:
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_error_is_a_line_and_a_code(case: str) -> None:
-    """Who must act decides the exit code, and the message is one line without a traceback."""
     error, code = CASES[case]
     result = CliRunner().invoke(failing(error), ["fail"])
     assert ("", f"error: {error}\n", code) == (result.stdout, result.stderr, result.exit_code)
 
 
 def test_every_error_has_a_code() -> None:
-    """No error of the product ends a command as if all were well."""
     found = [*inspect.getmembers(errors, inspect.isclass), *inspect.getmembers(equipoise.brokers.errors, inspect.isclass)]
     kinds = [kind for _, kind in found if issubclass(kind, EquipoiseError)]
     codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
@@ -70,8 +68,7 @@ def test_every_error_has_a_code() -> None:
     assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["NotFound"], codes["LogDamaged"])
 
 
-def test_an_error_is_told_to_programs_with_its_attributes(tmp_path: Path) -> None:
-    """With --json an error is one JSON object, with what the error knows by name."""
+def test_an_error_is_printed_as_json_with_its_attributes(tmp_path: Path) -> None:
     url = write(owned_channel().entries, tmp_path)
     result = run("channel", "why", "nonsense", "--json", log=url)
     document = json.loads(result.stderr)
@@ -79,8 +76,7 @@ def test_an_error_is_told_to_programs_with_its_attributes(tmp_path: Path) -> Non
     assert ("", 2) == (result.stdout, result.exit_code)
 
 
-def test_a_full_disk_under_the_output_is_told() -> None:
-    """What a command prints goes to a file on a disk that is full: that is said, and what to do, of a kind of its own."""
+def test_a_full_disk_under_the_output_is_reported() -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     result = CliRunner().invoke(failing(error), ["fail"])
     told = "error: the standard output cannot be written: No space left on device; free space on its disk"
@@ -92,7 +88,6 @@ def test_a_full_disk_under_the_output_is_told() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("arguments", [("channel", "export"), ("channel", "export", "--zstd"), ("channel", "tail"), ("--help",)])
 def test_a_full_disk_ends_any_command_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """Whatever it prints, and however it does it; nothing more is said when the interpreter ends."""
     url = write(owned_channel().entries, tmp_path)
     command = [sys.executable, "-m", "equipoise.brokers.cli", *arguments]
     with Path("/dev/full").open("wb") as full:
@@ -103,14 +98,12 @@ def test_a_full_disk_ends_any_command_with_one_line(arguments: tuple[str, ...], 
 
 
 def test_ctrl_c_is_quiet() -> None:
-    """Whoever stops a command knows that they did."""
     result = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
     assert ("", "", 130) == (result.stdout, result.stderr, result.exit_code)
 
 
 @pytest.mark.integration
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
-    """A reader that has seen enough ends the command, which says nothing of it."""
     channel = owned_channel()
     for number in range(3_000):
         channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
@@ -124,8 +117,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_following_ends_with_ctrl_c(tmp_path: Path) -> None:
-    """What is appended while a tail follows is printed at once, and Ctrl-C ends it quietly."""
+def test_tail_follow_ends_with_ctrl_c(tmp_path: Path) -> None:
     channel = owned_channel()
     url = write(channel.entries, tmp_path)
     command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-f", "-n", "1", "--log", url]
@@ -141,8 +133,7 @@ def test_following_ends_with_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_terminal_with_few_letters_is_served(tmp_path: Path) -> None:
-    """What the output's encoding does not have is spelled out."""
+def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle(), reason="Grüße, 漢字"))
     command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-n", "1", "--log", write(channel.entries, tmp_path)]
@@ -159,13 +150,11 @@ def test_a_terminal_with_few_letters_is_served(tmp_path: Path) -> None:
         ("\u202eback", r"\u202eback"),
     ],
 )
-def test_what_a_terminal_would_obey_is_spelled_out(text: str, expected: str) -> None:
-    """Line ends, escape sequences, lone surrogates and marks of direction are shown, and not sent."""
+def test_unprintable_characters_are_escaped(text: str, expected: str) -> None:
     assert expected == printable(text)
 
 
 def test_the_log_may_be_named_by_the_environment(tmp_path: Path) -> None:
-    """A log comes from --log, or else from the environment; without either the command line is wrong."""
     url = write(owned_channel().entries, tmp_path)
     assert 0 == run("brokers", "list", log=url).exit_code
     assert 0 == run("brokers", "list", "--log", url, log="sqlite:nowhere").exit_code
@@ -178,8 +167,7 @@ def nobody() -> str:
     raise KeyError("getpwuid(): uid not found: 4711")
 
 
-def test_an_admin_is_named_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The publisher is the name given, or the user's, or the user's number where there is no name."""
+def test_the_default_admin_is_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "admin:erin" == publisher("erin")
     monkeypatch.setenv("LOGNAME", "frank")
     assert "admin:frank" == publisher(None)
@@ -188,20 +176,17 @@ def test_an_admin_is_named_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "\udc80", "a" * 256])
-def test_an_admin_has_a_name_that_can_be_shown(name: str) -> None:
-    """A name that a record or a terminal could not bear is refused."""
+def test_an_unprintable_admin_is_refused(name: str) -> None:
     with pytest.raises(InvalidName, match="--as"):
         publisher(name)
 
 
 def test_the_version_is_printed() -> None:
-    """The version is that of the installed distribution."""
     result = run("--version")
     assert (0, True) == (result.exit_code, result.stdout.startswith("equipoise 0."))
 
 
-def test_help_names_every_group() -> None:
-    """Help fits on one screen, and says what each group is for, without importing any of them."""
+def test_help_lists_every_group_without_importing_it() -> None:
     program = "import sys; from equipoise.brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     *lines, loaded = result.stdout.splitlines()

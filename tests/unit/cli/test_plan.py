@@ -63,8 +63,7 @@ tenant/ns/0x60000000_0x80000000: its traffic is 4 MB/s, but a should give only 3
 """
 
 
-def test_a_plan_is_told_on_one_page(log: str) -> None:
-    """Brokers before and after, the moves with their reasons, why not more, and what it comes to."""
+def test_a_plan_is_printed_on_one_page(log: str) -> None:
     result = run("plan", *TRANSFER, log=log)
     preface, page = result.stdout.split("\n\nbrokers", 1)
     assert (TRANSFERRED, 0) == (f"\nbrokers{page}", result.exit_code)
@@ -76,16 +75,14 @@ def test_a_plan_is_told_on_one_page(log: str) -> None:
     assert "there is no recorded decision about moves" == rest[2]
 
 
-def test_a_plan_moves_nothing(log: str) -> None:
-    """The channel is as it was, and no decision is written."""
+def test_a_plan_changes_nothing(log: str) -> None:
     before = view_of(log)
     run("plan", log=log)
     assert (before.offset, before.digest()) == (view_of(log).offset, view_of(log).digest())
     assert [] == list(open_decision_log(log).newest(1))
 
 
-def test_a_plan_by_cost_tells_costs(log: str) -> None:
-    """The levelling shedder is told by what it goes by, and is not said to wait for anything."""
+def test_a_plan_by_cost_shows_costs(log: str) -> None:
     result = run("plan", log=log)
     assert "broker  capacity  bundles  use           cost" in result.stdout
     assert "of the mean cost per capacity" in result.stdout
@@ -93,16 +90,14 @@ def test_a_plan_by_cost_tells_costs(log: str) -> None:
     assert "all settings are the defaults" in result.stdout
 
 
-def test_placement_says_where_a_bundle_without_destination_would_go(log: str) -> None:
-    """A strategy that names no destination is shown with the one that placement would choose."""
+def test_a_move_without_a_destination_shows_the_choice_of_placement(log: str) -> None:
     result = run("plan", "--shedder", "ThresholdShedder", "--set", "threshold.bytes_min=0", "--json", log=log)
     (first, *_) = json.loads(result.stdout)["moves"]
     assert ("a", True, "c") == (first["source"], first["placed"], first["destination"])
     assert "  c (by placement)  " in run("plan", "--shedder", "ThresholdShedder", "--set", "threshold.bytes_min=0", log=log).stdout
 
 
-def test_a_document_holds_all_that_the_page_tells(log: str) -> None:
-    """Programs get brokers, moves, level, stays and what moves, as figures."""
+def test_a_plan_as_json_has_all_of_the_page(log: str) -> None:
     document = json.loads(run("plan", *TRANSFER, "--json", log=log).stdout)
     assert ("TransferShedder", "use", "a") == (document["shedder"], document["measure"], document["leader"])
     assert {"balancing.shedder": {"value": "TransferShedder", "default": "BalancedShedder"}} == document["settings"]
@@ -115,8 +110,7 @@ def test_a_document_holds_all_that_the_page_tells(log: str) -> None:
     assert {"b", "c", "tenant/ns/0x60000000_0x80000000"} == {stay["subject"] for stay in document["stays"]}
 
 
-def test_what_the_rules_forbid_is_told(tmp_path: Path) -> None:
-    """A policy that keeps bundles from a broker is named with the bundles and the brokers, and nothing moves there."""
+def test_moves_that_policies_forbid_are_shown(tmp_path: Path) -> None:
     log = loaded(isolated(uneven_channel()), tmp_path, UNEVEN)
     result = run("plan", *TRANSFER, "--set", "transfer.with_policies=true", log=log)
     assert "kept by policies\n6 bundles (" in result.stdout
@@ -126,8 +120,7 @@ def test_what_the_rules_forbid_is_told(tmp_path: Path) -> None:
     assert (6, ["c"]) == (len(rule["bundles"]), rule["brokers"])
 
 
-def test_who_takes_no_part_is_told_with_the_reason(tmp_path: Path) -> None:
-    """A broker whose report is old, and one that says what cannot be, stand aside; the others are planned for."""
+def test_brokers_that_take_no_part_are_shown_with_the_reason(tmp_path: Path) -> None:
     channel = uneven_channel(brokers="abcde")
     log = loaded(channel, tmp_path, UNEVEN)
     open_load_bus(log).publish(sample(channel, "d", 50.0, age_ms=60_000))
@@ -138,8 +131,7 @@ def test_who_takes_no_part_is_told_with_the_reason(tmp_path: Path) -> None:
     assert "3 bundles would move" in result.stdout
 
 
-def test_the_last_decision_of_the_leader_is_told(log: str) -> None:
-    """What the leader decided last about moves stands above the plan; splits in between do not hide it."""
+def test_the_last_decision_of_the_leader_is_shown(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     decisions = open_decision_log(log)
     decisions.write(shed(now_ms - 240_000))
@@ -149,8 +141,7 @@ def test_the_last_decision_of_the_leader_is_told(log: str) -> None:
     assert "HitCount" == json.loads(run("plan", "--json", log=log).stdout)["last_decision"]["cause"]
 
 
-def test_a_plan_does_without_decisions_that_cannot_be_read(log: str) -> None:
-    """A table of decisions that is not ours keeps nobody from planning."""
+def test_a_plan_does_not_need_readable_decisions(log: str) -> None:
     with closing(sqlite3.connect(log_path(log) or "")) as connection:
         connection.execute("CREATE TABLE decisions (id INTEGER)")
         connection.commit()
@@ -158,22 +149,19 @@ def test_a_plan_does_without_decisions_that_cannot_be_read(log: str) -> None:
     assert ("there is no recorded decision about moves" in result.stdout, 0) == (True, result.exit_code)
 
 
-def test_balancing_that_is_off_is_said(log: str) -> None:
-    """A plan of what is not done says so."""
+def test_a_plan_says_that_balancing_is_off(log: str) -> None:
     result = run("plan", *TRANSFER, "--set", "balancing.shedding=false", log=log)
     assert result.stdout.endswith(" But the balancer moves nothing: balancing.shedding is false.\n")
 
 
 def test_even_load_moves_nothing(tmp_path: Path) -> None:
-    """Where the load is even the reason is told instead of moves."""
     log = loaded(uneven_channel("abcabc"), tmp_path, {"a": 40.0, "b": 41.0, "c": 40.0})
     result = run("plan", *TRANSFER, log=log)
     assert "\nmoves\n" not in result.stdout
     assert "\nNothing would move: the load is even: the deviation is 0 % around a mean of 40 %" in result.stdout
 
 
-def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
-    """Where nobody has reported, or only long ago, that is an error that says what to do, also as JSON."""
+def test_a_plan_needs_fresh_load_reports(tmp_path: Path) -> None:
     channel = uneven_channel()
     log = write(channel.entries, tmp_path)
     result = run("plan", *TRANSFER, log=log)
@@ -186,16 +174,14 @@ def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
     assert "likewise 2 others" in document["problem"]
 
 
-def test_without_brokers_there_is_no_plan(tmp_path: Path) -> None:
-    """A channel on which nobody is alive says that."""
+def test_a_plan_needs_brokers(tmp_path: Path) -> None:
     channel = Channel()
     channel.genesis()
     result = run("plan", log=write(channel.entries, tmp_path))
     assert (1, True) == (result.exit_code, "no broker is alive; start one" in result.stderr)
 
 
-def test_a_broker_conf_of_pulsar_is_planned_by(log: str, tmp_path: Path) -> None:
-    """What it says of balancing holds, below what is given for itself."""
+def test_a_plan_uses_a_broker_conf(log: str, tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("loadBalancerLoadSheddingStrategy=org.apache.pulsar.broker.loadbalance.impl.OverloadShedder\n")
     document = json.loads(run("plan", "--broker-conf", str(file), "--json", log=log).stdout)
@@ -206,7 +192,6 @@ def test_a_broker_conf_of_pulsar_is_planned_by(log: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("given", [("--shedder", "Shredder"), ("--set", "transfer.target=1"), ("--set", "transfer.target_deviation=much")])
-def test_a_setting_that_cannot_be_is_refused(log: str, given: tuple[str, str]) -> None:
-    """A name or a value that there is not is an error of the command line, and nothing is planned."""
+def test_an_invalid_setting_ends_the_plan(log: str, given: tuple[str, str]) -> None:
     result = run("plan", *given, log=log)
     assert (2, "") == (result.exit_code, result.stdout)

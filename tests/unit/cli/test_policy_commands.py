@@ -58,7 +58,6 @@ last             10
 
 
 def test_policies_are_listed_and_shown(log: str) -> None:
-    """Isolation policies and pins are listed by key, and one of them is shown with all that it says."""
     assert (LIST, "", 0) == policies(log, "list")
     assert (SHOW, "", 0) == policies(log, "show", "isolation/x")
     shown = json.loads(policies(log, "show", "pin/y", "--json")[0])
@@ -66,8 +65,7 @@ def test_policies_are_listed_and_shown(log: str) -> None:
     assert {"policy": "pin/y", **expected} == shown
 
 
-def test_what_is_no_policy_of_ours_is_left_out(tmp_path: Path) -> None:
-    """Documents of other kinds are neither listed nor shown nor deleted here, and one that cannot be read is shown with its fault."""
+def test_documents_of_other_kinds_are_no_policies(tmp_path: Path) -> None:
     channel = owned_channel()
     set_policy(channel, "settings/x", {"a": 1})
     url = write(channel.entries, tmp_path)
@@ -91,16 +89,14 @@ c       no           no     isolation/x has 2 primaries available, and needs 1
 """
 
 
-def test_explain_says_who_may_have_a_bundle(log: str) -> None:
-    """Each broker is named, with the rule that keeps it from the bundle."""
+def test_explain_shows_which_brokers_may_own_a_bundle(log: str) -> None:
     assert (EXPLAINED, "", 0) == policies(log, "explain", RIGHT)
     rows = json.loads(policies(log, "explain", LEFT, "--json")[0])
     assert [("a", "yes"), ("b", "yes"), ("c", "no")] == [(row["broker"], row["may_have_it"]) for row in rows]
     assert 2 == policies(log, "explain", "tenant/ns/0x0_0x1")[2]
 
 
-def test_explain_tells_preferences_from_rules(tmp_path: Path) -> None:
-    """Whom anti-affinity passes over may have the bundle, but another comes first; who drains or is dead may not."""
+def test_explain_distinguishes_preferences_from_rules(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.create(even_boundaries(1), namespace="tenant/other")
     url = write(channel.entries, tmp_path)
@@ -115,7 +111,6 @@ def test_explain_tells_preferences_from_rules(tmp_path: Path) -> None:
 
 
 def test_an_isolation_policy_is_set(log: str) -> None:
-    """The lists are spelled with repeated options, the limits one by one, and the document is as brokers read it."""
     words = ("--namespaces", "shop/.*", "--namespaces", "tenant/ns", "--primary", "[ab]", "--secondary", "c", "--min-limit", "2")
     told = "accepted at offset 12: isolation/new is set\n"
     assert (told, "", 0) == policies(log, "set-isolation", "new", *words, "--usage-threshold", "90", "--as", "erin")
@@ -124,8 +119,7 @@ def test_an_isolation_policy_is_set(log: str) -> None:
     assert "admin:erin" in run("channel", "show", "12", log=log).stdout
 
 
-def test_limits_are_understood_in_pulsars_spelling(log: str) -> None:
-    """The options of `pulsar-admin ns-isolation-policy set` mean the same here; without any limits Pulsar's usual ones hold."""
+def test_limits_are_accepted_in_pulsars_form(log: str) -> None:
     words = ("--namespaces", "tenant/.*", "--primary", "a", "--primary", "b")
     pulsars = ("--auto-failover-policy-type", "min_available", "--auto-failover-policy-params", "min_limit=2, usage_threshold=80")
     assert 0 == policies(log, "set-isolation", "x", *words, *pulsars)[2]
@@ -149,14 +143,12 @@ def test_limits_are_understood_in_pulsars_spelling(log: str) -> None:
     ],
     ids=" ".join,
 )
-def test_limits_that_are_misspelled_are_usage_errors(words: tuple[str, ...], log: str) -> None:
-    """What is no pair of Pulsar's parameters, or given in both ways, is refused before anything is proposed."""
+def test_invalid_limits_are_usage_errors(words: tuple[str, ...], log: str) -> None:
     assert 2 == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "a", *words)[2]
     assert 11 == view_of(log).offset
 
 
 def test_a_pin_is_set(log: str) -> None:
-    """A pin names a namespace, its brokers, and a range if it is not of the whole."""
     assert 0 == policies(log, "pin", "z", "--namespace", NAMESPACE, "--range", LEFT_RANGE, "--brokers", "a", "--brokers", "b")[2]
     assert 0 == policies(log, "pin", "all", "--namespace", NAMESPACE, "--brokers", "b")[2]
     view = view_of(log)
@@ -165,7 +157,6 @@ def test_a_pin_is_set(log: str) -> None:
 
 
 def test_a_policy_is_deleted_once(log: str) -> None:
-    """A policy that is there goes, and then it is not there."""
     assert ("accepted at offset 12: pin/y is deleted\n", "", 0) == policies(log, "delete", "pin/y")
     assert (2, True) == ((told := policies(log, "delete", "pin/y"))[2], "there is no policy 'pin/y'" in told[1])
     assert ["isolation/x"] == list(view_of(log).policies)
@@ -185,8 +176,7 @@ TOO_MANY = tuple(word for number in range(DOCUMENT_ENTRIES_MAX) for word in ("--
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_policy_that_cannot_be_leaves_the_old_one(words: tuple[str, ...], told: str, log: str) -> None:
-    """What is wrong is said in words, nothing is proposed, and what was set before stays."""
+def test_an_invalid_policy_leaves_the_old_one(words: tuple[str, ...], told: str, log: str) -> None:
     out, error, code = policies(log, "set-isolation", *words)
     assert ("", 2, True) == (out, code, f"error: the policy isolation/{words[0]} cannot be set: " in error), error
     assert told in error
@@ -195,8 +185,7 @@ def test_a_policy_that_cannot_be_leaves_the_old_one(words: tuple[str, ...], told
     assert (11, ISOLATION) == (view.offset, view.policies["isolation/x"].document)
 
 
-def test_a_pin_that_cannot_be_is_refused(log: str) -> None:
-    """A range, a namespace or a broker that cannot be is said to be wrong."""
+def test_an_invalid_pin_is_refused(log: str) -> None:
     for words, told in (
         (("--namespace", NAMESPACE, "--range", "all", "--brokers", "b"), "'all' is not a bundle range"),
         (("--namespace", "tenant", "--brokers", "b"), "'tenant' is not a namespace"),
@@ -207,8 +196,7 @@ def test_a_pin_that_cannot_be_is_refused(log: str) -> None:
     assert 11 == view_of(log).offset
 
 
-def test_a_policy_that_leaves_nobody_is_refused(log: str) -> None:
-    """A policy whose brokers are not up, or with which some bundle could be had by none, leaves the old one in force."""
+def test_a_policy_that_leaves_no_broker_is_refused(log: str) -> None:
     told = "error: the change of {} would leave no broker that is up for {}; what was set before stays\n"
     expected = ("", told.format("isolation/x", "what it is about"), 1)
     assert expected == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "gone")
@@ -221,7 +209,6 @@ def test_a_policy_that_leaves_nobody_is_refused(log: str) -> None:
 
 
 def test_a_transfer_that_policies_forbid_is_refused(log: str) -> None:
-    """A destination that may not have the bundle is refused with the rule, and nothing is proposed."""
     move = ("namespaces", "unload", NAMESPACE, "--bundle", LEFT_RANGE, "-d", "c")
     result = run(*move, log=log)
     told = (
@@ -236,7 +223,6 @@ def test_a_transfer_that_policies_forbid_is_refused(log: str) -> None:
 
 
 def test_force_is_for_transfers_with_a_destination(log: str) -> None:
-    """Where no destination is named there is nothing to force."""
     result = run("namespaces", "unload", NAMESPACE, "--bundle", LEFT_RANGE, "--force", log=log)
     assert (2, True) == (result.exit_code, "--force is for a transfer to --destinationBroker" in result.stderr)
 
@@ -245,7 +231,6 @@ def test_force_is_for_transfers_with_a_destination(log: str) -> None:
 
 
 def test_a_namespace_joins_a_group_and_leaves_it(log: str) -> None:
-    """A group is set, shown among the policies, and taken away; only one policy changes at a time."""
     change = ("namespaces", "policies", NAMESPACE)
     told = "accepted at offset 12: anti_affinity_group of tenant/ns is orders\n"
     assert told == run(*change, "--anti-affinity-group", "orders", log=log).stdout
@@ -259,8 +244,7 @@ def test_a_namespace_joins_a_group_and_leaves_it(log: str) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "\udc80"])
-def test_a_group_has_a_name(group: str, log: str) -> None:
-    """A group that is no name is refused in words, and the old one stays."""
+def test_an_invalid_group_is_refused(group: str, log: str) -> None:
     result = run("namespaces", "policies", NAMESPACE, "--anti-affinity-group", group, log=log)
     assert (1, True) == (result.exit_code, "anti_affinity_group is " in result.stderr), result.stderr
     assert 11 == view_of(log).offset

@@ -16,8 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done, of what, and how much of it, is drawn while it is under way."""
+def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
@@ -28,8 +27,7 @@ def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "250,000 records" in terminal.getvalue()
 
 
-def test_a_pipe_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log of a run has no bars in it."""
+def test_no_progress_is_written_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("folding") as watch:
         watch(1, 2)
     assert ("", "") == tuple(capsys.readouterr())

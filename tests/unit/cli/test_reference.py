@@ -13,12 +13,10 @@ PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_the_page_names_every_command_and_option() -> None:
-    """The page has a row for each command and each common option. tests/docs/reference_pages.py makes the page on the other options."""
     documented = re.findall(r"^\| `equipoise ([^`]+)` \|", PAGE, re.MULTILINE)
     assert sorted(name for name, _ in tree()) == sorted(" ".join(re.findall(r"(?<!\[)\b[a-z-]+\b", usage)) for usage in documented)
     assert COMMON - {"--help"} | {"--wait"} == set(re.findall(r"^\| `(--[\w-]+)", PAGE, re.MULTILINE))
 
 
-def test_help_of_the_program_is_that_of_its_groups() -> None:
-    """What `equipoise --help` says of a group without importing it is what the group says of itself."""
+def test_the_help_of_the_program_repeats_that_of_its_groups() -> None:
     assert {name: text for name, (_, text) in GROUPS.items()} == {name: (load(name).help or "").split("\n")[0] for name in GROUPS}

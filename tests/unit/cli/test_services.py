@@ -50,7 +50,6 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_services_are_loaded_by_pattern() -> None:
-    """Each service stands under its pattern; without a pattern a service is for all namespaces."""
     services = load_services(["services_here:Good", "a=b/*=services_here:Good"])
     assert ["*", "a=b/*"] == list(services)
     assert all(isinstance(service, Service) for service in services.values())
@@ -80,27 +79,24 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("service", MISTAKES)
-def test_each_mistake_is_told(service: str) -> None:
-    """A service that cannot be loaded is the caller's mistake, and the error says which."""
+def test_each_mistake_is_named(service: str) -> None:
     with pytest.raises(CallerError) as caught:
         load_services([service])
     assert MISTAKES[service] in str(caught.value)
 
 
 def test_a_class_for_several_patterns_is_one_instance() -> None:
-    """Two patterns that name one class share its instance, because two would want the same HTTP routes."""
+    """Two instances would want the same HTTP routes."""
     services = load_services(["a/*=services_here:Good", "b/*=services_here:Good"])
     assert services["a/*"] is services["b/*"]
 
 
 def test_a_pattern_has_one_service() -> None:
-    """Two services for one pattern are refused, since only one of them could serve."""
     with pytest.raises(CallerError, match="have a service already"):
         load_services(["x/*=services_here:Good", "x/*=services_here:Good"])
 
 
-def test_pulsar_without_its_extra_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever names the service without its libraries is told what to install, before a broker starts."""
+def test_pulsar_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
     assert "counter" == services.default_service()
     with pytest.raises(CallerError, match=r"pip install 'equipoise\[pulsar\]'"):

@@ -56,8 +56,7 @@ def log(tmp_path: Path) -> str:
     return write(owned_channel().entries, tmp_path)
 
 
-def test_jobs_get_what_the_command_line_says(asked: Asked, log: str, tmp_path: Path) -> None:
-    """Each option reaches its job, and what is not given is as it is by default."""
+def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> None:
     archive = tmp_path / "tables"
     lines = {
         ("audit", "--log", log): AuditOptions(log_url=log, archive=Path(f"{log.removeprefix('sqlite:')}.archive")),
@@ -80,8 +79,7 @@ def test_jobs_get_what_the_command_line_says(asked: Asked, log: str, tmp_path: P
     assert list(lines.values()) == asked.options
 
 
-def test_a_report_is_of_the_log_in_the_environment(asked: Asked, log: str) -> None:
-    """As for every command the variable names the log; an archive that is named goes before it."""
+def test_report_takes_the_log_of_the_environment(asked: Asked, log: str) -> None:
     codes = [run("spark", "report", log=log).exit_code, run("spark", "report", "--archive", "tables", log=log).exit_code]
     assert [ExitCode.OK, ExitCode.OK] == codes
     assert [(log, None), (None, Path("tables"))] == [
@@ -89,15 +87,13 @@ def test_a_report_is_of_the_log_in_the_environment(asked: Asked, log: str) -> No
     ]
 
 
-def test_what_was_found_is_the_exit_code(asked: Asked, log: str) -> None:
-    """A job that found something ends with 1; its results go to the standard output, and its notes do not."""
+def test_findings_end_with_exit_code_1(asked: Asked, log: str) -> None:
     asked.found = 3
     result = run("spark", "audit", "--log", log, "--to-end")
     assert (ExitCode.REFUSED, "a result\n", "a note\n") == (result.exit_code, result.stdout, result.stderr)
 
 
-def test_a_machine_without_java_ends_with_its_own_exit_code(asked: Asked, log: str) -> None:
-    """Somebody must act first: a line that says what to do, and 4."""
+def test_a_missing_java_ends_with_exit_code_4(asked: Asked, log: str) -> None:
     asked.failure = OperatorError("Spark needs Java 17 or newer: there is none; apt-get install it")
     result = run("spark", "audit", "--log", log)
     assert (ExitCode.OPERATOR, True) == (result.exit_code, "apt-get install" in result.stderr)
@@ -123,7 +119,6 @@ main()
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: str, tmp_path: Path) -> None:
-    """Without the extra, each command ends with one line that says what to install, and the exit code of a wrong command line."""
     where = ("--log", log) if job in ("audit", "archive") else ("--archive", str(tmp_path))
     line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -147,8 +142,7 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
         (("compact",), "--archive"),
     ],
 )
-def test_a_wrong_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:
-    """What is wrong with a command line is said before Spark takes its seconds."""
+def test_a_wrong_command_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:
     result = run("spark", *(word.replace("{log}", log) for word in line))
     assert (ExitCode.USAGE, True) == (result.exit_code, named in " ".join(result.stderr.split()))
     assert [] == asked.options

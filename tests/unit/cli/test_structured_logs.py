@@ -38,7 +38,6 @@ def event(message: object, *arguments: object, **fields: object) -> logging.LogR
 
 
 def test_an_event_is_one_json_object() -> None:
-    """An event in a file or a pipe is one JSON object with its time, its level and its fields."""
     line = JsonLines().format(event("append of %s failed", "x", bundle="t/n/0x0_0x1", offset=7, reason=None))
     assert {
         "time": "2023-11-14T22:13:20.250+00:00",
@@ -52,13 +51,11 @@ def test_an_event_is_one_json_object() -> None:
 
 
 def test_an_event_is_readable_at_a_terminal() -> None:
-    """An event at a terminal is one line, whatever stands in it."""
     line = PlainLines().format(event("two\nlines", bundle="b", offset=7, text="\x1b[2J"))
     assert line.endswith(r" WARNING two\nlines  bundle=b offset=7 text=\x1b[2J")
 
 
 def test_an_error_brings_its_traceback() -> None:
-    """The traceback of an error is in a field of its own, or below the line."""
     record = event("close failed")
     try:
         int("broken")
@@ -71,34 +68,29 @@ def test_an_error_brings_its_traceback() -> None:
 
 
 def test_fields_do_not_hide_the_envelope() -> None:
-    """A field that is named like a part of the envelope does not take its place."""
     assert "warning" == json.loads(JsonLines().format(event("x", level="none at all")))["level"]
 
 
 @pytest.mark.parametrize("value", [2**70, "\ud800", Unspeakable(), {1: {2: (3,)}}, b"\xff", float("nan"), object()])
-def test_a_field_of_any_kind_is_told(value: object) -> None:
-    """What JSON cannot express is told in some other way, and never raises."""
+def test_a_field_of_any_type_is_logged(value: object) -> None:
     json.loads(JsonLines().format(event("x", value=value)))
     assert "value=" in PlainLines().format(event("x", value=value))
 
 
-def test_a_structure_that_holds_itself_is_told() -> None:
-    """A list that is an element of itself ends as text."""
+def test_a_recursive_structure_is_logged() -> None:
     knot: list[object] = []
     knot.append(knot)
     assert "[[...]]" == json.loads(JsonLines().format(event("x", knot=knot)))["knot"]
 
 
 @pytest.mark.parametrize("arguments", [(), (1, 2), (Unspeakable(),)])
-def test_a_message_that_does_not_fit_its_arguments_is_told(arguments: tuple[object, ...]) -> None:
-    """A mistake in a log call does not raise where something was to be logged."""
+def test_a_message_with_wrong_arguments_is_logged(arguments: tuple[object, ...]) -> None:
     for formatter in (JsonLines(), PlainLines()):
         assert "to %s" in formatter.format(event("to %s", *arguments))
 
 
 @given(st.text(), st.dictionaries(st.text(), st.text() | st.integers() | st.binary() | st.floats() | st.none()))
 def test_any_event_is_one_line(message: str, fields: dict[str, object]) -> None:
-    """Whatever is logged becomes one line that JSON can read."""
     record = event(message)
     record.__dict__.update((f"field {name}", value) for name, value in fields.items())
     line = JsonLines().format(record)
@@ -118,8 +110,7 @@ def root() -> Iterator[logging.Logger]:
     root.handlers, root.level = handlers, level
 
 
-def test_a_process_of_ours_logs_as_its_stream_wants(root: logging.Logger) -> None:
-    """JSON lines go to a pipe and plain ones to a terminal, from `INFO` on."""
+def test_a_pipe_gets_json_and_a_terminal_plain_lines(root: logging.Logger) -> None:
     pipe, terminal = io.StringIO(), Terminal()
     configure(pipe)
     logging.getLogger("equipoise.brokers.runtime.worker").info("ready", extra={"broker": "b"})

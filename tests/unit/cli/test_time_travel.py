@@ -46,8 +46,7 @@ def digest_at(offset: int) -> str:
     return f"0x{channel.view.digest():016x}"
 
 
-def test_diff_tells_what_changed(log: str) -> None:
-    """Each key that came, went or changed is a line with what it was and is; what only renewed is none."""
+def test_diff_prints_what_changed(log: str) -> None:
     result = run("channel", "diff", "9", "16", log=log)
     assert (
         f"""\
@@ -67,8 +66,7 @@ digest: {digest_at(9)} -> {digest_at(16)}
     assert ("", 0) == (result.stderr, result.exit_code)
 
 
-def test_diff_tells_programs_the_same(log: str) -> None:
-    """As JSON it is one document: by kind of key what was added, removed and changed."""
+def test_diff_prints_json(log: str) -> None:
     document = json.loads(run("channel", "diff", "9", "16", "--json", log=log).stdout)
     assert (9, 16) == (document["before"]["offset"], document["after"]["offset"])
     assert ["d"] == [row["broker"] for row in document["brokers"]["added"]]
@@ -78,23 +76,20 @@ def test_diff_tells_programs_the_same(log: str) -> None:
     assert [{"policy": POLICY, "document": {"limit": 1}}] == document["policies"]["added"]
 
 
-def test_diff_of_renewals_is_nothing(log: str) -> None:
-    """Where only leases were renewed nothing is told but offset and digest."""
+def test_diff_ignores_renewals(log: str) -> None:
     result = run("channel", "diff", "15", "16", log=log)
     assert ["offset: 15 -> 16", "nothing changed except renewals"] == [result.stdout.splitlines()[0], result.stdout.splitlines()[-1]]
     assert "~" not in result.stdout
 
 
-def test_diff_goes_forward(log: str) -> None:
-    """The earlier moment comes first."""
+def test_diff_needs_the_earlier_moment_first(log: str) -> None:
     for moments in (("16", "9"), ("now", "-1h")):
         result = run("channel", "diff", *moments, log=log)
         assert ("", 2) == (result.stdout, result.exit_code)
         assert f"{moments[1]} is before {moments[0]}; give the earlier moment first" in result.stderr
 
 
-def test_a_time_is_that_of_the_storage(tmp_path: Path) -> None:
-    """At a time the view is what was appended before it, by the clock of the log, whatever the records themselves say."""
+def test_a_time_is_compared_with_the_clock_of_the_log(tmp_path: Path) -> None:
     channel = moved_channel()
     url = write(channel.entries[:9], tmp_path)
     between = time.time_ns() // 1_000_000 + 5
@@ -117,8 +112,7 @@ def truncated(url: str) -> None:
     log.close()
 
 
-def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
-    """From the snapshot's horizon on all is known as before; of what lies before it is said that it is gone."""
+def test_the_past_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
     whole = run("channel", "at", "12", log=log).stdout
     truncated(log)
     assert whole == run("channel", "at", "12", log=log).stdout
@@ -132,8 +126,7 @@ def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
         assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
 
 
-def test_a_record_from_before_is_gone(log: str) -> None:
-    """A record from before the snapshot's horizon cannot be judged any more, also where its bytes are still on the log."""
+def test_a_record_before_the_snapshot_is_not_shown(log: str) -> None:
     truncated(log)
     result = run("channel", "show", "8", log=log)
     told = f"error: the log {log} no longer has the view at offset 8: the records before offset 9 have been compacted"
@@ -142,8 +135,7 @@ def test_a_record_from_before_is_gone(log: str) -> None:
     assert ["10"] == [line.split()[0] for line in run("channel", "tail", "--from", "10", log=log).stdout.splitlines()][:1]
 
 
-def test_why_begins_where_the_log_was_compacted(log: str) -> None:
-    """The story of a bundle then begins with how it stood at the snapshot's horizon."""
+def test_why_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
     story = run("channel", "why", LEFT, log=log).stdout.splitlines()
     truncated(log)
     result = run("channel", "why", LEFT, log=log)
@@ -158,8 +150,7 @@ def test_why_begins_where_the_log_was_compacted(log: str) -> None:
     assert 2 == run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log).exit_code
 
 
-def test_a_closed_log_still_tells_its_history(tmp_path: Path) -> None:
-    """Who looks back meets the record that closed it as the last one; who would go on with it is refused."""
+def test_the_history_of_a_closed_log_can_be_read(tmp_path: Path) -> None:
     channel = moved_channel()
     for broker in ("a", "b", "d"):
         channel.die(broker)
@@ -176,7 +167,6 @@ def test_a_closed_log_still_tells_its_history(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("at", "now"), ("diff", "9", "now")])
 def test_a_time_after_a_log_was_closed_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """Since then its channel goes on in a copy, so this log does not know how it stands."""
     channel = moved_channel()
     for broker in ("a", "b", "d"):
         channel.die(broker)
@@ -187,8 +177,7 @@ def test_a_time_after_a_log_was_closed_is_refused(tmp_path: Path, command: tuple
 
 
 @pytest.mark.parametrize("command", [("at", "{}"), ("diff", "{}", "now"), ("diff", "9", "{}")])
-def test_a_time_that_has_not_come_is_refused(log: str, command: tuple[str, ...]) -> None:
-    """Nobody knows the future: the newest view is not shown in its place."""
+def test_a_time_in_the_future_is_refused(log: str, command: tuple[str, ...]) -> None:
     result = run("channel", *(each.format("2999-01-01T00:00") for each in command), log=log)
     assert ("", 2) == (result.stdout, result.exit_code)
     assert "2999-01-01T00:00 is in the future" in " ".join(result.stderr.split())
@@ -196,7 +185,6 @@ def test_a_time_that_has_not_come_is_refused(log: str, command: tuple[str, ...])
 
 @pytest.mark.parametrize("command", [("at", "-1h"), ("diff", "-1h", "now"), ("at", "1970-01-01T00:00:01Z")])
 def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) -> None:
-    """Of a time before the first record the log knows nothing: an empty view would say that there was no channel."""
     result = run("channel", *command, log=log)
     assert ("", 2) == (result.stdout, result.exit_code)
     assert f"error: the log {log} does not have the view at " in result.stderr
@@ -204,7 +192,6 @@ def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) ->
 
 
 def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
-    """The records of an import have its time: what they came to at an earlier time is not shown."""
     made, export = f"sqlite:{tmp_path / 'imported.db'}", str(tmp_path / "export.jsonl")
     assert (0, 0) == (run("channel", "export", export, log=log).exit_code, run("channel", "import", export, made).exit_code)
     for command in (("at", "-1h"), ("diff", "-1h", "now")):
@@ -215,7 +202,6 @@ def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
 
 
 def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
-    """A copy has the view with which it began, and none of the moments before it, by time as by offset."""
     made = f"sqlite:{tmp_path / 'copy.db'}"
     assert 0 == run("channel", "copy", log, made).exit_code
     for command in (("at", "-1h"), ("diff", "-1h", "now"), ("at", "8")):

@@ -43,8 +43,7 @@ def giving_up(view: View) -> AnyRecord | None:
 
 
 @pytest.mark.parametrize("destination", [(), ("-d", "c")])
-def test_an_unload_that_comes_back_is_refused(destination: tuple[str, ...], log: str) -> None:
-    """A destination that cannot open what it owns already gives it up; the command says so, and who owns the bundle now."""
+def test_an_unload_whose_destination_gives_the_bundle_up_is_refused(destination: tuple[str, ...], log: str) -> None:
     with Actors(log, also=giving_up):
         out, error, code = unload(log, "--bundle", LEFT_RANGE, *destination)
     told = f"error: the transfer of {LEFT} was cancelled: {LEFT} came back to a, token 16: c could not open it: no disk; see equipoise"
@@ -52,8 +51,7 @@ def test_an_unload_that_comes_back_is_refused(destination: tuple[str, ...], log:
     assert error.startswith(told)
 
 
-def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
-    """The command names the bundles that a destination refused, and ends with exit code 1, as for one bundle."""
+def test_an_unload_of_all_names_the_bundles_that_came_back(log: str) -> None:
     with Actors(log, also=giving_up):
         out, _, code = unload(log)
     moved, came_back = out.splitlines()
@@ -61,8 +59,7 @@ def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
     assert came_back.startswith(f"{LEFT} came back to a, token ")
 
 
-def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
+def test_a_refusal_is_noted_while_other_bundles_are_requested(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     propose_once = on_channel.submit
 
     def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, intent: Intent, listener: Listener) -> Folded:
@@ -82,7 +79,6 @@ def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypat
 
 
 def test_an_unload_without_anybody_else_waits_for_the_next_owner(tmp_path: Path) -> None:
-    """A lone broker's bundle is its own again when the command returns, which says why."""
     channel = owned_channel()
     for other in "bc":
         channel.die(other)

@@ -23,8 +23,7 @@ def nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCluster, "start", start)
 
 
-def test_the_log_of_up_lies_in_its_directory() -> None:
-    """Whatever log the environment names for the other commands, the one in `--data` is taken, and that is said."""
+def test_up_reports_that_it_ignores_the_log_of_the_environment() -> None:
     told = run("up", "--data", "other", log="sqlite:cluster/channel.db").stdout.splitlines()
     said = f"{LOG_VARIABLE} names sqlite:cluster/channel.db, which is not used: this cluster's log is sqlite:other/channel.db"
     assert f"{said}; --log names another" == told[0]
@@ -41,14 +40,12 @@ def test_the_log_of_up_lies_in_its_directory() -> None:
         ("sqlite:cluster/channel.db", ("--log", "sqlite:mine.db")),
     ],
 )
-def test_nothing_is_said_where_nothing_is_overridden(named: str | None, options: tuple[str, ...], tmp_path: Path) -> None:
-    """An environment that names the same file, or a log that is named on the command line, is nothing to speak of."""
+def test_up_reports_nothing_if_the_environment_names_its_log(named: str | None, options: tuple[str, ...], tmp_path: Path) -> None:
     log = None if named is None else named.replace("{folder}", str(tmp_path))
     assert "no broker is left\n" == run("up", *options, log=log).stdout
 
 
-def test_ports_that_overlap_are_an_error_of_usage(tmp_path: Path) -> None:
-    """Two rows of ports that overlap are told in one line, and nothing is made; nor for a row where nobody would listen."""
+def test_overlapping_ports_are_a_usage_error(tmp_path: Path) -> None:
     options = ("up", "--data", str(tmp_path / "cluster"), "--http-port", "8080", "--pulsar-port", "8081")
     refused = run(*options, "--service", "pulsar")
     told = "pulsar_port: the ports of 3 brokers from 8081 on overlap with those from http_port=8080 on"
@@ -60,8 +57,7 @@ def test_ports_that_overlap_are_an_error_of_usage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("service", "url"), [("pulsar", "pulsar://127.0.0.1:7000,127.0.0.1:7001"), ("counter", None)])
-def test_the_line_that_it_is_ready_has_all_urls(service: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads it knows the log, what to try, and where Pulsar's clients connect, if any are taken; programs, the same."""
+def test_the_ready_line_has_all_urls(service: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalCluster, "start", lambda _: None)
     ports = ("--http-port", "8000", *(("--pulsar-port", "7000") if url else ()))
     options = ("up", "--data", "cluster", "--brokers", "2", *ports, "--service", service)

@@ -70,8 +70,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("case", USAGE_ERRORS)
-def test_a_usage_error_is_said_once(case: str, log: str) -> None:
-    """People read one error, programs one JSON object on the standard error; both get exit code 2, and nothing is made."""
+def test_a_usage_error_is_printed_once_and_nothing_is_created(case: str, log: str) -> None:
     line, kind, message = USAGE_ERRORS[case]
     arguments = [word.replace("{log}", log).replace("{file}", "empty") for word in line]
     told = run(*arguments)
@@ -86,29 +85,25 @@ def test_a_usage_error_is_said_once(case: str, log: str) -> None:
     assert 0 == Path("empty").stat().st_size
 
 
-def test_json_is_wanted_only_before_the_words_begin(log: str) -> None:
-    """A `--json` after `--` is a word like any other."""
+def test_json_after_a_double_dash_is_a_word(log: str) -> None:
     told = run("bundles", "owner", "--log", log, "--bogus", "--", NAMESPACE, "--json")
     assert (2, True) == (told.exit_code, told.stderr.startswith("Usage: equipoise bundles owner"))
     assert 0 == run("bundles", "owner", "--log", log, "--", NAMESPACE, "--json").exit_code
 
 
-def test_usage_comes_with_the_error(log: str) -> None:
-    """Programs that show an error to people can show how the command is used."""
+def test_a_usage_error_as_json_has_the_usage_line(log: str) -> None:
     document = json.loads(run("channel", "show", "--json", "--log", log).stderr)
     assert ("equipoise channel show [OPTIONS] {OFFSET}", "Missing argument 'OFFSET'.") == (document["usage"], document["message"])
 
 
 @pytest.mark.parametrize("command", [("verify",), ("export",), ("tail",), ("show", "1")])
-def test_reading_is_bounded(command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a log is, a command that reads it ends at its deadline, and says so as it is asked to."""
+def test_reading_ends_at_the_deadline(command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Deadline, "remaining_ms", lambda _: 0)
     told = run("channel", *command, "--timeout", "7", "--json", log=log)
     document = json.loads(told.stderr)
     assert (3, "DeadlineExceeded", 7_000) == (told.exit_code, document["error"], document["waited_ms"])
 
 
-def test_a_log_without_records_has_none_to_show(tmp_path: Path) -> None:
-    """Where there is no record at all, the error does not speak of a last one."""
+def test_show_on_an_empty_log(tmp_path: Path) -> None:
     told = run("channel", "show", "1", log=write((), tmp_path))
     assert (2, True) == (told.exit_code, "has no record at offset 1; it has no records yet" in told.stderr)

@@ -57,16 +57,14 @@ async def named(client: Client, broker: str | None) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_the_owner_is_known_at_once() -> None:
-    """A key's owner is told with the addresses that it advertised."""
+async def test_the_owner_is_returned_with_its_addresses() -> None:
     log = shown(channel_in("owned"))
     async with Client(log.url) as client:
         peer = await client.owner(NAMESPACE, "key", timeout_ms=0)
     assert ("owner", {"http": "http://owner"}) == (peer.broker, peer.addresses)
 
 
-async def test_a_caller_waits_while_nobody_serves() -> None:
-    """While a bundle is handed over nobody is named, and the caller hears of the new owner as soon as the log tells."""
+async def test_a_caller_waits_during_a_handover() -> None:
     log = shown(channel_in("transferring"))
     async with Client(log.url) as client:
         assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "source"
@@ -79,8 +77,7 @@ async def test_a_caller_waits_while_nobody_serves() -> None:
         assert (await waiting).broker == "owner"
 
 
-async def test_waiting_has_an_end() -> None:
-    """Where nobody comes to serve a key, its caller hears so after its own time."""
+async def test_waiting_ends_at_the_deadline() -> None:
     log = shown(channel_in("free"))
     async with Client(log.url) as client:
         with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key"):
@@ -88,7 +85,6 @@ async def test_waiting_has_an_end() -> None:
 
 
 async def test_names_are_checked() -> None:
-    """A namespace that is not there, and a text that is none, are errors of the caller."""
     log = shown(channel_in("owned"))
     async with Client(log.url) as client:
         with pytest.raises(UnknownNamespace):
@@ -97,8 +93,7 @@ async def test_names_are_checked() -> None:
             await client.owner("no namespace", "key")
 
 
-async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -> None:
-    """After a call to an owner that is gone, the next answer is the new owner, however soon it is asked for."""
+async def test_a_misrouted_owner_is_not_returned_until_the_bundle_changes() -> None:
     log = shown(channel_in("owned", "other"))
     async with Client(log.url) as client:
         seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
@@ -112,8 +107,7 @@ async def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -
         assert (await waiting).broker == "other"
 
 
-async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing new comes to be known, the trouble may have passed: the owner is named again, once distrust has ended."""
+async def test_a_misrouted_owner_is_returned_again_after_distrust_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
     log = shown(channel_in("owned"))
     async with Client(log.url) as client:
@@ -123,8 +117,7 @@ async def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.Mo
         assert seen == await client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS)
 
 
-async def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
-    """A caller that has seen an owner whom the table does not name any more tells nothing new."""
+async def test_a_report_about_a_former_owner_changes_nothing() -> None:
     log = shown(channel_in("owned", "other"))
     async with Client(log.url) as client:
         seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
@@ -136,8 +129,7 @@ async def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
         assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
 
 
-async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distrust beyond its bound forgets the oldest, and a caller beyond the row's end is sent away."""
+async def test_distrusted_owners_and_waiting_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
     monkeypatch.setattr(client_module, "WAITERS_MAX", 1)
     channel = channel_in("owned")
@@ -158,8 +150,7 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert seen == await waiting
 
 
-def test_a_client_without_a_loop() -> None:
-    """In a thread of its own the client answers as on a loop, and ends with its context."""
+def test_a_client_in_a_thread_answers_without_a_loop() -> None:
     log = shown(channel_in("owned"))
     with Client(log.url).in_thread() as client:
         seen = client.owner(NAMESPACE, "key")
@@ -173,19 +164,16 @@ def test_a_client_without_a_loop() -> None:
 
 @pytest.mark.parametrize("sources", [(), ("memory:a", "memory:b"), ("http://a", "memory:b")])
 def test_a_client_has_one_kind_of_source(sources: tuple[str, ...]) -> None:
-    """No source, two logs, or a log beside brokers, is a mistake, told at once."""
     with pytest.raises(CallerError, match="takes one log URL"):
         Client(*sources)
 
 
-def test_a_log_that_is_not_there_is_told_at_the_start(tmp_path: object) -> None:
-    """A client does not make the log that it is to follow, and ends its thread when it cannot start."""
+def test_a_log_that_does_not_exist_ends_the_start(tmp_path: object) -> None:
     with pytest.raises(LogNotBegun, match="there is no file"), Client(f"sqlite:{tmp_path}/log.db").in_thread():
         pass
 
 
-async def test_what_ends_the_following_is_told_to_every_caller() -> None:
-    """Once the log cannot be followed any more, each question is answered with the reason, those that wait included."""
+async def test_every_caller_gets_the_error_that_ended_the_subscription() -> None:
     channel = Channel()
     channel.genesis()
     channel.accept(joined("owner", channel.view, nonce="n", supports=2))

@@ -67,8 +67,7 @@ async def owner(client: Client, namespace: str = "tenant/ns") -> str:
     return (await client.owner(namespace, "key", timeout_ms=TIMEOUT_MS)).broker
 
 
-async def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is kept alive and never brings a table is given up for another."""
+async def test_a_stream_without_a_table_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_source, "TABLE_SECONDS_MAX", 0.05)
 
     async def dawdle(_request: web.Request, response: web.StreamResponse) -> None:
@@ -83,8 +82,7 @@ async def test_a_broker_that_never_comes_to_the_point_is_left(monkeypatch: pytes
         assert "good" == await owner(client)
 
 
-async def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table alone is no success: each stream that breaks at once makes the next pause longer, up to the longest."""
+async def test_streams_that_break_at_once_lengthen_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     def at_once(_: float, longest: float) -> float:
@@ -104,8 +102,7 @@ async def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytes
     assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
 
 
-async def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that waits longer between its attempts than an owner is distrusted gets another broker's word on the second complaint."""
+async def test_reports_of_a_wrong_owner_replace_a_stale_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 1)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
 
@@ -119,8 +116,7 @@ async def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pyte
             await asyncio.sleep(0.005)
 
 
-async def test_the_stream_of_a_deleted_namespace_is_left() -> None:
-    """Once a broker has said that the namespace is deleted, the client hangs up, whether the broker does or not."""
+async def test_the_stream_of_a_deleted_namespace_is_closed() -> None:
     left = asyncio.Event()
 
     async def linger(_request: web.Request, response: web.StreamResponse) -> None:
@@ -140,8 +136,7 @@ async def test_the_stream_of_a_deleted_namespace_is_left() -> None:
             await owner(client)
 
 
-async def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is full takes one more namespace for one that is not there, or that nobody has asked about for long."""
+async def test_unknown_and_idle_namespaces_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 2)
 
     async with serving(well) as address, Client(address) as client:
@@ -155,8 +150,7 @@ async def test_namespaces_that_are_not_there_take_no_room(monkeypatch: pytest.Mo
         assert "good" == await owner(client, "tenant/three")
 
 
-async def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that tells of more and more bundles is given up for another before it fills the memory."""
+async def test_a_stream_with_too_many_bundles_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_source, "ROWS_MAX", 3)
     told: list[int] = []
 
@@ -177,9 +171,7 @@ async def test_a_table_beyond_the_bound_is_left(monkeypatch: pytest.MonkeyPatch)
         assert len(told) > http_source.ROWS_MAX
 
 
-async def test_who_waits_is_told_that_the_client_has_ended() -> None:
-    """A caller that waits when the client is left hears of it at once, and so do those who come before its start or after its end."""
-
+async def test_callers_outside_the_context_get_an_error_at_once() -> None:
     async def silent(_request: web.Request, _response: web.StreamResponse) -> None:
         await asyncio.Event().wait()
 
@@ -201,8 +193,7 @@ async def test_who_waits_is_told_that_the_client_has_ended() -> None:
             await client.__aenter__()
 
 
-async def test_no_path_is_made_of_what_is_no_name() -> None:
-    """What is no namespace's name reaches no broker, in a question or in a complaint."""
+async def test_an_invalid_namespace_reaches_no_broker() -> None:
     asked: list[str] = []
 
     async def note(request: web.Request, _response: web.StreamResponse) -> None:
@@ -218,7 +209,6 @@ async def test_no_path_is_made_of_what_is_no_name() -> None:
 
 
 async def test_events_are_read_however_they_are_cut() -> None:
-    """Wherever the network cuts a stream, the same events come out."""
     data = HEARTBEAT + b"id: 1\nevent: table\ndata: {}\n\n" + HEARTBEAT + b"event: change\ndata: [1]\n\n"
 
     async def chunks(size: int, first: int) -> AsyncIterator[bytes]:

@@ -14,8 +14,7 @@ from tests.channels.folding import NAMESPACE, channel_with
 numbers = itertools.count()
 
 
-async def test_a_client_begins_with_the_snapshot_and_is_told_of_changes() -> None:
-    """Of a log that was cut off a client knows who owns what, and learns of what changes after that."""
+async def test_a_client_of_a_truncated_log_starts_from_the_snapshot() -> None:
     channel = channel_with("a", bundles=1)
     channel.own("a")
     writer = MemoryLog(name=f"memory:log-source-{next(numbers)}")

@@ -31,19 +31,16 @@ def names(table: Table, *points: int) -> list[str | None]:
 
 
 def test_a_point_lies_in_one_bundle() -> None:
-    """The low end belongs to a bundle and the high end to the next, but for the end of the hash space."""
     table = Table([row("right", MIDDLE, HASH_MAX), row("left", 0, MIDDLE)])
     assert ["left", "left", "right", "right"] == names(table, 0, MIDDLE - 1, MIDDLE, HASH_MAX)
 
 
-def test_what_no_bundle_covers_is_not_known() -> None:
-    """A table with a hole, which a stream may show for a moment, knows nothing of it."""
+def test_a_point_in_a_gap_is_in_no_bundle() -> None:
     assert [None, "middle", None] == names(Table([row("middle", 10, 20)]), 9, 10, 20)
     assert [None] == names(Table([]), 0)
 
 
 def test_changes_replace_split_and_merge() -> None:
-    """A changed bundle takes its own place, children that of their parent, a union that of two neighbours."""
     table = Table([row("left", 0, MIDDLE), row("right", MIDDLE, HASH_MAX)])
     table.change([row("left", 0, MIDDLE, broker="b")], [])
     assert Peer(broker="b") == getattr(table.at(0), "peer", None)
@@ -76,21 +73,18 @@ def parsed(*chunks: bytes) -> list[tuple[str, bytes]]:
 TEXT = b': hello\n\nid: 5\nevent: table\ndata: {"a": 1}\n\n:\n\nid: 6\nevent: change\ndata: {"b: c": ": "}\n\nevent: cut'
 
 
-def test_events_are_told_apart() -> None:
-    """Each event has its name and its data; comments, and an event that was cut off, are passed over."""
+def test_comments_and_incomplete_events_are_skipped() -> None:
     assert [("table", b'{"a": 1}'), ("change", b'{"b: c": ": "}')] == parsed(TEXT)
 
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=8))
 def test_events_do_not_depend_on_chunks(cuts: list[int]) -> None:
-    """Wherever the network cuts a stream, its events are the same."""
     edges = [0, *sorted(cuts), len(TEXT)]
     assert parsed(TEXT) == parsed(*(TEXT[low:high] for low, high in pairwise(edges)))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
-def test_any_bytes_are_events_or_none(chunks: list[bytes]) -> None:
-    """Whatever a stranger sends, parsing it ends, with events or a `ValueError` that the stream takes for a broken one."""
+def test_any_bytes_are_events_or_a_value_error(chunks: list[bytes]) -> None:
     try:
         found = parsed(*chunks)
     except ValueError:
@@ -99,7 +93,6 @@ def test_any_bytes_are_events_or_none(chunks: list[bytes]) -> None:
 
 
 def test_a_giant_event_breaks_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream whose event has no end is given up before it fills the memory."""
     monkeypatch.setattr(http_source, "EVENT_BYTES_MAX", 100)
     with pytest.raises(PeerError, match="larger than 100 bytes"):
         parsed(b"data: " + b"x" * 200)

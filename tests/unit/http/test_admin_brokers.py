@@ -16,7 +16,6 @@ pytestmark = pytest.mark.integration
 
 
 async def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
-    """The live brokers of the cluster are told by id, and the leader with its address."""
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         for path in ("/admin/v2/brokers", "/admin/v2/brokers/equipoise"):
@@ -30,8 +29,7 @@ async def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
         assert {"brokerId": other.id, "serviceUrl": other.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
 
 
-async def test_a_broker_reports_its_load(tmp_path: Path) -> None:
-    """The report names every open bundle, with what its service says that it costs."""
+async def test_the_load_report_names_every_open_bundle_with_its_load(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,), (busy, *idle) = brokers.brokers, brokers.bundles()
         broker.service.loads[busy] = BundleLoad(calls_per_second=2.5, bytes_per_second=100.0, sessions=3)
@@ -42,8 +40,7 @@ async def test_a_broker_reports_its_load(tmp_path: Path) -> None:
         assert sorted([busy, *idle]) == report["bundles"]
 
 
-async def test_a_broker_drains_when_it_is_asked_to(tmp_path: Path) -> None:
-    """A broker that was told to drain says so on the channel, is not ready, and moves everything away."""
+async def test_a_drained_broker_is_not_ready_and_moves_its_bundles_away(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         drained, other = brokers.brokers
         assert 204 == (await drained.ask("POST", "/admin/v2/brokers/drain")).status
@@ -53,8 +50,7 @@ async def test_a_broker_drains_when_it_is_asked_to(tmp_path: Path) -> None:
         await until(lambda: {other.worker.agent.incarnation} == {bundle.owner for bundle in brokers.view.bundles.values()})
 
 
-async def test_entries_are_told_whole(tmp_path: Path) -> None:
-    """A bundle and all brokers are told as the view has them."""
+async def test_all_fields_of_bundles_and_brokers_are_returned(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, labels={"zone": "a"}) as brokers:
         bundle = brokers.bundles()[1]
         owner, entry = brokers.owner_of(bundle), brokers.view.bundles[bundle]
@@ -86,8 +82,7 @@ async def test_entries_are_told_whole(tmp_path: Path) -> None:
         assert 4 == sum(document["bundles"] for document in documents)
 
 
-async def test_what_was_parted_with_is_handed_over(tmp_path: Path) -> None:
-    """The former owner gives what its service still holds of a bundle, and 204 where that is nothing."""
+async def test_a_former_owner_returns_the_state_of_a_closed_bundle(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         source = brokers.owner_of(bundle)
@@ -101,8 +96,7 @@ async def test_what_was_parted_with_is_handed_over(tmp_path: Path) -> None:
         assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
 
 
-async def test_state_that_is_long_in_coming_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next owner of a bundle is told that the service here takes too long, and not that something broke."""
+async def test_a_handover_that_takes_too_long_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_runner, "_QUESTION_MS", 10)
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
@@ -113,8 +107,7 @@ async def test_state_that_is_long_in_coming_is_answered_504(tmp_path: Path, monk
         assert (504, True) == (answer.status, f"giving the state of {bundle}" in answer.reason)
 
 
-async def test_a_ready_broker_says_so(tmp_path: Path) -> None:
-    """A broker with a lease is alive, ready and healthy, in each of the ways of asking."""
+async def test_a_ready_broker_reports_itself_ready_on_each_path(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
@@ -134,8 +127,7 @@ READING = (
 )
 
 
-async def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a broker has read the channel and joined, it answers 503 instead of what it does not know, and holds lookups."""
+async def test_a_broker_that_is_not_ready_answers_503_instead_of_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with started(tmp_path, f"memory:{uuid.uuid4()}", {"lookup_ms": 100}) as broker:
         monkeypatch.setattr(type(broker.worker.agent), "is_ready", False)
         for path in READING:
@@ -155,8 +147,7 @@ async def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeyp
         assert 404 == (await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")).status
 
 
-async def test_readiness_ends_with_the_lease_and_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker whose lease has run out, or whose log is away, is alive but not ready, and says why."""
+async def test_a_broker_without_a_lease_or_without_the_log_is_alive_but_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         with monkeypatch.context() as patched:
@@ -182,8 +173,7 @@ async def metric(broker: Broker, series: str) -> float:
     return next(float(line.removeprefix(start)) for line in answer.body.decode().splitlines() if line.startswith(start))
 
 
-async def test_metrics_tell_the_state_of_the_broker(tmp_path: Path) -> None:
-    """What Prometheus reads are the numbers of this broker at this moment."""
+async def test_metrics_show_the_state_of_the_broker(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         source = brokers.owner_of(bundle)
@@ -199,8 +189,7 @@ async def test_metrics_tell_the_state_of_the_broker(tmp_path: Path) -> None:
         assert 0 < await metric(source, "equipoise_records_accepted_total")
 
 
-async def test_a_request_during_an_outage_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that cannot propose answers 503, and says why."""
+async def test_a_broker_that_cannot_propose_answers_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
 

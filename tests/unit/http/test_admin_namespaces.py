@@ -21,9 +21,7 @@ NAMESPACES = "/admin/v2/namespaces"
 TENANTS = "/admin/v2/tenants"
 
 
-def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
-    """A tenant may always be created, is listed once it has a namespace, and deleted once it has none."""
-
+def test_a_tenant_exists_through_its_namespaces(tmp_path: Path) -> None:
     async def story() -> None:
         async with cluster(tmp_path) as brokers:
             (broker,) = brokers.brokers
@@ -50,8 +48,7 @@ def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_namespace_is_created_as_it_was_asked_for(tmp_path: Path) -> None:
-    """A namespace starts with so many bundles, or these, or four; every broker knows it, and brokers own its bundles."""
+def test_a_namespace_has_the_requested_bundles_or_four(tmp_path: Path) -> None:
     quarters = ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"]
     bodies = {
         "few": ({"bundles": {"numBundles": 2}}, ["0x00000000", "0x80000000", "0xffffffff"]),
@@ -103,8 +100,7 @@ BAD_BODIES: tuple[tuple[bytes, int, str], ...] = (
 )
 
 
-async def test_a_body_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """A body that is no namespace is refused with what is wrong, and nothing is created."""
+async def test_an_invalid_body_creates_nothing(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         for body, status, told in BAD_BODIES:
@@ -114,7 +110,7 @@ async def test_a_body_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
-    """Creating a namespace that is there is answered 409, by whichever broker, also if both are asked at once."""
+    """By whichever broker, also if both are asked at once."""
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
@@ -123,8 +119,8 @@ async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
         assert [204, 409] == sorted(answer.status for answer in answers)
 
 
-async def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None:
-    """A deletion waits until every bundle has been closed, also one that was just on the move, and leaves nothing."""
+async def test_a_deletion_waits_until_every_bundle_is_closed(tmp_path: Path) -> None:
+    """One of the bundles is on the move when the deletion begins."""
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         moving = brokers.bundles()[0]
@@ -144,7 +140,7 @@ async def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None
 
 
 async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
-    """The unload of a namespace takes every bundle from its owner, more of them than are unloaded at once."""
+    """There are more of them than are unloaded at once."""
     async with cluster(tmp_path, brokers=2, bundles=100) as brokers:
         before = {name: brokers.view.bundles[name].last for name in brokers.bundles()}
         assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
@@ -153,8 +149,7 @@ async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
         assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
 
 
-async def test_an_unload_of_what_nobody_owns_is_done(tmp_path: Path) -> None:
-    """Without a destination there is nothing to do for a free bundle, as in Pulsar; with one it is refused."""
+async def test_an_unload_of_a_free_bundle_succeeds_unless_it_names_a_destination(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,), bundle = brokers.brokers, brokers.bundles()[0]
         broker.service.refuses.add(bundle)
@@ -171,8 +166,7 @@ async def refusal(brokers: Cluster, query: str, bundle: str | None = None) -> tu
     return answer.status, answer.reason
 
 
-async def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """A destination that is unknown or impossible, and a bundle that does not exist, are refused with different statuses."""
+async def test_impossible_moves_are_refused_with_different_statuses(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (one,) = brokers.brokers
         for query, status, told in (
@@ -200,8 +194,7 @@ def without_offsets(text: str) -> str:
     return re.sub(r"(?<= )\d+", "N", text)
 
 
-async def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) -> None:
-    """Whoever is asked, a broker or the channel itself, the reason is told in the same words."""
+async def test_refusals_read_the_same_over_http_and_on_the_channel(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         log_url = one.worker.config.log_url
@@ -224,8 +217,7 @@ async def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) ->
             assert without_offsets(told) == without_offsets(answer.reason)
 
 
-async def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> None:
-    """At the deadline the caller learns that the move has not happened yet, and it still does."""
+async def test_a_move_that_takes_too_long_is_answered_504_and_goes_on(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, admin_ms=150) as brokers:
         bundle = brokers.bundles()[0]
         source = brokers.owner_of(bundle)
@@ -239,7 +231,6 @@ async def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> Non
 
 
 async def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
-    """A split is answered when the children are there, in the middle or at given positions; a merge undoes it."""
     async with cluster(tmp_path, bundles=1) as brokers:
         (broker,), (whole,) = brokers.brokers, brokers.bundles()
         assert 204 == (await broker.put(f"{path_of(whole)}/split?unload=true&authoritative=false")).status
@@ -270,8 +261,7 @@ BAD_SPLITS: tuple[tuple[str, object, int, str], ...] = (
 )
 
 
-async def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """What cannot be split so is refused with what is wrong, and the bundle stays whole."""
+async def test_an_impossible_split_leaves_the_bundle_whole(tmp_path: Path) -> None:
     async with cluster(tmp_path, bundles=1) as brokers:
         (broker,), (whole,) = brokers.brokers, brokers.bundles()
         for query, body, status, told in BAD_SPLITS:
@@ -281,7 +271,6 @@ async def test_a_split_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
-    """The last bundle has no right neighbour, and bundles of two owners are not merged."""
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         first, second, *_, last = brokers.bundles()
@@ -295,8 +284,7 @@ async def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> No
         assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
 
 
-async def test_moves_overtake_one_another(tmp_path: Path) -> None:
-    """Unloads of one namespace that are asked for at once at both brokers are all answered, whoever was quicker."""
+async def test_concurrent_unloads_of_one_namespace_all_succeed(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
         path = f"{NAMESPACES}/{NAMESPACE}/unload"
         answers = await asyncio.gather(*(broker.put(path) for broker in brokers.brokers for _ in range(3)))
@@ -304,8 +292,7 @@ async def test_moves_overtake_one_another(tmp_path: Path) -> None:
         await brokers.settled()
 
 
-def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When as many moves are waited for as may be, one more is answered 503, and nothing is begun."""
+def test_operations_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_worker, "OPERATIONS_MAX", 1)
 
     async def story() -> None:

@@ -58,8 +58,7 @@ def expected_row(brokers: Cluster, bundle: str) -> Row:
 
 
 @with_cluster(brokers=2)
-async def test_every_broker_tells_the_same_table(brokers: Cluster) -> None:
-    """Without an offset the whole table is answered at once, in order of the hash space."""
+async def test_every_broker_returns_the_same_table(brokers: Cluster) -> None:
     rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
     tables = [await table(broker) for broker in brokers.brokers]
     assert rows == tables[0]["bundles"]
@@ -68,8 +67,7 @@ async def test_every_broker_tells_the_same_table(brokers: Cluster) -> None:
 
 
 @with_cluster(brokers=2, bundles=1)
-async def test_a_poll_waits_for_a_change(brokers: Cluster) -> None:
-    """A poll with the offset of the last table is answered when the namespace changes, and not when another one does."""
+async def test_a_poll_waits_for_a_change_of_its_namespace(brokers: Cluster) -> None:
     one, _ = brokers.brokers
     (bundle,) = brokers.bundles()
     before = await table(one)
@@ -93,7 +91,6 @@ async def test_a_poll_waits_for_a_change(brokers: Cluster) -> None:
 
 @with_cluster()
 async def test_a_poll_ends_unchanged_at_its_timeout(brokers: Cluster) -> None:
-    """A poll in which nothing happens is answered 204, also if it asks for what lies ahead."""
     (broker,) = brokers.brokers
     offset = (await table(broker))["offset"]
     for after in (offset, offset + 1_000):
@@ -107,14 +104,12 @@ async def test_a_poll_ends_unchanged_at_its_timeout(brokers: Cluster) -> None:
 )
 @with_cluster()
 async def test_parameters_that_cannot_be_are_refused(brokers: Cluster, query: str) -> None:
-    """An offset or a timeout that is no number, or no possible one, is answered 400."""
     answer = await brokers.brokers[0].get(f"{PATH}?{query}")
     assert (400, True) == (answer.status, "is not an integer from 0 to" in answer.reason)
 
 
 @with_cluster()
 async def test_an_unknown_namespace_has_no_assignment(brokers: Cluster) -> None:
-    """What is not there is 404, in each form, and a poll learns it when its namespace is deleted."""
     (broker,) = brokers.brokers
     assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
     assert 404 == (await broker.ask("GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"})).status
@@ -185,8 +180,7 @@ class Follower:
 
 
 @with_cluster(brokers=2)
-async def test_a_stream_tells_the_table_and_then_each_change(brokers: Cluster) -> None:
-    """A client that applies the events has the table of the cluster, over transfers, splits and merges."""
+async def test_a_stream_sends_the_table_and_then_each_change(brokers: Cluster) -> None:
     one, other = brokers.brokers
     async with stream(other) as events:
         follower = Follower()
@@ -206,8 +200,7 @@ async def test_a_stream_tells_the_table_and_then_each_change(brokers: Cluster) -
 
 
 @with_cluster(brokers=2, bundles=1)
-async def test_a_slow_follower_gets_the_newest_state_only(brokers: Cluster) -> None:
-    """What changes while a client does not read is drawn together into one event."""
+async def test_changes_that_a_slow_follower_missed_are_combined(brokers: Cluster) -> None:
     one, _ = brokers.brokers
     (bundle,) = brokers.bundles()
     feed = assignment.AssignmentFeed(one.worker.listen, broker=one.id)
@@ -222,8 +215,7 @@ async def test_a_slow_follower_gets_the_newest_state_only(brokers: Cluster) -> N
     feed.close()
 
 
-async def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing happens a stream says nothing, but says it."""
+async def test_a_silent_stream_sends_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
 
     async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
@@ -234,7 +226,6 @@ async def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: 
 
 @with_cluster()
 async def test_a_stream_ends_with_its_namespace(brokers: Cluster) -> None:
-    """When the namespace is deleted the stream says so, and ends."""
     (broker,) = brokers.brokers
     async with stream(broker) as events:
         deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
@@ -247,7 +238,6 @@ async def test_a_stream_ends_with_its_namespace(brokers: Cluster) -> None:
 
 @with_cluster()
 async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
-    """When a broker stops, who waits at it is sent home at once, and goes to another."""
     (broker,) = brokers.brokers
     offset = (await table(broker))["offset"]
     poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
@@ -259,8 +249,7 @@ async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
     assert 204 == (await poll).status
 
 
-async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When as many follow as may, one more is answered 503, and has its turn when another has gone."""
+async def test_followers_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
     async with cluster(tmp_path) as brokers:
@@ -272,8 +261,8 @@ async def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pyte
                 assert (503, True) == (answer.status, "is full" in answer.reason)
 
 
-async def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that is not read until all buffers are full is ended, and its place is free again."""
+async def test_a_stream_that_nobody_reads_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is free again."""
     monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
     # A comment of a megabyte fills the buffers sooner than one of three bytes.
@@ -296,8 +285,8 @@ async def until_answered(broker: Broker, status: int) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that goes away leaves no poll behind, and its place is free again long before the timeout."""
+async def test_a_poll_ends_when_its_client_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
@@ -311,8 +300,7 @@ async def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.M
         await until_answered(broker, 200)
 
 
-async def test_the_tables_that_are_remembered_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table is told anew when more namespaces were asked for than are remembered, and is the same."""
+async def test_a_table_is_the_same_after_it_left_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
 
     async with cluster(tmp_path) as brokers:

@@ -29,8 +29,7 @@ async def shown(broker: Broker) -> tuple[Mapping[str, Mapping[str, object]], Map
     return document.pop("settings"), document
 
 
-async def test_what_is_in_force_is_told_with_where_it_comes_from(tmp_path: Path) -> None:
-    """Every setting: of the channel, of the broker itself, or the default."""
+async def test_each_setting_is_shown_with_its_origin(tmp_path: Path) -> None:
     async with cluster(tmp_path, balance_interval_ms=900) as brokers:
         (broker,) = brokers.brokers
         settings, about = await shown(broker)
@@ -46,8 +45,7 @@ async def test_what_is_in_force_is_told_with_where_it_comes_from(tmp_path: Path)
         assert {"changed_at": offset, "changed_by": "erin", "problems": []} == about
 
 
-async def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> None:
-    """Whichever broker is asked; values as JSON has them, or as texts; null takes a setting away; who asks need not be said."""
+async def test_a_change_is_one_record_for_all_brokers(tmp_path: Path) -> None:
     changes = {
         "balancing.enabled": False,
         "transfer.target_deviation": 0.1,
@@ -75,8 +73,7 @@ async def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path
         assert other.worker.config.base_settings == settings_in(other.worker.view, other.worker.config.base_settings)
 
 
-async def test_changes_at_once_all_land(tmp_path: Path) -> None:
-    """Brokers are asked for different settings at the same time: who loses a race tries again, and each answer tells its own change."""
+async def test_concurrent_changes_of_different_settings_all_succeed(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         names = [name for name, setting in SETTINGS.items() if setting.kind is bool][:RACES_MAX]
         asked = [patch(brokers.brokers[number % 2], {"changes": {name: True}}) for number, name in enumerate(names)]
@@ -106,8 +103,7 @@ BAD_CHANGES: tuple[tuple[object, int, str], ...] = (
 )
 
 
-async def test_what_cannot_be_is_refused_and_the_old_setting_stays(tmp_path: Path) -> None:
-    """With a sentence, and nothing on the channel."""
+async def test_an_invalid_change_leaves_the_old_settings(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         for body, status, told in BAD_CHANGES:
@@ -116,8 +112,8 @@ async def test_what_cannot_be_is_refused_and_the_old_setting_stays(tmp_path: Pat
         assert {} == brokers.view.policies
 
 
-async def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(tmp_path: Path) -> None:
-    """Where its creator does not say how many, also by saying 0, as Pulsar's clients do."""
+async def test_the_channel_sets_the_default_number_of_bundles(tmp_path: Path) -> None:
+    """Pulsar's clients send 0 for the default."""
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         await patch(broker, {"changes": {"balancing.namespace_bundles": 7}})
@@ -126,8 +122,7 @@ async def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(tmp_pa
         assert [7, 7, 2] == [len(brokers.view.bundles_of(f"acme/{name}")) for name in ("none", "zero", "two")]
 
 
-async def test_pulsars_dynamic_configuration_sets_ours(tmp_path: Path) -> None:
-    """A key is converted as from a `broker.conf`, and taken away again with all that it sets."""
+async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         assert [*TAKEN, MANAGER] == (await broker.get(CONFIGURATION)).json()
@@ -151,8 +146,7 @@ BAD_KEYS = (
 )
 
 
-async def test_what_pulsar_has_and_we_do_not_is_refused(tmp_path: Path) -> None:
-    """412, as Pulsar answers to a key that cannot be set."""
+async def test_keys_of_pulsar_without_a_setting_here_are_answered_412(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         for method, path, told in BAD_KEYS:

@@ -74,8 +74,7 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
-async def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the lease its ownerships are good and no others; the one that is good after the outage is the one from before it."""
+async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         keys = [f"key-{number}" for number in range(20)]
 
@@ -96,8 +95,7 @@ async def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytes
         assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
 
 
-async def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the lease a lookup of what fences ends with 503 and the reason, one of what serves on is answered and says since when."""
+async def test_without_a_lease_lookups_are_held_or_answered_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
         logs.go()
@@ -117,8 +115,7 @@ async def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.Mon
                 assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
 
 
-async def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what fences, too, it is told who serves it as long as that broker's lease may run, with since when the channel is lost."""
+async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
         before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
         logs.go()
@@ -133,8 +130,7 @@ async def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytes
             assert [False, False] == [document["suspect"] for document in documents]
 
 
-async def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outage that is over before its deadline costs a lookup the wait, and no error."""
+async def test_a_held_lookup_is_answered_once_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
         logs.go()
         await until(lambda: all(map(is_fenced, brokers.brokers)))
@@ -160,7 +156,6 @@ async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
 
 @pytest.mark.parametrize("lease_ms", [1_000, 6_000])
 async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
-    """A broker that lost the channel does not deny a namespace, with or without a lease, and answers once it has read of it."""
     async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
         cut_off = await created_unseen(brokers, logs)
         asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
@@ -170,8 +165,7 @@ async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, m
         assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
-async def test_what_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that lost the channel answers 503 where it would else say that something does not exist."""
+async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         paths = (
             f"/admin/v2/namespaces/{NEW}",
@@ -196,8 +190,7 @@ def series(name: str, answer: bytes) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
 
 
-async def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Health, readiness and metrics tell since when the channel is lost and what is served on; and nothing of it afterwards."""
+async def test_health_readiness_and_metrics_report_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         broker = brokers.brokers[0]
         assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
@@ -229,8 +222,7 @@ async def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
 
 
-async def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is open goes by what its namespace says when the channel is lost, not by what it said when it was opened."""
+async def test_the_policy_applies_to_open_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         (one, other) = brokers.brokers
         assert ["serve"] == [(await one.get(POLICY)).json()]
@@ -249,7 +241,6 @@ async def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monk
 @pytest.mark.parametrize("body", [b"", b"null", b'"sometimes"', b"true", b"{}"])
 @with_cluster()
 async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -> None:
-    """Whatever else is said is refused, with the values that there are."""
     (broker,) = brokers.brokers
     answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
     assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason)
@@ -258,8 +249,7 @@ async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -
     assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
-async def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that only fences is not ready while it has lost the channel."""
+async def test_a_broker_that_only_fences_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
         await brokers.settled()

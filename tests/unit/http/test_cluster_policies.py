@@ -40,8 +40,7 @@ def told(answer: Answer) -> tuple[int, str]:
     return answer.status, document["error"]
 
 
-async def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> None:
-    """A policy that any broker took is told by every broker as it was spelled, set anew, and deleted once."""
+async def test_an_isolation_policy_is_set_in_pulsars_form(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         assert {} == (await one.get(ISOLATIONS)).json()
@@ -60,8 +59,7 @@ async def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> N
             assert (404, "NotFound") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
 
 
-async def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
-    """A path that names another cluster is answered 404, whatever is asked, and nothing is set."""
+async def test_the_policies_of_another_cluster_are_answered_404(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         path = "/admin/v2/clusters/other/namespaceIsolationPolicies"
@@ -88,8 +86,7 @@ BODIES: tuple[tuple[bytes, int, str], ...] = (
 )
 
 
-async def test_a_policy_that_cannot_be_leaves_the_old_one(tmp_path: Path) -> None:
-    """Whatever is wrong with a body is told with its status, and the policy that was set before stays."""
+async def test_an_invalid_policy_leaves_the_old_one(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         before = body_for(broker)
@@ -101,8 +98,7 @@ async def test_a_policy_that_cannot_be_leaves_the_old_one(tmp_path: Path) -> Non
         assert {"gold": before} == (await broker.get(ISOLATIONS)).json()
 
 
-async def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
-    """A pin is of a namespace or of a range of it; what it says wrong is refused, and the old one stays."""
+async def test_pins_are_set_shown_and_deleted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         ranged = {"namespace": NAMESPACE, "range": "0x00000000_0x40000000", "brokers": [broker.id]}
@@ -126,7 +122,6 @@ async def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
 
 
 async def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
-    """The anti-affinity group of a namespace is set by its name as JSON, told here and among its policies, and taken away."""
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         assert 204 == (await broker.get(ANTI_AFFINITY)).status
@@ -151,7 +146,6 @@ async def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
 
 
 async def test_a_transfer_that_policies_forbid_is_refused(tmp_path: Path) -> None:
-    """A destination that may not have the bundle is answered 412 with the rule, unless the transfer is forced."""
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         source = brokers.owner_of(bundle)
@@ -178,8 +172,7 @@ async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
     return transfer
 
 
-async def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
-    """A move that has not happened ends, its bundle stays under its token, and who asked for the move is told why; then there is none."""
+async def test_a_cancelled_transfer_leaves_the_bundle_under_its_token(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         before = brokers.view.bundles[bundle]
@@ -195,7 +188,6 @@ async def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
 
 
 async def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
-    """Every move of it that has not happened ends."""
     async with cluster(tmp_path, brokers=2) as brokers:
         transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
         assert 204 == (await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status

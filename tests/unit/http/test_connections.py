@@ -59,8 +59,7 @@ class Caller:
 
 
 @with_cluster(http_connections_max=2)
-async def test_one_connection_too_many_is_told_so(brokers: Cluster) -> None:
-    """It gets 503 with the setting, `/ready` says why to whoever is connected, and once one has left the next one is served."""
+async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(brokers: Cluster) -> None:
     (broker,) = brokers.brokers
     first, second = await Caller.to(broker), await Caller.to(broker)
     assert HTTPStatus.OK == (await second.ask("/health"))[0]
@@ -86,8 +85,7 @@ async def test_one_connection_too_many_is_told_so(brokers: Cluster) -> None:
 
 
 @with_cluster(http_connections_max=1)
-async def test_many_connections_too_many_leave_the_bound_as_it_is(brokers: Cluster) -> None:
-    """Callers beyond those that may read why they are turned away are cut off; none of them makes room for another one."""
+async def test_rejected_connections_make_no_room_for_others(brokers: Cluster) -> None:
     (broker,) = brokers.brokers
     first = await Caller.to(broker)
     assert HTTPStatus.OK == (await first.ask("/health"))[0]
@@ -106,8 +104,7 @@ async def test_many_connections_too_many_leave_the_bound_as_it_is(brokers: Clust
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
 @with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_connection_that_asks_nothing_is_closed(brokers: Cluster, said: bytes) -> None:
-    """Whoever sends no whole head of a request within `http_idle_ms` is disconnected."""
+async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(brokers: Cluster, said: bytes) -> None:
     caller = await Caller.to(brokers.brokers[0])
     caller.writer.write(said)
     assert b"" == await caller.is_over()
@@ -115,8 +112,7 @@ async def test_a_connection_that_asks_nothing_is_closed(brokers: Cluster, said: 
 
 
 @with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_head_that_trickles_in_is_not_waited_for(brokers: Cluster) -> None:
-    """A byte now and then does not keep a connection: the time is that of the whole head."""
+async def test_http_idle_ms_bounds_the_whole_head(brokers: Cluster) -> None:
     caller = await Caller.to(brokers.brokers[0])
     over = asyncio.ensure_future(caller.is_over())
     caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
@@ -127,8 +123,7 @@ async def test_a_head_that_trickles_in_is_not_waited_for(brokers: Cluster) -> No
 
 
 @with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_connection_is_kept_for_a_while_and_no_longer(brokers: Cluster) -> None:
-    """Two requests may come one after the other; then, with none for `http_idle_ms`, it is closed."""
+async def test_a_connection_is_kept_for_http_idle_ms(brokers: Cluster) -> None:
     caller = await Caller.to(brokers.brokers[0])
     for _ in range(2):
         assert HTTPStatus.OK == (await caller.ask("/health"))[0]
@@ -136,8 +131,7 @@ async def test_a_connection_is_kept_for_a_while_and_no_longer(brokers: Cluster) 
     caller.close()
 
 
-async def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long poll and a stream last for several times `http_idle_ms`, and get their news then."""
+async def test_polls_and_streams_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
 
     async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
@@ -158,8 +152,7 @@ async def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch:
 
 
 @with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_caller_that_takes_no_answer_is_cut(brokers: Cluster) -> None:
-    """Answers that nobody reads fill the buffers; after `http_idle_ms` without a byte taken, the connection is gone."""
+async def test_a_caller_that_reads_no_answer_is_disconnected(brokers: Cluster) -> None:
     broker = brokers.brokers[0]
     caller = await Caller.to(broker, limit=1)
     try:
@@ -180,8 +173,7 @@ BAD = (
 
 
 @pytest.mark.parametrize("rest", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunks"])
-async def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A caller that goes away in the middle of a body writes no traceback into the log of the broker."""
+async def test_interrupted_uploads_log_no_traceback(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         broker = brokers.brokers[0]
         begun = len(asyncio.all_tasks())
@@ -197,8 +189,7 @@ async def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: 
 
 
 @pytest.mark.parametrize("said", BAD, ids=["header", "version", "path", "encoding"])
-async def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller's mistake is answered 400, and writes no traceback; the answer gives no version of anything."""
+async def test_invalid_http_is_answered_400_and_logs_no_traceback(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         caller = await Caller.to(brokers.brokers[0])
         caller.writer.write(said)
@@ -211,7 +202,6 @@ async def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path:
 
 @pytest.mark.parametrize("path", ["/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"])
 @with_cluster()
-async def test_answers_name_no_versions(brokers: Cluster, path: str) -> None:
-    """Each answer says that it is Equipoise's; what it runs on is nobody's business."""
+async def test_the_server_header_names_no_version(brokers: Cluster, path: str) -> None:
     answer = await brokers.brokers[0].get(path)
     assert "equipoise" == answer.headers["Server"]

@@ -14,8 +14,7 @@ PATH = "/admin/v2/balancing/decisions"
 
 
 @with_cluster(brokers=2)
-async def test_decisions_are_told_by_any_broker(brokers: Cluster) -> None:
-    """The newest are told as documents, the oldest of them first, as many as are asked for; and none where nothing was decided."""
+async def test_any_broker_returns_the_newest_decisions(brokers: Cluster) -> None:
     _, other = brokers.brokers
     assert [] == (await other.get(PATH)).json()
     log = open_decision_log(other.worker.config.log_url)
@@ -30,6 +29,5 @@ async def test_decisions_are_told_by_any_broker(brokers: Cluster) -> None:
 @pytest.mark.parametrize("limit", ["-1", "1001", "many", "1&limit=2"])
 @with_cluster()
 async def test_a_limit_that_cannot_be_is_refused(brokers: Cluster, limit: str) -> None:
-    """What is no number of decisions that may be asked for is answered 400."""
     (broker,) = brokers.brokers
     assert 400 == (await broker.get(f"{PATH}?limit={limit}")).status

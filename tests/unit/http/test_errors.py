@@ -66,12 +66,10 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.error).__name__)
 def test_each_error_has_its_status(case: Case) -> None:
-    """Who must act can be told from the status: the caller, nobody but time, or the operator."""
     assert case.status == status_of(case.error)
 
 
-def test_every_rejection_is_a_conflict_or_finer() -> None:
-    """Whatever the fold says of a proposal is the caller's to know, and never an internal error."""
+def test_no_rejection_is_an_internal_error() -> None:
     statuses = {reason: status_of(Rejected(key="a", reason=reason, problem=None, offset=1)) for reason in Reason}
     assert {404, 409, 412, 503} == set(statuses.values())
     assert [412, 412, 409, 404] == [
@@ -97,9 +95,7 @@ def asked(
     run(story)
 
 
-def test_a_typed_error_is_told_with_its_reason() -> None:
-    """The body has Pulsar's `reason` and our word for programs; the id of the request is the caller's own."""
-
+def test_an_error_is_answered_with_its_reason_and_code() -> None:
     async def check(client: TestClient[web.Request, web.Application]) -> None:
         async with client.get("/path", headers={REQUEST_ID: "mine-7"}) as response:
             assert (412, "mine-7", "application/json") == (response.status, response.headers[REQUEST_ID], response.content_type)
@@ -111,9 +107,7 @@ def test_a_typed_error_is_told_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "two words", "ümlaut"])
-def test_an_id_that_cannot_be_repeated_is_replaced(given: str) -> None:
-    """What a caller sends as an id is repeated only if it is a short word."""
-
+def test_an_unprintable_or_long_request_id_is_replaced(given: str) -> None:
     async def check(client: TestClient[web.Request, web.Application]) -> None:
         async with client.get("/path", headers={REQUEST_ID: given}) as response:
             told = response.headers[REQUEST_ID]
@@ -124,9 +118,7 @@ def test_an_id_that_cannot_be_repeated_is_replaced(given: str) -> None:
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("secret"), KeyError("secret"), LogDamaged(log="a", problem="b"), AssertionError()])
-def test_what_nobody_foresaw_is_told_without_its_insides(raised: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """The caller of a handler that breaks gets 500 and an id; the traceback is in the log, under that id."""
-
+def test_an_unexpected_error_is_logged_and_answered_500_without_details(raised: Exception, caplog: pytest.LogCaptureFixture) -> None:
     async def check(client: TestClient[web.Request, web.Application]) -> None:
         with caplog.at_level(logging.ERROR):
             async with client.get("/path") as response:
@@ -144,8 +136,6 @@ def test_what_nobody_foresaw_is_told_without_its_insides(raised: Exception, capl
 
 
 def test_a_body_that_is_too_large_is_told_alike() -> None:
-    """A body beyond the bound is refused by aiohttp while it is read, and answered in the form of all errors."""
-
     async def check(client: TestClient[web.Request, web.Application]) -> None:
         async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
             assert 413 == response.status
@@ -155,9 +145,7 @@ def test_a_body_that_is_too_large_is_told_alike() -> None:
     asked(RuntimeError(), check, method="PUT")
 
 
-def test_what_a_service_answers_by_raising_is_its_own() -> None:
-    """A redirect, or an error with a body of its own, passes as it is."""
-
+def test_an_answer_that_a_service_raises_is_unchanged() -> None:
     async def redirected(client: TestClient[web.Request, web.Application]) -> None:
         async with client.get("/path", allow_redirects=False) as response:
             assert (307, "http://elsewhere/path") == (response.status, response.headers["Location"])

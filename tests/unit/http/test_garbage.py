@@ -134,8 +134,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.method} {case.path[:40]}")
-def test_what_is_not_there_is_refused_in_the_form_of_all_errors(running: Running, case: Refused) -> None:
-    """A path or a method that is not there, a name that cannot be, and a parameter given twice are answered with a JSON reason."""
+def test_refusals_have_a_json_reason(running: Running, case: Refused) -> None:
     answer = running.ask(case.method, case.path, None, case.header)
     assert (case.status, case.status == 405) == (answer.status, "Allow" in answer.headers)
     assert answer.headers["X-Request-Id"]
@@ -145,15 +144,13 @@ def test_what_is_not_there_is_refused_in_the_form_of_all_errors(running: Running
         assert (case.error, True) == (json.loads(answer.body)["error"], case.told in answer.reason)
 
 
-def test_a_body_is_awaited_by_those_who_ask_first(running: Running) -> None:
-    """A client that expects 100-continue is told to go on, and its body counts."""
+def test_a_client_that_expects_100_continue_may_send_its_body(running: Running) -> None:
     header = {"Expect": "100-continue"}
     answer = running.ask("PUT", f"{NAMESPACES}/acme/unheard", b"[]", header)
     assert (400, True) == (answer.status, "object" in answer.reason)
 
 
-def test_a_body_that_is_not_as_encoded_is_refused(running: Running) -> None:
-    """A body that comes after its headers, and cannot be decoded, is the caller's mistake, and is told as one."""
+def test_a_body_that_does_not_match_its_encoding_is_answered_400(running: Running) -> None:
     host, port = running.broker.url.removeprefix("http://").split(":")
 
     async def talk() -> bytes:
@@ -186,7 +183,6 @@ def test_a_body_that_is_not_as_encoded_is_refused(running: Running) -> None:
 def test_any_request_is_answered(
     running: Running, *, method: str, path: str, query: dict[str, str], waiting: str, body: bytes | None, header: dict[str, str]
 ) -> None:
-    """Any method, path, query, header and body gets an answer that blames nobody inside, and the broker serves on."""
     # What aiohttp cannot decode while it still parses it refuses by itself, in plain text and, knowing no method yet, also after HEAD.
     undecodable = "Content-Encoding" in header
     assume(not (method == "HEAD" and undecodable))
@@ -206,9 +202,7 @@ def test_any_request_is_answered(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200) | st.binary(max_size=100).map(lambda rest: b"GET /health HTTP/1.1\r\nHost: x\r\n" + rest + b"\r\n\r\n"))
-def test_any_bytes_at_the_port_are_survived(running: Running, data: bytes) -> None:
-    """Bytes that are no HTTP are answered 400 or not at all, and the broker serves on."""
-
+def test_any_bytes_are_answered_400_or_not_at_all(running: Running, data: bytes) -> None:
     async def talk() -> bytes:
         host, port = running.broker.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -82,14 +82,12 @@ def guard() -> Guard:
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_what_no_foreign_page_can_send_is_taken(case: str) -> None:
-    """Programs, people and pages of the broker's own origin are served, under any of the broker's names."""
+def test_requests_of_programs_and_of_own_pages_are_accepted(case: str) -> None:
     assert guard().refusal(TAKEN[case]) is None
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_foreign_page_could_send_is_refused(case: str) -> None:
-    """Each refusal has the status of its kind, and says what to do."""
+def test_requests_that_a_foreign_page_could_send_are_refused(case: str) -> None:
     asked, status, told = REFUSED[case]
     refusal = guard().refusal(asked)
     assert refusal is not None
@@ -97,16 +95,15 @@ def test_what_a_foreign_page_could_send_is_refused(case: str) -> None:
     assert told in refusal.reason
 
 
-def test_a_name_with_a_port_is_refused_as_a_setting() -> None:
-    """A list that could never match says so at the start."""
+def test_http_hosts_takes_no_port() -> None:
+    """It would never match."""
     with pytest.raises(InvalidConfig, match="http_hosts: 'proxy:80' is neither an address nor a host name; a name has no port"):
         config(http_hosts="proxy:80")
 
 
 @pytest.mark.integration
 @with_cluster()
-async def test_a_broker_refuses_what_a_page_sends(brokers: Cluster) -> None:
-    """Over a real socket: orders of a page, text as a body and a foreign name are refused, in the form of all errors; nothing happens."""
+async def test_a_broker_refuses_the_requests_of_a_foreign_page(brokers: Cluster) -> None:
     (broker,) = brokers.brokers
     page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
     text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
@@ -122,8 +119,8 @@ async def test_a_broker_refuses_what_a_page_sends(brokers: Cluster) -> None:
 
 @pytest.mark.integration
 @with_cluster(http_body_ms=50)
-async def test_a_body_that_never_ends_is_answered(brokers: Cluster) -> None:
-    """A caller that sends half a body gets 408 after `http_body_ms`; an answer that takes long after its body is not cut short."""
+async def test_a_slow_body_is_answered_408(brokers: Cluster) -> None:
+    """A long poll whose body has arrived may take longer."""
     (broker,) = brokers.brokers
     answer = await half_a_body(broker)
     assert b"HTTP/1.1 408 " in answer

@@ -25,8 +25,7 @@ def metric(broker: Broker, outcome: str) -> float:
 
 
 @with_cluster(brokers=2)
-async def test_every_broker_names_the_owner(brokers: Cluster) -> None:
-    """Whichever broker is asked, the answer has the addresses of the topic's owner, in the fields that Pulsar's clients read."""
+async def test_every_broker_returns_the_addresses_of_the_owner(brokers: Cluster) -> None:
     topics = {"orders": "orders", "a%20b%25c": "a b%c", "%7Bbraces%7D": "{braces}", "%C3%BC": "ü", "two%0Alines": "two\nlines"}
     for topic, name in topics.items():
         point = topic_hash(f"persistent://{NAMESPACE}/{name}")
@@ -67,15 +66,13 @@ async def test_every_broker_names_the_owner(brokers: Cluster) -> None:
 )
 @with_cluster()
 async def test_names_that_cannot_be_are_refused(brokers: Cluster, path: str, status: int) -> None:
-    """A topic that no namespace could have is answered 412, one whose namespace is not there 404."""
     answer = await brokers.brokers[0].get(path)
     assert status == answer.status, answer.body
     assert answer.reason
 
 
 @with_cluster(bundles=1)
-async def test_a_lookup_is_held_until_somebody_serves(brokers: Cluster) -> None:
-    """While nobody has taken a bundle its lookups wait together, and all are answered when somebody has."""
+async def test_lookups_are_held_until_the_bundle_is_served(brokers: Cluster) -> None:
     (broker,), (bundle,) = brokers.brokers, brokers.bundles()
     broker.service.taking.clear()
     assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
@@ -95,8 +92,7 @@ async def test_a_lookup_is_held_until_somebody_serves(brokers: Cluster) -> None:
 
 
 @with_cluster(bundles=1, lookup_ms=200)
-async def test_a_lookup_is_not_held_for_ever(brokers: Cluster) -> None:
-    """A lookup that nobody can answer within its deadline fails with 503, and says when to ask again."""
+async def test_a_held_lookup_ends_with_503_at_its_deadline(brokers: Cluster) -> None:
     (broker,), (bundle,) = brokers.brokers, brokers.bundles()
     broker.service.taking.clear()
     await broker.put(f"{path_of(bundle)}/unload")
@@ -106,8 +102,7 @@ async def test_a_lookup_is_not_held_for_ever(brokers: Cluster) -> None:
     assert 3 == metric(broker, "timed_out")
 
 
-async def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When as many lookups wait as may, one more is answered 503 at once."""
+async def test_lookups_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "HELD_MAX", 2)
 
     async with cluster(tmp_path, bundles=1) as brokers:
@@ -125,8 +120,7 @@ async def test_the_row_of_held_lookups_has_an_end(tmp_path: Path, monkeypatch: p
 
 
 @with_cluster(brokers=2, bundles=1)
-async def test_lookups_follow_a_transfer(brokers: Cluster) -> None:
-    """Before a move the source is named, during the hand-over nobody, and after it the destination."""
+async def test_a_lookup_during_a_handover_gets_the_new_owner(brokers: Cluster) -> None:
     (bundle,) = brokers.bundles()
     source = brokers.owner_of(bundle)
     target = brokers.other_than(source)
@@ -141,8 +135,7 @@ async def test_lookups_follow_a_transfer(brokers: Cluster) -> None:
     assert target.url.encode() in (await asked).body
 
 
-async def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer is not given again after its bundle moved or was split, while its broker is suspect, or without a lease."""
+async def test_a_cached_answer_is_used_only_while_it_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "ANSWERS_REMEMBERED_MAX", 2)
 
     async with cluster(tmp_path, brokers=2, bundles=1, lookup_ms=100) as brokers:

@@ -36,8 +36,7 @@ async def named(broker: Broker, text: str) -> int:
         await asyncio.sleep(0.005)
 
 
-async def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker whose log takes no records says which file is full and what to do, before its lease ends; and no more once it takes them."""
+async def test_ready_names_a_full_disk_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = TroubledLog(name="memory:full")
     monkeypatch.setattr(workers, "open_log", lambda _url: log)
 
@@ -55,9 +54,7 @@ async def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pyte
         assert (200, []) == await problems(broker)
 
 
-async def test_a_full_disk_of_the_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that cannot join because its directory takes no nonce says so, with the directory and the reason."""
-
+async def test_ready_names_a_full_disk_of_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(directory: DataDirectory, _nonce: str) -> None:
         raise DataDirectoryUnusable(path=str(directory.path), problem="[Errno 28] No space left on device")
 

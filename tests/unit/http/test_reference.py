@@ -17,7 +17,6 @@ REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
 @pytest.mark.integration
 async def test_every_path_is_documented(tmp_path: Path) -> None:
-    """The page about HTTP has a row for each path and method, and for none that is not there."""
     page = (REFERENCE / "http.md").read_text(encoding="utf-8")
     # What is served to Pulsar's clients has its own test, beside it.
     page = re.sub(r"^## Topics$.*?(?=^## )", "", page, flags=re.MULTILINE | re.DOTALL)
@@ -34,14 +33,12 @@ async def test_every_path_is_documented(tmp_path: Path) -> None:
 
 
 def test_openapi_has_every_path() -> None:
-    """OpenAPI has the paths and methods of the page about HTTP, and no others."""
     page = (REFERENCE / "http.md").read_text(encoding="utf-8")
     described = {f"{method.upper()} {path}" for path, operations in document()["paths"].items() for method in operations}
     assert described == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", page, flags=re.MULTILINE))
 
 
 def test_every_metric_is_documented() -> None:
-    """The page about metrics has a row for each metric, and for none that is not there."""
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
     metrics = Metrics(broker="b")
     scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()

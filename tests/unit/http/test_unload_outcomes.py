@@ -25,8 +25,7 @@ def outcome_of(answer: Answer) -> Mapping[str, object]:
     return told
 
 
-async def test_an_unload_says_who_owns_the_bundle_now(tmp_path: Path) -> None:
-    """Whoever would not open it on the way is named, with the reason, and who owns it in the end."""
+async def test_an_unload_reports_the_new_owner(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         owner = brokers.owner_of(bundle)
@@ -40,8 +39,7 @@ async def test_an_unload_says_who_owns_the_bundle_now(tmp_path: Path) -> None:
         assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
 
 
-async def test_a_bundle_that_comes_back_is_not_unloaded(tmp_path: Path) -> None:
-    """A destination that fails to open what it owns already gives it up: the unload is refused, with that reason and the owner."""
+async def test_an_unload_whose_destination_cannot_open_the_bundle_is_answered_409(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         owner = brokers.owner_of(bundle)
@@ -53,8 +51,7 @@ async def test_a_bundle_that_comes_back_is_not_unloaded(tmp_path: Path) -> None:
         assert owner is brokers.owner_of(bundle)
 
 
-async def test_an_unload_of_a_namespace_fails_if_a_destination_refuses_a_bundle(tmp_path: Path) -> None:
-    """The status is a refusal's, with the first refused bundle, and the header counts what moved."""
+async def test_an_unload_of_a_namespace_with_a_refused_bundle_is_answered_409(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle = brokers.bundles()[0]
         owner = brokers.owner_of(bundle)
@@ -67,8 +64,7 @@ async def test_an_unload_of_a_namespace_fails_if_a_destination_refuses_a_bundle(
         assert (3, 1, bundle) == (outcome["moved"], outcome["not_moved"], outcome["for_example"][0]["bundle"])
 
 
-async def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lone broker takes its bundle anew, since no other broker may own it; if it fails to, the bundle has no owner."""
+async def test_an_unload_without_another_broker_reports_why_the_bundle_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(tmp_path) as brokers:
         (owner,) = brokers.brokers
         bundle = brokers.bundles()[0]

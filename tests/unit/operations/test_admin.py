@@ -94,8 +94,7 @@ def rival(channel: Channel, log: MemoryLog) -> Meddle:
     return meddle
 
 
-def test_a_race_lost_is_run_again() -> None:
-    """A proposal that somebody was quicker than is made again against the new state."""
+def test_a_lost_race_is_retried() -> None:
     channel = begun()
     access, log = access_to(channel)
     # Our own records take offsets too: the rival writes at 2, we are stale at 3, and accepted at 4.
@@ -104,8 +103,7 @@ def test_a_race_lost_is_run_again() -> None:
     assert (4, {"of": "admin:erin"}) == (accepted.offset, dict(access.view.policies["p"].document))
 
 
-def test_races_are_not_run_for_ever() -> None:
-    """Who loses every race is told so, after as many attempts as are named."""
+def test_retries_are_bounded() -> None:
     channel = begun()
     access, log = access_to(channel)
 
@@ -116,8 +114,7 @@ def test_races_are_not_run_for_ever() -> None:
     assert 1 == len(log.before_append)
 
 
-def test_any_other_refusal_is_final() -> None:
-    """A proposal that is refused for what it is, is not made again, and the words of its story are the problem."""
+def test_any_other_rejection_is_final() -> None:
     channel = begun()
     access, log = access_to(channel)
     with pytest.raises(Rejected) as caught:
@@ -126,8 +123,7 @@ def test_any_other_refusal_is_final() -> None:
     assert "'no namespace' is not a namespace" in (caught.value.problem or "")
 
 
-def test_a_deletion_takes_account_of_what_others_do() -> None:
-    """A bundle that somebody else has unloaded and let go of meanwhile need not be unloaded, and the namespace is deleted."""
+def test_a_deletion_skips_bundles_that_others_have_unloaded() -> None:
     channel = begun()
     channel.join("a")
     channel.create()
@@ -181,8 +177,7 @@ def owned_by_a(log: MemoryLog, *, bundles: int) -> tuple[Access, Channel]:
 
 
 @pytest.mark.parametrize("is_deletion", [False, True])
-def test_the_bundles_of_a_namespace_are_let_go_of_some_at_a_time(*, is_deletion: bool) -> None:
-    """Neither an unload of a whole namespace nor its deletion has more bundles under way at a time than the same over HTTP."""
+def test_the_bundles_of_a_namespace_are_released_in_batches(*, is_deletion: bool) -> None:
     log = Owner(name=f"memory:owner-{next(numbers)}")
     access, log.channel = owned_by_a(log, bundles=UNLOADS_AT_ONCE + 6)
     if is_deletion:
@@ -194,8 +189,7 @@ def test_the_bundles_of_a_namespace_are_let_go_of_some_at_a_time(*, is_deletion:
     assert log.releasing_max == UNLOADS_AT_ONCE
 
 
-def test_an_unload_of_all_passes_over_what_others_move() -> None:
-    """A bundle that somebody else unloads at the same moment does not end the unload of a namespace, and is not counted."""
+def test_an_unload_of_all_skips_bundles_that_others_move() -> None:
     log = Crowded(name=f"memory:crowded-{next(numbers)}")
     access, channel = owned_by_a(log, bundles=3)
     first, second, third = access.view.bundles_of(NAMESPACE)
@@ -211,8 +205,7 @@ def test_an_unload_of_all_passes_over_what_others_move() -> None:
     assert {"unloading"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
 
 
-def test_an_outage_is_told_once_and_waited_out() -> None:
-    """While the log cannot be read nothing comes; who follows is told once, and goes on where it was."""
+def test_an_outage_is_reported_once() -> None:
     access, log = access_to(begun())
     log.append([encode(Genesis(key="genesis", based_on=0, publisher="b", cluster="late"))], timeout_ms=0)
 
@@ -226,8 +219,7 @@ def test_an_outage_is_told_once_and_waited_out() -> None:
     assert ["it is away"] == outages
 
 
-def test_who_follows_is_told_of_what_was_truncated_and_goes_on() -> None:
-    """Truncation takes a record before it is read: the view goes on from the snapshot, and the next record comes as always."""
+def test_a_follower_resyncs_after_a_truncation() -> None:
     channel = begun()
     access, log = access_to(channel)
 
@@ -251,8 +243,7 @@ def test_who_follows_is_told_of_what_was_truncated_and_goes_on() -> None:
     assert channel.view.digest() == access.view.digest()
 
 
-def test_a_verdict_that_was_truncated_is_unknown() -> None:
-    """An admin whose record is compacted before he reads it back is told that nobody can tell what became of it."""
+def test_the_outcome_of_a_truncated_record_is_unknown() -> None:
     access, log = access_to(begun())
 
     def compacted() -> None:
@@ -267,15 +258,13 @@ def test_a_verdict_that_was_truncated_is_unknown() -> None:
         submit(access, make)
 
 
-def test_waiting_ends_with_the_deadline() -> None:
-    """What does not come is waited for until the deadline, and the error says what was waited for."""
+def test_until_ends_at_the_deadline() -> None:
     access, _ = access_to(begun(), timeout_ms=1)
     with pytest.raises(DeadlineExceeded, match="the second coming did not happen within 1 ms"):
         until(access, lambda _, __: None, what="the second coming")
 
 
-def test_no_state_is_missed() -> None:
-    """A condition is asked after each record, so that one which held only for a moment is seen."""
+def test_a_condition_sees_every_state() -> None:
     channel = begun()
     access, log = access_to(channel)
     for name in ("a", "b"):
@@ -297,8 +286,7 @@ def dead_broker(folder: Path) -> Channel:
     return channel
 
 
-def test_what_a_dead_process_wrote_last_is_read_before_its_declaration(tmp_path: Path) -> None:
-    """A broker that joined just before its death is declared dead by somebody whose view is older than that."""
+def test_a_death_declaration_reads_the_last_records_of_the_process_first(tmp_path: Path) -> None:
     channel = dead_broker(tmp_path)
     access, log = access_to(begun())
     log.append([channel.entries[1][1]], timeout_ms=0)
@@ -306,8 +294,7 @@ def test_what_a_dead_process_wrote_last_is_read_before_its_declaration(tmp_path:
     assert ("a", 2, 3, 0) == (death_declaration.broker, death_declaration.incarnation, death_declaration.offset, death_declaration.bundles)
 
 
-def test_nobody_is_buried_twice(tmp_path: Path) -> None:
-    """A broker that somebody else declares dead in the meantime needs no declaration of death any more."""
+def test_a_broker_that_somebody_else_declared_dead_is_skipped(tmp_path: Path) -> None:
     channel = dead_broker(tmp_path)
     access, log = access_to(channel)
 
@@ -320,8 +307,7 @@ def test_nobody_is_buried_twice(tmp_path: Path) -> None:
     assert ("down", 3) == (access.view.brokers["a"].status, channel.view.offset)
 
 
-def test_a_new_incarnation_is_not_buried_for_its_predecessor(tmp_path: Path) -> None:
-    """A broker that came back with a nonce that is not in the directory lives on."""
+def test_a_new_incarnation_is_not_declared_dead(tmp_path: Path) -> None:
     channel = dead_broker(tmp_path)
     channel.accept(joined("a", channel.view, nonce="a-2", replaces="a-1"))
     access, log = access_to(channel)
@@ -330,8 +316,7 @@ def test_a_new_incarnation_is_not_buried_for_its_predecessor(tmp_path: Path) -> 
     assert b"a-2" in encode(access.view.brokers["a"].joined)
 
 
-def test_a_bundle_may_get_its_owner_just_before_it_is_split() -> None:
-    """A bundle that was free when the admin looked, and is owned when the record is written, is followed to its children."""
+def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
     channel = channel_with("a")
     operation = split(channel.bundle().name)
     next(operation)
@@ -350,8 +335,7 @@ def test_a_bundle_may_get_its_owner_just_before_it_is_split() -> None:
     assert 2 == len(children)
 
 
-def test_a_cancel_outlives_its_owner() -> None:
-    """The owner of a cancelled move may be dead by the time the cancel is answered: it is named by its incarnation."""
+def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:
     channel = channel_in("transferring")
     seen = Seen(view=channel.view, log="memory:any", publisher="admin:erin")
     operation = cancel(channel.bundle().name)

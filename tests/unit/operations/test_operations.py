@@ -81,7 +81,6 @@ def split() -> Story:
 
 
 def test_a_transfer_ends_when_its_destination_owns() -> None:
-    """A transfer is under way, whatever else is folded, until the destination owns the bundle, and that is what it made."""
     story = transferred()
     whole = story.channel.bundle().name
     assert RequestedMove(bundle=whole, kind=story.move.kind, offset=9, destination=4) == story.move
@@ -93,8 +92,7 @@ def test_a_transfer_ends_when_its_destination_owns() -> None:
     assert (4, "owned") == (story.channel.bundle().owner, story.channel.bundle().phase)
 
 
-def test_what_was_folded_before_a_move_began_ends_nothing() -> None:
-    """Who follows a bundle from before the request on gives records that are older than the move, and its own."""
+def test_records_before_a_move_do_not_end_it() -> None:
     story = transferred()
     channel = channel_in("owned", "target", "third")
     begin = propose.transfer(channel.admin(), channel.bundle(), destination=4)
@@ -104,7 +102,6 @@ def test_what_was_folded_before_a_move_began_ends_nothing() -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
-    """A source that dies on the way ends nothing: the destination owns the bundle at once, or when it has opened it."""
     story = transferred()
     if warm:
         story.about("target", propose.prepared)
@@ -131,8 +128,7 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
     ],
     ids=["cancelled", "destination dies", "refused after a death", "given to another after a death"],
 )
-def test_a_transfer_that_comes_to_nothing_says_why(last: Callable[[Story], object], told: str) -> None:
-    """A transfer ends as soon as its destination will not own the bundle, with the record that did it and where the bundle is."""
+def test_a_failed_transfer_reports_the_record_that_ended_it(last: Callable[[Story], object], told: str) -> None:
     story = transferred()
     with pytest.raises(Cancelled) as caught:
         last(story)
@@ -141,29 +137,25 @@ def test_a_transfer_that_comes_to_nothing_says_why(last: Callable[[Story], objec
 
 
 @pytest.mark.parametrize("last", [lambda story: story.about("owner", propose.released), lambda story: story.die("owner")])
-def test_an_unload_ends_with_whatever_comes_next(last: Callable[[Story], object]) -> None:
-    """A bundle is let go of by its owner, or by the death of its owner."""
+def test_an_unload_ends_with_a_release_or_the_death_of_the_owner(last: Callable[[Story], object]) -> None:
     story = Story(propose.unload)
     assert () == last(story)
 
 
 def test_a_split_ends_with_its_children() -> None:
-    """What a split made are the children, in order."""
     story = split()
     assert story.about("target", CUT) is None  # Rejected: only the owner may.
     assert [(0, MIDDLE), (MIDDLE, 0xFFFFFFFF)] == [(child.low, child.high) for child in story.about("owner", CUT) or ()]
 
 
 @pytest.mark.parametrize("last", [lambda story: story.about("owner", CANCEL), lambda story: story.die("owner")])
-def test_a_split_that_comes_to_nothing_says_why(last: Callable[[Story], object]) -> None:
-    """A split ends without children when it is cancelled, or when its owner dies."""
+def test_a_failed_split_reports_the_record_that_ended_it(last: Callable[[Story], object]) -> None:
     story = split()
     with pytest.raises(Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: record 10: "):
         last(story)
 
 
-def test_a_race_is_run_again_so_often() -> None:
-    """Only a race lost is worth another attempt, and only so many."""
+def test_only_lost_races_are_retried() -> None:
     view = channel_with("a").view
     assert [True, False] == [may_run_again(view, None, Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)]
     assert not any(may_run_again(view, None, reason, 1) for reason in Reason if reason is not Reason.STALE)
@@ -171,7 +163,6 @@ def test_a_race_is_run_again_so_often() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.DEAD_TARGET, Reason.DRAINING_TARGET])
 def test_a_destination_that_changed_is_a_lost_race(reason: Reason) -> None:
-    """A transfer is proposed again if its destination is up again; a move to any other broker always is."""
     channel = channel_with("up", "draining", "dead")
     channel.accept(propose.draining(channel.author("draining"), channel.broker("draining")))
     channel.die("dead")
@@ -182,9 +173,7 @@ def test_a_destination_that_changed_is_a_lost_race(reason: Reason) -> None:
     assert not may_run_again(channel.view, transfers["up"], reason, RACES_MAX)
 
 
-def test_one_of_many_steps_may_be_overtaken() -> None:
-    """That somebody else was quicker is no reason to stop, all else is."""
-
+def test_a_step_may_be_overtaken() -> None:
     def refused(reason: Reason) -> None:
         raise Rejected(key="k", reason=reason, problem=None, offset=None)
 
@@ -195,8 +184,7 @@ def test_one_of_many_steps_may_be_overtaken() -> None:
         refused(Reason.DEAD_PUBLISHER)
 
 
-def test_what_is_refused_in_vain_is_told_better() -> None:
-    """A namespace that is there, and neighbours of two owners, are refused with more than the fold could say."""
+def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
     channel = channel_with("a", "b", bundles=2)
     check_request(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
     with pytest.raises(Rejected, match="it exists already, with 2 bundles"):
@@ -211,8 +199,7 @@ def test_what_is_refused_in_vain_is_told_better() -> None:
     check_request(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
 
 
-def test_a_policy_that_would_be_rejected_is_told_by_its_own_error() -> None:
-    """What is wrong with a policy, and whom it would leave nobody for, is said before anything is proposed."""
+def test_an_invalid_policy_raises_its_own_error() -> None:
     view = channel_with("a", "b").view
     good = isolation_document(namespaces=["tenant/.*"], primary=["a"])
     check_request(view, SetClusterPolicy(policy="isolation/x", document=good))
@@ -224,7 +211,6 @@ def test_a_policy_that_would_be_rejected_is_told_by_its_own_error() -> None:
 
 
 def test_a_destination_is_forbidden_by_rules_alone() -> None:
-    """Isolation and pins forbid a broker; that it drains, is dead or is not there, the channel says, and preferences forbid nothing."""
     channel = channel_with("a", "b", "c", "d")
     bundle = channel.bundle()
     for broker in "abcd":
@@ -239,8 +225,7 @@ def test_a_destination_is_forbidden_by_rules_alone() -> None:
     assert (bundle.name, "b") == (caught.value.bundle, caught.value.broker)
 
 
-def test_moves_are_cancelled_some_at_a_time() -> None:
-    """Transfers and splits that have not happened are, in the order of the hash space, and nothing else is."""
+def test_cancels_come_in_batches() -> None:
     count = UNLOADS_AT_ONCE + 4
     channel = channel_with("a", "b", bundles=count)
     first, second, third, *others = channel.view.bundles_of(NAMESPACE)
@@ -258,8 +243,7 @@ def test_moves_are_cancelled_some_at_a_time() -> None:
     assert expected == [cancel for batch in batches for cancel in batch]
 
 
-def test_a_refusal_is_told_in_the_words_of_its_story() -> None:
-    """The fold's reason comes with what it means, and with where the record stands."""
+def test_a_rejection_has_the_message_of_its_story() -> None:
     channel = channel_in("owned", "target")
     channel.die("target")
     record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
@@ -268,8 +252,7 @@ def test_a_refusal_is_told_in_the_words_of_its_story() -> None:
     assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
 
 
-def test_a_deletion_goes_on_where_it_is() -> None:
-    """First nothing is assigned any more, then what is owned is unloaded, what is on the move is waited for, and then it goes."""
+def test_a_deletion_has_its_steps_in_order() -> None:
     channel = channel_with("a", bundles=2)
     channel.own("a")
     channel.accept(propose.assign(channel.admin(), channel.bundle(MIDDLE), owner=channel.incarnation("a")))
@@ -288,7 +271,6 @@ def test_a_deletion_goes_on_where_it_is() -> None:
 
 
 def test_the_bundles_of_a_namespace_are_unloaded_some_at_a_time() -> None:
-    """What is owned is cut into batches in the order of the hash space, and a deletion begins with the first of them."""
     count = 2 * UNLOADS_AT_ONCE + 3
     channel = channel_with("a", bundles=count)
     for bundle in channel.view.bundles_of(NAMESPACE)[1:]:

@@ -44,7 +44,6 @@ class Story:
 
 
 def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
-    """The bundle is back at its source, and the check raises with what the destination said."""
     story = Story()
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
     story.add("b", partial(propose.refuse_transfer, problem="no room"))
@@ -54,7 +53,6 @@ def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
 
 
 def test_a_refused_assignment_names_the_destination_and_its_reason() -> None:
-    """The bundle has no owner, because the broker to which it was assigned refuses it."""
     story = Story()
     story.add("a", partial(propose.unload, reason="operator"))
     story.add("a", propose.released)
@@ -63,8 +61,7 @@ def test_a_refused_assignment_names_the_destination_and_its_reason() -> None:
     assert "b refused it: no room" == story.problem()
 
 
-def test_a_cancel_that_the_destination_writes_for_an_operator_is_no_refusal() -> None:
-    """An operator asks the destination to cancel one transfer, and the next one succeeds: nobody refused the bundle."""
+def test_a_cancel_by_an_operator_is_no_refusal() -> None:
     story = Story()
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
     story.add("b", partial(propose.cancel, reason="operator"))
