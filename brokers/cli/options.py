@@ -66,12 +66,12 @@ WaitOption = Annotated[
 
 def directory(text: str) -> Path:
     """Parse the directory of an option. An empty name is a usage error; pathlib would read it as the working directory."""
-    return _named(text, unless=Path.is_file, other="a file")
+    return _named(text, unless=Path.is_file, other="a file; name a directory")
 
 
 def file(text: str) -> Path:
     """Parse the file of an option. An empty name is a usage error; pathlib would read it as the working directory."""
-    return _named(text, unless=Path.is_dir, other="a directory")
+    return _named(text, unless=Path.is_dir, other="a directory; name a file")
 
 
 def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:

@@ -106,7 +106,7 @@ class Namespaces(Admin):
         tenant = _tenant_of(request)
         namespaces = _namespaces_of(ready_view(self._worker), tenant)
         if namespaces:
-            problem = f"the tenant still has {len(namespaces)} namespaces, the first is {namespaces[0]}"
+            problem = f"the tenant still has {len(namespaces)} namespaces, the first is {namespaces[0]}; delete them first"
             raise Rejected(key=tenant, reason=Reason.BUNDLES_IN_USE, problem=problem, offset=None)
         return done()
 

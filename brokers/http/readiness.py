@@ -29,7 +29,7 @@ def view_of_cluster(worker: Worker, request: web.Request) -> View:
     """Return the view of a broker that is ready. Raises `NotFound` if the path names another cluster."""
     view, cluster = ready_view(worker), request.match_info["cluster"]
     if cluster != view.cluster:
-        raise NotFound(f"there is no cluster {cluster!r} here; this is {view.cluster!r}")
+        raise NotFound(f"there is no cluster {cluster!r} here; the name of this one is {view.cluster!r}")
     return view
 
 

@@ -152,7 +152,7 @@ def ask_at(
     except (OSError, HTTPException, ValueError) as error:
         problem = "it does not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         raise BrokerUnreachable(broker=broker, address=address, problem=problem, in_doubt=is_sent) from error
-    problem = f"it sends the caller on and on, at last to {url}"
+    problem = f"it redirects more than {_REDIRECTS_MAX} times, at last to {url}"
     raise BrokerUnreachable(broker=broker, address=address, problem=problem)
 
 

@@ -72,13 +72,14 @@ def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | 
         raise InvalidRequest(what="the split algorithm", problem=problem)
     if positions is None:
         if algorithm == SPECIFIED_POSITIONS_DIVIDE:
-            raise invalid_boundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none")
+            raise invalid_boundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none; give them")
         return
     if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
         problem = f"{algorithm} finds its positions itself; use {SPECIFIED_POSITIONS_DIVIDE} to give them"
         raise invalid_boundaries(subject=bundle.name, problem=problem)
     if len(positions) > CUTS_MAX:
-        raise invalid_boundaries(subject=bundle.name, problem=f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}")
+        problem = f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}; split the children again"
+        raise invalid_boundaries(subject=bundle.name, problem=problem)
     check_cuts(bundle.low, bundle.high, positions)
 
 

@@ -169,7 +169,7 @@ class Outcomes:
         while waiting:
             news = waiting.popleft()
             if isinstance(news, Resync):
-                problem = f"it was, and what came of it between offsets {news.before} and {news.offset} was truncated before it was read"
+                problem = f"the records between offsets {news.before} and {news.offset} were truncated before they were read"
                 raise OutcomeUnknown(log=self._log, subject=move.bundle, problem=problem)
             made = made_by(move, news, view)
             if made is not None:

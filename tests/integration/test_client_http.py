@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.server.embedded import Worker
-from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "shop/orders"
 TIMEOUT_MS = 20_000
-DEADLINE_S = 120.0
 
 
 class Idle(Service):
@@ -90,18 +87,8 @@ async def party(log_url: str) -> AsyncIterator[Party]:
         yield made
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on a loop of its own, with a bound on the whole of it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await story()
-
-    asyncio.run(bounded())
-
-
 async def named(client: Client, key: str, broker: str) -> None:
-    """Wait until the client names a broker; the deadline of `run` bounds it."""
+    """Wait until the client names a broker."""
     while True:
         if (await client.owner(NAMESPACE, key, timeout_ms=TIMEOUT_MS)).broker == broker:
             return
@@ -156,80 +143,3 @@ async def test_a_client_learns_of_new_and_deleted_namespaces(log_url: str, monke
         await there(client, "shop/returns", is_there=True)
         await brokers.admin("DELETE", "namespaces/shop/returns")
         await there(client, "shop/returns", is_there=False)
-
-
-async def test_nobody_to_ask_is_a_deadline() -> None:
-    async with Client("http://127.0.0.1:9", "http://127.0.0.1:10") as client:
-        with pytest.raises(DeadlineExceeded):
-            await client.owner(NAMESPACE, "a", timeout_ms=100)
-
-
-async def test_a_client_follows_so_many_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_source, "NAMESPACES_MAX", 1)
-    async with party(log_url) as brokers, Client(*brokers.addresses) as client:
-        peer = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-        with pytest.raises(Overloaded):
-            await client.owner("shop/returns", "a", timeout_ms=TIMEOUT_MS)
-        assert peer == await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-
-
-GARBAGE = {
-    "no event": b"hello",
-    "no JSON": b"event: table\ndata: {\n\n",
-    "another document": b'event: table\ndata: {"bundles": 5}\n\n',
-    "a row without a range": b'event: table\ndata: {"bundles": [{"bundle": "x"}]}\n\n',
-    "no UTF-8": b"event: \xff\ndata: {}\n\n",
-}
-
-
-@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.randrange", lambda _: 0)  # It asks the first address first.
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=garbage, content_type="text/event-stream")
-
-    stranger = web.Application()
-    stranger.add_routes([web.get("/{path:.*}", answer)])
-    runner = web.AppRunner(stranger)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
-            assert brokers.owner("a") == (await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)).broker
-    finally:
-        await runner.cleanup()
-
-
-async def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("random.randrange", lambda _: 0)
-    monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 20)
-    monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
-    table = (
-        b'event: table\ndata: {"offset": 1, "bundles": [{"bundle": "x", "low": 0, "high": 4294967295, "state": "owned", '
-        b'"broker": "gone", "addresses": {}, "token": 1}]}\n\n'
-    )
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(table)
-        await asyncio.Event().wait()
-        return response
-
-    stuck = web.Application()
-    stuck.add_routes([web.get("/{path:.*}", answer)])
-    runner = web.AppRunner(stuck, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with party(log_url) as brokers, Client(address, brokers.addresses[0]) as client:
-            while True:
-                seen = await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
-                if seen.broker == brokers.owner("a"):
-                    break
-                client.misrouted(NAMESPACE, "a", seen)
-    finally:
-        await runner.cleanup()

@@ -320,9 +320,3 @@ def test_a_taken_port_is_reported_before_any_process_starts(tmp_path: Path) -> N
     told = f"error: cannot listen on {address}: Address already in use; free the port, or choose another with --http-port\n"
     assert (4, "", told) == (result.exit_code, result.stdout, result.stderr)
     assert not (tmp_path / "cluster").exists()
-
-
-def test_a_log_in_memory_is_refused(tmp_path: Path) -> None:
-    result = run("up", "--data", str(tmp_path / "cluster"), "--log", "memory:x")
-    assert (2, False) == (result.exit_code, (tmp_path / "cluster").exists())
-    assert "the processes of a cluster cannot share memory" in result.stderr

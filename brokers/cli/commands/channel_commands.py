@@ -1,6 +1,6 @@
 """Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-`time_travel`, `carrying` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
+`time_travel`, `copy_commands` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.named import no_bundle
-from equipoise.brokers.cli.commands.carrying import copy, export, import_export
 from equipoise.brokers.cli.commands.compact_command import compact
+from equipoise.brokers.cli.commands.copy_commands import copy, export, import_export
 from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.commands.time_travel import at, diff
 from equipoise.brokers.cli.moments import TimeCommand, time_of

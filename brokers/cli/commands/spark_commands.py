@@ -132,7 +132,7 @@ def keep(
         from equipoise.spark_jobs.archive.job import run_archive
 
     if hold is not None and release is not None:
-        raise typer.BadParameter("a hold is either kept or released", param_hint="--release")
+        raise typer.BadParameter("give --hold or --release, not both", param_hint="--release")
     _begin(log, stop_on_eof=stop_on_eof)
     options = ArchiveOptions(
         log_url=log,
@@ -220,7 +220,7 @@ def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
         times.append(None if found is None else found.time_ms)
     from_ms, to_ms = times
     if from_ms is not None and to_ms is not None and to_ms <= from_ms:
-        raise typer.BadParameter("it is not after --from", param_hint="--to")
+        raise typer.BadParameter("the end is not after --from; give a later time", param_hint="--to")
     return from_ms, to_ms
 
 

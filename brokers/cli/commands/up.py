@@ -70,7 +70,7 @@ def up(
     broker is left, or one could not be started.
     """
     if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
-        raise typer.BadParameter(f"there are not {brokers} ports from there on")
+        raise typer.BadParameter(f"the last of {brokers} ports would be above {PORT_MAX}; choose a lower --http-port and --pulsar-port")
     services = tuple(service or (default_service(),))
     # Check before any process starts: each would fail with the same message.
     takes_pulsar_clients = speaks_pulsar(service_classes(services).values())

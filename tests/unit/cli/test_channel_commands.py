@@ -296,7 +296,9 @@ def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
     assert 2 == run("channel", "at", "0", log=url).exit_code
 
 
-@pytest.mark.parametrize("command", [("tail",), ("show", "1"), ("why", LEFT), ("at", "1"), ("diff", "1", "now"), ("verify",), ("export",)])
+@pytest.mark.parametrize(
+    "command", [("tail",), ("show", "1"), ("why", LEFT), ("at", "1"), ("diff", "1", "now"), ("verify",), ("export",), ("compact",)]
+)
 def test_reading_creates_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
     result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
     assert 2 == result.exit_code

@@ -79,8 +79,6 @@ def test_a_log_without_a_channel_is_unchanged(tmp_path: Path) -> None:
     [
         (("--retain", "a week"), "'a week' is not a retention", 2),
         (("--cluster", "mine"), "belongs to cluster 'test', not 'mine'", 4),
-        (("--log", "memory:x"), "known only to the process that made it", 2),
-        (("--log", "sqlite:missing.db"), "there is no file", 2),
     ],
 )
 def test_refusals_of_compact(log: str, options: tuple[str, ...], told: str, code: int) -> None:

@@ -136,7 +136,7 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
         (("report", "--archive", "a", "--log", "sqlite:b"), "give one of --archive and --log"),
         (("verify", "--archive", "a", "--from", "7"), "7 is an offset"),
         (("verify", "--archive", "a", "--from", "-1h", "--to", "-2h"), "not after --from"),
-        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "either kept or released"),
+        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "give --hold or --release, not both"),
         (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
         (("audit", "--log", "memory:x"), "known only to the process"),
         (("compact",), "--archive"),

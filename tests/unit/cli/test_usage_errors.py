@@ -25,7 +25,7 @@ USAGE_ERRORS = {
         "beyond the greatest offset, 9223372036854775807",
     ),
     "too much": (("brokers", "leader-broker", "x", "--log", "{log}"), "UsageError", "Got unexpected extra argument(s) (x)"),
-    "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "there are not 3 ports from there on"),
+    "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "the last of 3 ports would be above 65535"),
     "a file for a folder": (("up", "--data", "{file}"), "BadParameter", "is a file"),
     "a namespace that no path can name": (
         ("namespaces", "create", "shop/..", "--log", "{log}"),
@@ -41,6 +41,7 @@ USAGE_ERRORS = {
     "an empty log of a cluster": (("up", "--data", "x", "--log", ""), "InvalidConfig", "log_url"),
     "an empty log": (("brokers", "list", "--log", "sqlite:"), "CallerError", "it has no path"),
     "a log in memory": (("brokers", "list", "--log", "memory:x"), "CallerError", "known only to the process that made it"),
+    "a cluster in memory": (("up", "--data", "x", "--log", "memory:x"), "CallerError", "the processes of a cluster cannot share memory"),
     "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),
     "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "CallerError", "there is no module nowhere"),
     "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
-from equipoise.brokers.client.http_source import events
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
@@ -102,8 +101,10 @@ async def test_streams_that_break_at_once_lengthen_the_pause(monkeypatch: pytest
     assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
 
 
-async def test_reports_of_a_wrong_owner_replace_a_stale_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 1)
+@pytest.mark.parametrize(("distrust_ms", "pause_s"), [(20, 0), (1, 0.005)], ids=["distrusted", "trusted again"])
+async def test_reports_of_a_wrong_owner_replace_a_stale_stream(distrust_ms: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the caller asks again while the owner is distrusted, or only later."""
+    monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", distrust_ms)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
 
     async def stale(_request: web.Request, response: web.StreamResponse) -> None:
@@ -113,7 +114,25 @@ async def test_reports_of_a_wrong_owner_replace_a_stale_stream(monkeypatch: pyte
     async with serving(stale) as bad, serving(well) as good, Client(bad, good) as client:
         while (peer := await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)).broker != "good":
             client.misrouted("tenant/ns", "key", peer)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(pause_s)
+
+
+GARBAGE = {
+    "no event": b"hello",
+    "no JSON": b"event: table\ndata: {\n\n",
+    "another document": b'event: table\ndata: {"bundles": 5}\n\n',
+    "a row without a range": b'event: table\ndata: {"bundles": [{"bundle": "x"}]}\n\n',
+    "no UTF-8": b"event: \xff\ndata: {}\n\n",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+async def test_a_server_that_is_no_broker_is_skipped(garbage: bytes) -> None:
+    async def answer(_request: web.Request, response: web.StreamResponse) -> None:
+        await response.write(garbage)
+
+    async with serving(answer) as stranger, serving(well) as good, Client("http://127.0.0.1:9", stranger, good) as client:
+        assert "good" == await owner(client)
 
 
 async def test_the_stream_of_a_deleted_namespace_is_closed() -> None:
@@ -206,16 +225,3 @@ async def test_an_invalid_namespace_reaches_no_broker() -> None:
             with pytest.raises(InvalidName):
                 client.misrouted(name, "key", Peer(broker="b", addresses={}))
     assert [] == asked
-
-
-async def test_events_are_read_however_they_are_cut() -> None:
-    data = HEARTBEAT + b"id: 1\nevent: table\ndata: {}\n\n" + HEARTBEAT + b"event: change\ndata: [1]\n\n"
-
-    async def chunks(size: int, first: int) -> AsyncIterator[bytes]:
-        for start in (0, *range(first, len(data), size)):
-            yield data[start : first if start == 0 else start + size]
-
-    for size in range(1, len(data)):
-        for first in range(1, len(data)):
-            found = [event async for event in events(chunks(size, first))]
-            assert [("table", b"{}"), ("change", b"[1]")] == found

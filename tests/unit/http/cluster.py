@@ -151,6 +151,17 @@ class Cluster:
         """Another broker."""
         return next(other for other in self.brokers if other is not broker)
 
+    def first(self) -> tuple[str, Broker, Broker]:
+        """The first bundle, its owner, and another broker."""
+        bundle = self.bundles()[0]
+        owner = self.owner_of(bundle)
+        return bundle, owner, self.other_than(owner)
+
+    async def give(self, bundle: str, target: Broker) -> None:
+        """Have a broker own a bundle."""
+        if self.owner_of(bundle) is not target:
+            assert 204 == (await target.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
+
     async def settled(self) -> None:
         """Wait until all bundles are owned, and all views stand at one offset."""
         offset = max(broker.worker.view.offset for broker in self.brokers)

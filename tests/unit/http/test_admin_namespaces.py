@@ -13,7 +13,7 @@ from equipoise.brokers.operations import in_worker, on_channel, verbs
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.operations.steps import Operation
 from equipoise.channel.core.ranges import even_boundaries
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, until
 
 pytestmark = pytest.mark.integration
 
@@ -21,34 +21,28 @@ NAMESPACES = "/admin/v2/namespaces"
 TENANTS = "/admin/v2/tenants"
 
 
-def test_a_tenant_exists_through_its_namespaces(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with cluster(tmp_path) as brokers:
-            (broker,) = brokers.brokers
-            assert 204 == (await broker.put(f"{TENANTS}/other", {"allowedClusters": ["equipoise"]})).status
-            assert ["acme"] == (await broker.get(TENANTS)).json()
-            assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
-            unknown = await broker.get(f"{TENANTS}/other")
-            told = (
-                "there is no tenant 'other': a tenant exists through its namespaces; "
-                "create one: equipoise namespaces create other/NAMESPACE"
-            )
-            assert (404, {"reason": told, "error": "NotFound"}) == (unknown.status, unknown.json())
-            assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
-            refused = await broker.ask("DELETE", f"{TENANTS}/acme")
-            assert 409 == refused.status
-            assert NAMESPACE in refused.reason
-            for method in ("GET", "PUT", "DELETE"):
-                refused = await broker.ask(method, f"{TENANTS}/a%20b")
-                assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
-            for path in (f"{TENANTS}/%2E%2E", f"{NAMESPACES}/%2E/n", f"{NAMESPACES}/acme/%2E%2E"):
-                refused = await broker.put(path, {})
-                assert (412, True) == (refused.status, "'.'" in refused.reason), path
-
-    run(story)
+async def test_a_tenant_exists_through_its_namespaces(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert 204 == (await broker.put(f"{TENANTS}/other", {"allowedClusters": ["equipoise"]})).status
+        assert ["acme"] == (await broker.get(TENANTS)).json()
+        assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
+        unknown = await broker.get(f"{TENANTS}/other")
+        told = "there is no tenant 'other': a tenant exists through its namespaces; create one: equipoise namespaces create other/NAMESPACE"
+        assert (404, {"reason": told, "error": "NotFound"}) == (unknown.status, unknown.json())
+        assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
+        refused = await broker.ask("DELETE", f"{TENANTS}/acme")
+        assert 409 == refused.status
+        assert NAMESPACE in refused.reason
+        for method in ("GET", "PUT", "DELETE"):
+            refused = await broker.ask(method, f"{TENANTS}/a%20b")
+            assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
+        for path in (f"{TENANTS}/%2E%2E", f"{NAMESPACES}/%2E/n", f"{NAMESPACES}/acme/%2E%2E"):
+            refused = await broker.put(path, {})
+            assert (412, True) == (refused.status, "'.'" in refused.reason), path
 
 
-def test_a_namespace_has_the_requested_bundles_or_four(tmp_path: Path) -> None:
+async def test_a_namespace_has_the_requested_bundles_or_four(tmp_path: Path) -> None:
     quarters = ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"]
     bodies = {
         "few": ({"bundles": {"numBundles": 2}}, ["0x00000000", "0x80000000", "0xffffffff"]),
@@ -60,25 +54,22 @@ def test_a_namespace_has_the_requested_bundles_or_four(tmp_path: Path) -> None:
         "empty": ({}, quarters),
     }
 
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, other = brokers.brokers
-            for name, (body, boundaries) in bodies.items():
-                assert 204 == (await one.put(f"{NAMESPACES}/acme/{name}", body)).status
-                await brokers.settled()
-                expected = {"boundaries": boundaries, "numBundles": len(boundaries) - 1}
-                assert expected == (await other.get(f"{NAMESPACES}/acme/{name}/bundles")).json()
-            expected_policies = {
-                "bundles": {"boundaries": quarters, "numBundles": 4},
-                "replication_clusters": ["equipoise"],
-                "deleted": False,
-                "on_channel_loss": "fence",
-            }
-            assert expected_policies == (await other.get(f"{NAMESPACES}/acme/empty")).json()
-            assert sorted([NAMESPACE, *(f"acme/{name}" for name in bodies)]) == (await other.get(f"{NAMESPACES}/acme")).json()
-            assert [] == (await other.get(f"{NAMESPACES}/acm")).json()
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        for name, (body, boundaries) in bodies.items():
+            assert 204 == (await one.put(f"{NAMESPACES}/acme/{name}", body)).status
+            await brokers.settled()
+            expected = {"boundaries": boundaries, "numBundles": len(boundaries) - 1}
+            assert expected == (await other.get(f"{NAMESPACES}/acme/{name}/bundles")).json()
+        expected_policies = {
+            "bundles": {"boundaries": quarters, "numBundles": 4},
+            "replication_clusters": ["equipoise"],
+            "deleted": False,
+            "on_channel_loss": "fence",
+        }
+        assert expected_policies == (await other.get(f"{NAMESPACES}/acme/empty")).json()
+        assert sorted([NAMESPACE, *(f"acme/{name}" for name in bodies)]) == (await other.get(f"{NAMESPACES}/acme")).json()
+        assert [] == (await other.get(f"{NAMESPACES}/acm")).json()
 
 
 BAD_BODIES: tuple[tuple[bytes, int, str], ...] = (
@@ -123,8 +114,7 @@ async def test_a_deletion_waits_until_every_bundle_is_closed(tmp_path: Path) -> 
     """One of the bundles is on the move when the deletion begins."""
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
-        moving = brokers.bundles()[0]
-        target = brokers.other_than(brokers.owner_of(moving))
+        moving, _, target = brokers.first()
         target.service.taking.clear()
         transfer = asyncio.ensure_future(one.put(f"{path_of(moving)}/unload?destinationBroker={target.id}"))
         await until(lambda: brokers.view.bundles[moving].phase == "transferring")
@@ -198,30 +188,28 @@ async def test_refusals_read_the_same_over_http_and_on_the_channel(tmp_path: Pat
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         log_url = one.worker.config.log_url
-        first, second, *_ = brokers.bundles()
-        for bundle, target in ((first, one), (second, other)):
-            if brokers.owner_of(bundle) is not target:
-                await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        first, second, *_, last = brokers.bundles()
+        await brokers.give(first, one)
+        await brokers.give(second, other)
         other.service.refuses.add(first)
         to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
-        asked: list[tuple[str, Operation[verbs.Answer]]] = [
-            (f"{path_of(first)}/unload?destinationBroker={one.id}", verbs.transfer(first, one.id)),
-            (f"{path_of(first)}/merge", verbs.merge(first)),
-            (f"{NAMESPACES}/{NAMESPACE}", verbs.create_namespace(NAMESPACE, even_boundaries(1))),
-            (to_other, verbs.transfer(first, other.id)),
+        asked: list[tuple[str, int, Operation[verbs.Answer]]] = [
+            (f"{path_of(first)}/unload?destinationBroker={one.id}", 409, verbs.transfer(first, one.id)),
+            (f"{path_of(first)}/merge", 409, verbs.merge(first)),
+            (f"{path_of(last)}/merge", 412, verbs.merge(last)),
+            (f"{NAMESPACES}/{NAMESPACE}", 409, verbs.create_namespace(NAMESPACE, even_boundaries(1))),
+            (to_other, 409, verbs.transfer(first, other.id)),
         ]
-        for path, operation in asked:
+        for path, status, operation in asked:
             answer = await one.put(path)
-            assert 409 == answer.status
+            assert status == answer.status
             told = await asyncio.to_thread(on_the_channel, log_url, operation)
             assert without_offsets(told) == without_offsets(answer.reason)
 
 
 async def test_a_move_that_takes_too_long_is_answered_504_and_goes_on(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, admin_ms=150) as brokers:
-        bundle = brokers.bundles()[0]
-        source = brokers.owner_of(bundle)
-        target = brokers.other_than(source)
+        bundle, source, target = brokers.first()
         target.service.taking.clear()
         answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
         assert (504, True) == (answer.status, f"the transfer of {bundle} to {target.id} did not happen within 150 ms" in answer.reason)
@@ -270,20 +258,6 @@ async def test_an_impossible_split_leaves_the_bundle_whole(tmp_path: Path) -> No
             await until(lambda: brokers.view.bundles[whole].phase == "owned")
 
 
-async def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
-    async with cluster(tmp_path, brokers=2) as brokers:
-        one, other = brokers.brokers
-        first, second, *_, last = brokers.bundles()
-        answer = await one.put(f"{path_of(last)}/merge")
-        assert (412, True) == (answer.status, "not_adjacent" in answer.reason)
-        for bundle, target in ((first, one), (second, other)):
-            if brokers.owner_of(bundle) is not target:
-                await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-        answer = await one.put(f"{path_of(first)}/merge")
-        assert (409, True) == (answer.status, f"they belong to {one.id} and {other.id}; transfer one of them first" in answer.reason)
-        assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
-
-
 async def test_concurrent_unloads_of_one_namespace_all_succeed(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
         path = f"{NAMESPACES}/{NAMESPACE}/unload"
@@ -292,21 +266,18 @@ async def test_concurrent_unloads_of_one_namespace_all_succeed(tmp_path: Path) -
         await brokers.settled()
 
 
-def test_operations_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operations_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_worker, "OPERATIONS_MAX", 1)
 
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=2) as brokers:
-            one, _ = brokers.brokers
-            first, second, *_ = brokers.bundles()
-            owner = brokers.owner_of(first)
-            owner.service.closing.clear()
-            asked = asyncio.ensure_future(one.put(f"{path_of(first)}/unload"))
-            await until(lambda: brokers.view.bundles[first].phase == "handing_over")
-            answer = await one.put(f"{path_of(second)}/unload")
-            assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "queue of operations" in answer.reason)
-            assert "owned" == brokers.view.bundles[second].phase
-            owner.service.closing.set()
-            assert 204 == (await asked).status
-
-    run(story)
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, _ = brokers.brokers
+        first, second, *_ = brokers.bundles()
+        owner = brokers.owner_of(first)
+        owner.service.closing.clear()
+        asked = asyncio.ensure_future(one.put(f"{path_of(first)}/unload"))
+        await until(lambda: brokers.view.bundles[first].phase == "handing_over")
+        answer = await one.put(f"{path_of(second)}/unload")
+        assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "queue of operations" in answer.reason)
+        assert "owned" == brokers.view.bundles[second].phase
+        owner.service.closing.set()
+        assert 204 == (await asked).status

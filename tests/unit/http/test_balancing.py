@@ -1,4 +1,4 @@
-"""Balancing over HTTP: what is in force is told, what is asked for is set for all brokers, and what cannot be is refused."""
+"""Balancing over HTTP: settings, their changes, and decisions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from equipoise.brokers.agent.requests import RACES_MAX
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from tests.unit.http.cluster import Answer, Broker, cluster, until
+from equipoise.brokers.decision_log import open_decision_log
+from tests.decisions import AT_MS, idle, shed
+from tests.unit.http.cluster import Answer, Broker, Cluster, cluster, until, with_cluster
 
 PATH = "/admin/v2/balancing"
 CONFIGURATION = "/admin/v2/brokers/configuration"
+DECISIONS = "/admin/v2/balancing/decisions"
 
 
 async def patch(broker: Broker, body: object) -> Answer:
@@ -153,3 +156,16 @@ async def test_keys_of_pulsar_without_a_setting_here_are_answered_412(tmp_path: 
             answer = await broker.ask(method, f"{CONFIGURATION}/{path}")
             assert (412, True) == (answer.status, told in answer.reason), answer.body
         assert {} == brokers.view.policies
+
+
+@with_cluster(brokers=2)
+async def test_any_broker_returns_the_newest_decisions(brokers: Cluster) -> None:
+    _, other = brokers.brokers
+    assert [] == (await other.get(DECISIONS)).json()
+    log = open_decision_log(other.worker.config.log_url)
+    for decision in (idle(AT_MS), shed(AT_MS + 1), idle(AT_MS + 2)):
+        log.write(decision)
+    told = (await other.get(f"{DECISIONS}?limit=2")).json()
+    assert isinstance(told, list)
+    assert [(AT_MS + 1, "Success", 2), (AT_MS + 2, "Skip", 0)] == [(each["at_ms"], each["result"], len(each["moves"])) for each in told]
+    assert 3 == len((await other.get(DECISIONS)).json())  # type: ignore[arg-type] # a list, as above

@@ -238,12 +238,12 @@ async def test_the_policy_applies_to_open_bundles(tmp_path: Path, monkeypatch: p
         assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
 
 
-@pytest.mark.parametrize("body", [b"", b"null", b'"sometimes"', b"true", b"{}"])
 @with_cluster()
-async def test_the_policy_has_one_of_two_values(brokers: Cluster, body: bytes) -> None:
+async def test_the_policy_has_one_of_two_values(brokers: Cluster) -> None:
     (broker,) = brokers.brokers
-    answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
-    assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason)
+    for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
+        answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
+        assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason), body
     answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
     assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
     assert {} == broker.worker.view.namespaces[NAMESPACE].policies

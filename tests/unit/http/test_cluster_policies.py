@@ -147,9 +147,7 @@ async def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
 
 async def test_a_transfer_that_policies_forbid_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        bundle = brokers.bundles()[0]
-        source = brokers.owner_of(bundle)
-        target = brokers.other_than(source)
+        bundle, source, target = brokers.first()
         assert 204 == (await post(source, f"{ISOLATIONS}/gold", body_for(source))).status
         move = f"{path_of(bundle)}/unload?destinationBroker={target.id}"
         refused = await source.put(move)

@@ -172,12 +172,11 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize("rest", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunks"])
-async def test_interrupted_uploads_log_no_traceback(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_interrupted_uploads_log_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         broker = brokers.brokers[0]
         begun = len(asyncio.all_tasks())
-        for _ in range(20):
+        for rest in 10 * (b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
             caller = await Caller.to(broker)
             caller.writer.write(UPLOAD + rest)
             while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110 - what is watched is on the other side
@@ -188,20 +187,20 @@ async def test_interrupted_uploads_log_no_traceback(rest: bytes, tmp_path: Path,
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("said", BAD, ids=["header", "version", "path", "encoding"])
-async def test_invalid_http_is_answered_400_and_logs_no_traceback(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_http_is_answered_400_and_logs_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
-        caller = await Caller.to(brokers.brokers[0])
-        caller.writer.write(said)
-        answer = await caller.is_over()
-        assert b" 400 Bad Request\r\n" in answer
-        assert b"\r\nServer: equipoise\r\n" in answer
-        caller.close()
+        for said in BAD:
+            caller = await Caller.to(brokers.brokers[0])
+            caller.writer.write(said)
+            answer = await caller.is_over()
+            assert b" 400 Bad Request\r\n" in answer
+            assert b"\r\nServer: equipoise\r\n" in answer
+            caller.close()
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("path", ["/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"])
 @with_cluster()
-async def test_the_server_header_names_no_version(brokers: Cluster, path: str) -> None:
-    answer = await brokers.brokers[0].get(path)
-    assert "equipoise" == answer.headers["Server"]
+async def test_the_server_header_names_no_version(brokers: Cluster) -> None:
+    for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
+        answer = await brokers.brokers[0].get(path)
+        assert "equipoise" == answer.headers["Server"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +19,6 @@ from equipoise.brokers.errors import (
     Rejected,
     UnknownNamespace,
 )
-from equipoise.brokers.http.bodies import BODY_BYTES_MAX
 from equipoise.brokers.http.errors import REQUEST_ID, status_of, typed
 from equipoise.channel.core.errors import (
     Bug,
@@ -35,7 +34,6 @@ from equipoise.channel.core.errors import (
     invalid_boundaries,
 )
 from equipoise.channel.core.records import Reason
-from tests.unit.http.cluster import run
 
 pytestmark = pytest.mark.integration
 
@@ -77,83 +75,55 @@ def test_no_rejection_is_an_internal_error() -> None:
     ]
 
 
-def asked(
-    raised: BaseException, check: Callable[[TestClient[web.Request, web.Application]], Awaitable[None]], *, method: str = "GET"
-) -> None:
-    """Have a handler raise something, and a client ask it."""
+@asynccontextmanager
+async def client_of(raised: BaseException) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+    """A client of a handler that raises something."""
 
-    async def story() -> None:
-        async def handler(request: web.Request) -> web.Response:
-            await request.read()
-            raise raised
+    async def handler(_request: web.Request) -> web.Response:
+        raise raised
 
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
-        app.add_routes([typed(web.route(method, "/path", handler))])
-        async with TestClient(TestServer(app)) as client:
-            await check(client)
-
-    run(story)
+    app = web.Application()
+    app.add_routes([typed(web.get("/path", handler))])
+    async with TestClient(TestServer(app)) as client:
+        yield client
 
 
-def test_an_error_is_answered_with_its_reason_and_code() -> None:
-    async def check(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.get("/path", headers={REQUEST_ID: "mine-7"}) as response:
-            assert (412, "mine-7", "application/json") == (response.status, response.headers[REQUEST_ID], response.content_type)
-            body = json.loads(await response.read())
-        assert "dead_target" == body["error"]
-        assert "was rejected at offset 9: dead_target" in body["reason"]
-
-    asked(Rejected(key="a/b/0x00000000_0xffffffff", reason="dead_target", problem=None, offset=9), check)
+async def test_an_error_is_answered_with_its_reason_and_code() -> None:
+    """The id of the request is the caller's own."""
+    error = Rejected(key="a/b/0x00000000_0xffffffff", reason="dead_target", problem=None, offset=9)
+    async with client_of(error) as client, client.get("/path", headers={REQUEST_ID: "mine-7"}) as response:
+        assert (412, "mine-7", "application/json") == (response.status, response.headers[REQUEST_ID], response.content_type)
+        body = json.loads(await response.read())
+    assert "dead_target" == body["error"]
+    assert "was rejected at offset 9: dead_target" in body["reason"]
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "two words", "ümlaut"])
-def test_an_unprintable_or_long_request_id_is_replaced(given: str) -> None:
-    async def check(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.get("/path", headers={REQUEST_ID: given}) as response:
-            told = response.headers[REQUEST_ID]
-        assert given != told
-        assert 16 == len(told)
-
-    asked(NotReady(broker="a"), check)
+async def test_an_unprintable_or_long_request_id_is_replaced(given: str) -> None:
+    async with client_of(NotReady(broker="a")) as client, client.get("/path", headers={REQUEST_ID: given}) as response:
+        replaced = response.headers[REQUEST_ID]
+    assert given != replaced
+    assert 16 == len(replaced)
 
 
 @pytest.mark.parametrize("raised", [RuntimeError("secret"), KeyError("secret"), LogDamaged(log="a", problem="b"), AssertionError()])
-def test_an_unexpected_error_is_logged_and_answered_500_without_details(raised: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    async def check(client: TestClient[web.Request, web.Application]) -> None:
-        with caplog.at_level(logging.ERROR):
-            async with client.get("/path") as response:
-                assert 500 == response.status
-                text = await response.text()
-                request_id = response.headers[REQUEST_ID]
-        assert "secret" not in text
-        assert "Traceback" not in text
-        (record,) = [record for record in caplog.records if record.name == "equipoise.brokers.http.errors"]
-        assert (request_id, "/path") == (record.__dict__["request"], record.__dict__["path"])
-        assert record.exc_info is not None
-        assert raised is record.exc_info[1]
-
-    asked(raised, check)
+async def test_an_unexpected_error_is_logged_and_answered_500_without_details(raised: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        async with client_of(raised) as client, client.get("/path") as response:
+            assert 500 == response.status
+            text = await response.text()
+            request_id = response.headers[REQUEST_ID]
+    assert "secret" not in text
+    assert "Traceback" not in text
+    (record,) = [record for record in caplog.records if record.name == "equipoise.brokers.http.errors"]
+    assert (request_id, "/path") == (record.__dict__["request"], record.__dict__["path"])
+    assert record.exc_info is not None
+    assert raised is record.exc_info[1]
 
 
-def test_a_body_that_is_too_large_is_told_alike() -> None:
-    async def check(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
-            assert 413 == response.status
-            body = json.loads(await response.read())
-        assert {"reason": "the body of PUT /path is larger than 1048576 bytes, the maximum", "error": "BodyTooLarge"} == body
-
-    asked(RuntimeError(), check, method="PUT")
-
-
-def test_an_answer_that_a_service_raises_is_unchanged() -> None:
-    async def redirected(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.get("/path", allow_redirects=False) as response:
-            assert (307, "http://elsewhere/path") == (response.status, response.headers["Location"])
-
-    asked(web.HTTPTemporaryRedirect("http://elsewhere/path"), redirected)
-
-    async def refused(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.get("/path") as response:
-            assert (409, b"mine") == (response.status, await response.read())
-
-    asked(web.HTTPConflict(text="mine"), refused)
+async def test_an_answer_that_a_service_raises_is_unchanged() -> None:
+    redirect = web.HTTPTemporaryRedirect("http://elsewhere/path")
+    async with client_of(redirect) as client, client.get("/path", allow_redirects=False) as response:
+        assert (307, "http://elsewhere/path") == (response.status, response.headers["Location"])
+    async with client_of(web.HTTPConflict(text="mine")) as client, client.get("/path") as response:
+        assert (409, b"mine") == (response.status, await response.read())

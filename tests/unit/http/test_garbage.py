@@ -130,6 +130,45 @@ REFUSED = (
     Refused(
         method="GET", path=f"/v1/assignment/{NAMESPACE}?after=1&after=2", status=400, error="InvalidRequest", told="it is given 2 times"
     ),
+    *(
+        Refused(
+            method="GET",
+            path=f"/v1/assignment/{NAMESPACE}?{query}",
+            status=400,
+            error="InvalidRequest",
+            told="is not an integer from 0 to",
+        )
+        for query in ("after=-1", "after=x", "after=", f"after={2**63}", "timeout_ms=300001", "after=1&timeout_ms=%00", "after=%C2%B2")
+    ),
+    *(
+        Refused(
+            method="GET",
+            path=f"/admin/v2/balancing/decisions?limit={limit}",
+            status=400,
+            error="InvalidRequest",
+            told="is not an integer from 0 to 1000",
+        )
+        for limit in ("-1", "1001", "many")
+    ),
+    *(
+        Refused(method="GET", path=f"/lookup/v2/topic/{topic}", status=412, error="InvalidName")
+        for topic in (
+            "",
+            f"{NAMESPACE}/orders",
+            f"persistent/{NAMESPACE}/",
+            f"persistent/{NAMESPACE}/%FF",
+            f"persistent/{NAMESPACE}/%20",
+            f"persistent/{NAMESPACE}/a%2Fb",
+            f"persistent/{NAMESPACE}/{'x' * 2_100}",
+            f"volatile/{NAMESPACE}/orders",
+            "persistent/acme/a%20b/orders",
+            f"persistent/acme/cluster/{NAMESPACE}/orders",
+        )
+    ),
+    *(
+        Refused(method="GET", path=f"/lookup/v2/topic/persistent/acme/nowhere/orders{rest}", status=404, error="UnknownNamespace")
+        for rest in ("", "/bundle")
+    ),
 )
 
 

@@ -47,30 +47,6 @@ async def test_every_broker_returns_the_addresses_of_the_owner(brokers: Cluster)
     assert len(topics) == metric(brokers.brokers[0], "answered")
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        (f"{PATH}/", 412),
-        (f"{PATH}/%FF", 412),
-        (f"{PATH}/%20", 412),
-        (f"{PATH}/a%2Fb", 412),
-        (f"/lookup/v2/topic/volatile/{NAMESPACE}/orders", 412),
-        ("/lookup/v2/topic/persistent/acme/a%20b/orders", 412),
-        (f"{PATH}/{'x' * 2_100}", 412),
-        ("/lookup/v2/topic/persistent/acme/nowhere/orders", 404),
-        ("/lookup/v2/topic/persistent/acme/nowhere/orders/bundle", 404),
-        (f"/lookup/v2/topic/persistent/acme/cluster/{NAMESPACE}/orders", 412),
-        (f"/lookup/v2/topic/{NAMESPACE}/orders", 412),
-        ("/lookup/v2/topic/", 412),
-    ],
-)
-@with_cluster()
-async def test_names_that_cannot_be_are_refused(brokers: Cluster, path: str, status: int) -> None:
-    answer = await brokers.brokers[0].get(path)
-    assert status == answer.status, answer.body
-    assert answer.reason
-
-
 @with_cluster(bundles=1)
 async def test_lookups_are_held_until_the_bundle_is_served(brokers: Cluster) -> None:
     (broker,), (bundle,) = brokers.brokers, brokers.bundles()

@@ -27,9 +27,7 @@ def outcome_of(answer: Answer) -> Mapping[str, object]:
 
 async def test_an_unload_reports_the_new_owner(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        bundle = brokers.bundles()[0]
-        owner = brokers.owner_of(bundle)
-        other = brokers.other_than(owner)
+        bundle, owner, other = brokers.first()
         outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
         token = brokers.view.bundles[bundle].token
         assert {"bundle": bundle, "source": owner.id, "owner": other.id, "token": token, "problem": None} == outcome
@@ -41,9 +39,7 @@ async def test_an_unload_reports_the_new_owner(tmp_path: Path) -> None:
 
 async def test_an_unload_whose_destination_cannot_open_the_bundle_is_answered_409(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        bundle = brokers.bundles()[0]
-        owner = brokers.owner_of(bundle)
-        other = brokers.other_than(owner)
+        bundle, owner, other = brokers.first()
         other.service.fails.add(bundle)
         answer = await owner.put(f"{path_of(bundle)}/unload?destinationBroker={other.id}")
         assert (409, True) == (answer.status, f"{bundle} came back to {owner.id}, token " in answer.reason)
@@ -53,9 +49,7 @@ async def test_an_unload_whose_destination_cannot_open_the_bundle_is_answered_40
 
 async def test_an_unload_of_a_namespace_with_a_refused_bundle_is_answered_409(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        bundle = brokers.bundles()[0]
-        owner = brokers.owner_of(bundle)
-        other = brokers.other_than(owner)
+        bundle, owner, other = brokers.first()
         other.service.fails.add(bundle)
         answer = await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload")
         assert (409, "Cancelled") == (answer.status, answer.json()["error"])  # type: ignore[index]

@@ -28,7 +28,6 @@ from equipoise.brokers.operations.verbs import (
     UNLOADS_AT_ONCE,
     cancels_of,
     next_of_deletion,
-    unloads_of,
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
@@ -268,16 +267,3 @@ def test_a_deletion_has_its_steps_in_order() -> None:
     channel.accept(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
     # Somebody else was quicker: the refusal of the deletion will say that it is not there.
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
-
-
-def test_the_bundles_of_a_namespace_are_unloaded_some_at_a_time() -> None:
-    count = 2 * UNLOADS_AT_ONCE + 3
-    channel = channel_with("a", bundles=count)
-    for bundle in channel.view.bundles_of(NAMESPACE)[1:]:
-        channel.own("a", bundle.low)
-    owned = [Unload(bundle=bundle.name, reason=BY_OPERATOR) for bundle in channel.view.bundles_of(NAMESPACE)[1:]]
-    batches = list(unloads_of(channel.view.bundles_of(NAMESPACE), kind=Unload))
-    assert [UNLOADS_AT_ONCE, UNLOADS_AT_ONCE, 2] == [len(batch) for batch in batches]
-    assert owned == [unload for batch in batches for unload in batch]
-    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    assert batches[0] == next_of_deletion(channel.view, NAMESPACE)

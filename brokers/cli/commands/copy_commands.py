@@ -185,7 +185,7 @@ def _path(file: str) -> Path:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{file!r:.200} is no file: {error}") from error
     if not path.name or (path.exists() and not is_there):
-        raise typer.BadParameter(f"{file!r} is no file")
+        raise typer.BadParameter(f"{file!r} is no file; name a file")
     return path
 
 
@@ -197,7 +197,7 @@ def _read(file: str) -> Iterator[BinaryIO]:
         return
     path = _path(file)
     if not path.exists():
-        raise typer.BadParameter(f"there is no file {file}")
+        raise typer.BadParameter(f"there is no file {file}; name an export, or - for the standard input")
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -218,7 +218,7 @@ def _written(file: str) -> Iterator[BinaryIO]:
     path = _path(file)
     _check_free(path, file)
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}")
+        raise typer.BadParameter(f"there is no folder {path.parent}; create it, or name a file in another one")
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Unique, because another export to the same file may be running.
     try:
         with part.open("wb") as stream:
