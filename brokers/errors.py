@@ -53,9 +53,11 @@ class Rejected(PeerError):
         self.reason = reason
         self.problem = problem
         self.offset = offset
-        where = "" if offset is None else f" at offset {offset}"
-        detail = "" if problem is None else f" ({problem})"
-        super().__init__(f"the proposal about {key} was rejected{where}: {reason}{detail}; look at its present state and decide anew")
+        if offset is None:
+            what = f"the request about {key} was refused: {problem or reason}"
+        else:
+            what = f"the proposal about {key} was rejected at offset {offset}: {reason}{'' if problem is None else f' ({problem})'}"
+        super().__init__(f"{what}; look at its present state and decide anew")
 
 
 class UnknownNamespace(NotFound):

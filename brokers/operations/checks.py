@@ -39,14 +39,20 @@ def check_request(view: View, intent: Intent) -> None:
 
     Raise `Rejected`, and the errors of `check_policy_change`.
     """
-    if isinstance(intent, SetClusterPolicy):
-        check_policy_change(view, intent.policy, intent.document)
-    if isinstance(intent, CreateNamespace) and intent.name in view.namespaces:
-        problem = f"it exists already, with {len(view.bundles_of(intent.name))} bundles"
-        raise Rejected(key=intent.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
-    left = view.bundles.get(intent.left) if isinstance(intent, MergeBundles) else None
-    right = None if left is None else view.right_neighbour(left)
-    if left is not None and right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
+    match intent:
+        case SetClusterPolicy(policy=policy, document=document):
+            check_policy_change(view, policy, document)
+        case CreateNamespace(name=name) if name in view.namespaces:
+            count, created = len(view.bundles_of(name)), view.namespaces[name].created
+            problem = f"it already exists since offset {created}; see its {count} bundles: equipoise namespaces bundles {name}"
+            raise Rejected(key=name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+        case MergeBundles(left=name) if name in view.bundles:
+            _check_merge(view, view.bundles[name])
+
+
+def _check_merge(view: View, left: BundleEntry) -> None:
+    right = view.right_neighbour(left)
+    if right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
         problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
         raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
 

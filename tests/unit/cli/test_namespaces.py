@@ -37,12 +37,6 @@ from tests.unit.cli.fabricated import (
 )
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    """The URL of the log of `owned_channel`: 9 records, a owns `LEFT`, b owns `RIGHT`, c nothing."""
-    return write(owned_channel().entries, tmp_path)
-
-
 def unload(log: str, *arguments: str) -> tuple[str, str, int]:
     """What `namespaces unload` prints, and its exit code."""
     result = run("namespaces", "unload", NAMESPACE, *arguments, log=log)
@@ -107,7 +101,8 @@ def test_a_namespace_has_1_to_4096_bundles(log: str) -> None:
 
 def test_a_namespace_is_created_once(log: str) -> None:
     result = run("namespaces", "create", NAMESPACE, log=log)
-    told = f"error: the proposal about {NAMESPACE} was rejected: illegal_transition (it exists already, with 2 bundles); "
+    problem = f"it already exists since offset 5; see its 2 bundles: equipoise namespaces bundles {NAMESPACE}"
+    told = f"error: the request about {NAMESPACE} was refused: {problem}; look at its present state and decide anew\n"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
 
 
@@ -242,14 +237,14 @@ def test_a_transfer_outlives_its_source(log: str) -> None:
 def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
     """What happens to c before a bundle is to be moved to a broker; which one; and what the refusal says."""
     return {
-        "dead": (lambda channel: channel.die("c"), "c", "rejected at offset 11: dead_target (c is not alive)"),
+        "dead": (lambda channel: channel.die("c"), "c", "proposal about {} was rejected at offset 11: dead_target (c is not alive)"),
         "draining": (
             lambda channel: channel.accept(propose.draining(channel.author("c"), channel.broker("c"))),
             "c",
-            "rejected at offset 11: draining_target (c is draining and takes no new bundles)",
+            "proposal about {} was rejected at offset 11: draining_target (c is draining and takes no new bundles)",
         ),
-        "unknown": (lambda channel: channel.die("c"), "d", "rejected: unknown_broker (no broker 'd' has ever joined)"),
-        "owner": (lambda channel: channel.die("c"), "a", "rejected: illegal_transition (a already owns it, so there is nothing to move)"),
+        "unknown": (lambda channel: channel.die("c"), "d", "request about {} was refused: no broker 'd' has ever joined"),
+        "owner": (lambda channel: channel.die("c"), "a", "request about {} was refused: a already owns it, so there is nothing to move"),
     }
 
 
@@ -261,7 +256,7 @@ def test_a_transfer_to_an_unfit_broker_is_refused(case: str, tmp_path: Path) -> 
     url = write(channel.entries, tmp_path)
     out, error, code = unload(url, "--bundle", LEFT_RANGE, "-d", destination)
     assert ("", 1) == (out, code)
-    assert f"error: the proposal about {LEFT} was {told}; " in error
+    assert f"error: the {told.format(LEFT)}; " in error
     is_on_record = "rejected at" in told
     assert is_on_record == (f"transfer   {LEFT}  a -> " in run("channel", "why", LEFT, log=url).stdout)
 
@@ -446,10 +441,10 @@ def test_merge_joins_neighbours_of_one_owner(tmp_path: Path) -> None:
 def test_merge_refuses_neighbours_of_two_owners(log: str) -> None:
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", LEFT_RANGE, log=log)
     problem = "they belong to a and b; transfer one of them first"
-    told = f"error: the proposal about {LEFT} and {RIGHT} was rejected: illegal_transition ({problem})"
+    told = f"error: the request about {LEFT} and {RIGHT} was refused: {problem}"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", RIGHT_RANGE, log=log)
-    assert (1, True) == (result.exit_code, f"not_adjacent ({RIGHT} is the last bundle of its namespace)" in result.stderr)
+    assert (1, True) == (result.exit_code, f"{RIGHT} is the last bundle of its namespace" in result.stderr)
 
 
 # --- delete ---
