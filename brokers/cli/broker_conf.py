@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,8 +45,8 @@ def read_broker_conf(path: Path) -> BrokerConf:
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a file, overridden by those `given`."""
-    said = {name for setting in given for name in DERIVED.get(setting, ())}
-    taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in said}
+    derived = {name for setting in given for name in DERIVED.get(setting, ())}
+    taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in derived}
     return taken | dict(given)
 
 
@@ -57,9 +57,9 @@ def log_entries(conf: BrokerConf) -> None:
         _logger.info("taken from a broker.conf", extra=_taken_row(taken))
     for other in conf.read.without_meaning:
         level = logging.DEBUG if other.why == NOT_ABOUT_BALANCING else logging.INFO
-        _logger.log(level, "without meaning here, in a broker.conf", extra=_other_row(other))
+        _logger.log(level, "without meaning here, in a broker.conf", extra=asdict(other))
     for other in conf.read.not_understood:
-        _logger.warning("not understood, in a broker.conf", extra=_other_row(other))
+        _logger.warning("not understood, in a broker.conf", extra=asdict(other))
 
 
 def document_of(conf: BrokerConf) -> Row:
@@ -67,8 +67,8 @@ def document_of(conf: BrokerConf) -> Row:
     return {
         "file": str(conf.file),
         "taken": [_taken_row(entry) for entry in conf.read.taken],
-        "without_meaning": [_other_row(entry) for entry in conf.read.without_meaning],
-        "not_understood": [_other_row(entry) for entry in conf.read.not_understood],
+        "without_meaning": [asdict(entry) for entry in conf.read.without_meaning],
+        "not_understood": [asdict(entry) for entry in conf.read.not_understood],
     }
 
 
@@ -79,12 +79,12 @@ def print_entries(conf: BrokerConf) -> None:
     summary = f"{counts['taken']} taken, {counts['without_meaning']} without meaning here, {counts['not_understood']} not understood"
     print_line(f"{conf.file}: {summary}")
     meaningless = [entry for entry in read.without_meaning if entry.why != NOT_ABOUT_BALANCING]
-    strangers = [entry.key for entry in read.without_meaning if entry.why == NOT_ABOUT_BALANCING]
+    unrelated = [entry.key for entry in read.without_meaning if entry.why == NOT_ABOUT_BALANCING]
     _print_list("taken", [(entry, _effect(entry)) for entry in read.taken])
     _print_list("without meaning here", [(entry, entry.why) for entry in meaningless])
-    if strangers:
+    if unrelated:
         print_line("")
-        print_line(f"not about balancing: {', '.join(strangers)}")
+        print_line(f"not about balancing: {', '.join(unrelated)}")
     _print_list("not understood", [(entry, entry.why) for entry in read.not_understood])
 
 
@@ -104,10 +104,6 @@ def _effect(entry: TakenEntry) -> str:
 def _taken_row(entry: TakenEntry) -> Row:
     settings = {name: spelled(value) for name, value in entry.settings.items()}
     return {"line": entry.line, "key": entry.key, "value": entry.value, "settings": settings, "note": entry.note}
-
-
-def _other_row(entry: OtherEntry) -> Row:
-    return {"line": entry.line, "key": entry.key, "value": entry.value, "why": entry.why}
 
 
 def _counts(read: PulsarSettings) -> Mapping[str, int]:

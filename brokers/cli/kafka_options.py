@@ -47,7 +47,7 @@ _pattern: Final = typer.Typer(add_completion=False)
 
 
 @_pattern.command()
-def _as_on_all_commands(
+def _shared(
     *,
     kafka_config: Annotated[
         list[str] | None,
@@ -73,7 +73,7 @@ def _as_on_all_commands(
     """Declare the options that other commands get. Never called."""
 
 
-def hush_kafka() -> None:
+def silence_kafka() -> None:
     """Keep the log of Kafka's library off a command's standard error: the command's one error line has the reason.
 
     Commands that set up logging, such as a broker, log it.
@@ -91,7 +91,7 @@ def add_kafka_options(command: Command) -> None:
 
 
 def _options() -> list[Parameter]:
-    options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _as_on_all_commands.__annotations__]
+    options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _shared.__annotations__]
     for option in options:
         option.expose_value = False  # The value is in the environment; the command itself does not need it.
     return options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.kafka_options import add_kafka_options, hush_kafka
+from equipoise.brokers.cli.kafka_options import add_kafka_options, silence_kafka
 from equipoise.brokers.cli.outcome import Commands
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Equipoise(Commands):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Import and return the command that `args` begin with."""
-        hush_kafka()
+        silence_kafka()
         if args and args[0] in GROUPS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
@@ -89,4 +89,4 @@ def _print_version(wanted: bool) -> None:
 def equipoise(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """What stands before the name of a command."""
+    """Take the options that precede the name of a command."""

@@ -24,10 +24,10 @@ _logger: Final = logging.getLogger(__name__)
 PROBLEM: Final = "http"
 """The key of this problem in the worker's `client_problems`."""
 
-# A rejected caller has this long to read the reason. More than `_LAST_WORDS_MAX` of them at once are disconnected without one: each uses a
+# A rejected caller has this long to read the reason. More than `_REJECTIONS_MAX` of them at once are disconnected without one: each uses a
 # file of the reserve.
-_LAST_WORDS_S: Final = 1.0
-_LAST_WORDS_MAX: Final = 16
+_REJECTION_S: Final = 1.0
+_REJECTIONS_MAX: Final = 16
 
 _LOG_INTERVAL_MS: Final = 10_000
 
@@ -70,11 +70,11 @@ class Connections:
         self._open -= 1
         self._worker.client_problems.pop(PROBLEM, None)
 
-    def turn_away(self, transport: asyncio.Transport) -> None:
+    def reject(self, transport: asyncio.Transport) -> None:
         """Send a caller the reason for its rejection, and disconnect it soon, whether or not it reads that."""
-        transport.set_protocol(_TurnedAway(self))  # Its end must not count as that of an admitted connection.
+        transport.set_protocol(_Rejected(self))  # Its end must not count as that of an admitted connection.
         self._leaving += 1
-        if self._leaving > _LAST_WORDS_MAX:
+        if self._leaving > _REJECTIONS_MAX:
             transport.abort()
             return
         body = orjson.dumps(
@@ -86,7 +86,7 @@ class Connections:
         transport.write(head.encode() + body)
         # If the socket were closed with an unread request, the system would drop the answer.
         transport.write_eof()
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
+        asyncio.get_running_loop().call_later(_REJECTION_S, transport.abort)
 
     def left(self) -> None:
         """Note that a rejected caller is gone."""
@@ -107,7 +107,7 @@ class _Connection(web.RequestHandler):
         if self._connections.admit():
             super().connection_made(transport)
         else:
-            self._connections.turn_away(cast("asyncio.Transport", transport))
+            self._connections.reject(cast("asyncio.Transport", transport))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note that an admitted caller is gone. A rejected one has another protocol by now."""
@@ -128,7 +128,7 @@ class _Connection(web.RequestHandler):
             super().log_exception(*args, **kw)
 
 
-class _TurnedAway(asyncio.Protocol):
+class _Rejected(asyncio.Protocol):
     """The protocol of a rejected caller. It ignores all input."""
 
     def __init__(self, connections: Connections) -> None:

@@ -35,7 +35,7 @@ _SHOWN_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestHead:
     """The parts of a request that the guard checks. `arrived_at` is the local address of the connection."""
 
     method: str
@@ -65,20 +65,20 @@ class Guard:
         own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
         self._names = frozenset(map(_plain, (*own, *filter(None, map(_host_in, advertised)))))
 
-    def refusal(self, asked: Asked) -> Refusal | None:
+    def refusal(self, head: RequestHead) -> Refusal | None:
         """Return why a request is refused; None if a handler may have it."""
-        strange = next((host for host in asked.hosts if not self._is_own(host, asked.arrived_at)), None)
-        if strange is not None:
-            reason = f"{_shown(strange)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
+        foreign = next((host for host in head.hosts if not self._is_own(host, head.arrived_at)), None)
+        if foreign is not None:
+            reason = f"{_shown(foreign)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
             return Refusal(status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason)
-        if asked.method in _READING:
+        if head.method in _READING:
             return None
-        if asked.origin is not None and not any(_is_same_origin(asked.origin, host) for host in asked.hosts):
-            return _foreign(f"a page of {_shown(asked.origin)} (header Origin)")
-        if asked.site in _FOREIGN_SITES:
-            return _foreign(f"a page of another origin (header Sec-Fetch-Site: {asked.site})")
-        if asked.has_body and asked.path.startswith(_JSON_PATHS) and not _is_json(asked.content_type):
-            reason = f"the body is {_shown(asked.content_type)}, but this path accepts only JSON; send the header Content-Type: {JSON}"
+        if head.origin is not None and not any(_is_same_origin(head.origin, host) for host in head.hosts):
+            return _foreign(f"a page of {_shown(head.origin)} (header Origin)")
+        if head.site in _FOREIGN_SITES:
+            return _foreign(f"a page of another origin (header Sec-Fetch-Site: {head.site})")
+        if head.has_body and head.path.startswith(_JSON_PATHS) and not _is_json(head.content_type):
+            reason = f"the body is {_shown(head.content_type)}, but this path accepts only JSON; send the header Content-Type: {JSON}"
             return Refusal(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="NotJson", reason=reason)
         return None
 
@@ -95,7 +95,7 @@ def guarded(config: WorkerConfig, advertised: Sequence[str]) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = guard.refusal(_asked(request))
+        refusal = guard.refusal(_head_of(request))
         if refusal is not None:
             return problem_answer(request, refusal.status, refusal.reason, refusal.error)
         if request.content.is_eof():
@@ -133,10 +133,10 @@ def _once_open(limit: asyncio.Timeout) -> Callable[[], None]:
     return lift
 
 
-def _asked(request: web.Request) -> Asked:
+def _head_of(request: web.Request) -> RequestHead:
     headers, transport = request.headers, request.transport
     address = None if transport is None else transport.get_extra_info("sockname")
-    return Asked(
+    return RequestHead(
         method=request.method,
         path=request.path,
         hosts=tuple(headers.getall(hdrs.HOST, ())),
@@ -163,8 +163,8 @@ def _is_same_origin(origin: str, host: str) -> bool:
     try:
         page = urlsplit(origin.lower())
         port = _PORT_OF_SCHEME.get(page.scheme)
-        asked = urlsplit(f"//{host.lower()}")
-        places = [(page.hostname, page.port or port), (asked.hostname, asked.port or port)]
+        own = urlsplit(f"//{host.lower()}")
+        places = [(page.hostname, page.port or port), (own.hostname, own.port or port)]
     except ValueError:  # It is no origin.
         return False
     return port is not None and places[0] == places[1]

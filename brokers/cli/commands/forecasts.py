@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, Level, MoveForecast, Standing
+from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, MoveForecast
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled, value_in
@@ -62,17 +62,17 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "assumed": list(_assumed(settings)),
         "measure": forecast.measure,
         "brokers": [_broker_row(broker) for broker in forecast.brokers],
-        "before": _level_row(forecast.before),
-        "after": _level_row(forecast.after),
+        "before": None if forecast.before is None else asdict(forecast.before),
+        "after": None if forecast.after is None else asdict(forecast.after),
         "moves": [_move_row(move) for move in forecast.moves],
         "moved": {
             "bytes_per_second": forecast.moved_bytes_per_second,
             "messages_per_second": forecast.moved_messages_per_second,
             "share": forecast.moved_share,
         },
-        "forbidden": [{"reason": each.reason, "bundles": list(each.bundles), "brokers": list(each.brokers)} for each in forecast.forbidden],
-        "stays": [{"subject": stay.subject, "reason": stay.reason} for stay in plan.stays],
-        "idle": None if plan.idle is None else {"result": plan.idle.result, "cause": plan.idle.cause, "reason": plan.idle.reason},
+        "forbidden": [asdict(each) for each in forecast.forbidden],
+        "stays": [asdict(stay) for stay in plan.stays],
+        "idle": None if plan.idle is None else asdict(plan.idle),
         "last_decision": None if seen.last is None else decision_document(seen.last),
         "conclusion": conclusion(settings, forecast),
     }
@@ -101,23 +101,9 @@ def _broker_row(broker: BrokerForecast) -> Row:
         "capacity": broker.capacity,
         "takes_part": broker.apart is None,
         "why_not": broker.apart,
-        "before": _standing_row(broker.before),
-        "after": _standing_row(broker.after),
+        "before": asdict(broker.before),
+        "after": asdict(broker.after),
     }
-
-
-def _standing_row(standing: Standing) -> Row:
-    return {
-        "used": standing.used,
-        "bytes_per_second": standing.bytes_per_second,
-        "messages_per_second": standing.messages_per_second,
-        "cost": standing.cost,
-        "bundles": standing.bundles,
-    }
-
-
-def _level_row(level: Level | None) -> Row | None:
-    return None if level is None else {"mean": level.mean, "deviation": level.deviation}
 
 
 def _move_row(each: MoveForecast) -> Row:

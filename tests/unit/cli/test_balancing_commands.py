@@ -36,12 +36,6 @@ MISTAKES = "loadBalancerEnabledd=true\nloadBalancerBrokerLoadTargetStd=much\n"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> str:
-    """The URL of the log of `owned_channel`: 9 records, none of them about settings."""
-    return write(owned_channel().entries, tmp_path)
-
-
-@pytest.fixture
 def conf(tmp_path: Path) -> Path:
     """A `broker.conf` of which all is understood."""
     path = tmp_path / "broker.conf"

@@ -11,15 +11,9 @@ import pytest
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from tests.channels.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
-from tests.unit.cli.fabricated import owned_channel, run, write
+from tests.unit.cli.fabricated import run, write
 
 KEPT = "the newest ten minutes before the last record, and what --retain names, are kept"
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    """The URL of a log of ten records."""
-    return write(owned_channel().entries, tmp_path)
 
 
 @pytest.fixture

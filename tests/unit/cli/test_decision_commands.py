@@ -7,18 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.shedder.plan import Stay
 from tests.decisions import AT_MS, idle, move, shed
-from tests.unit.cli.fabricated import owned_channel, run, write
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    """The URL of a channel."""
-    return write(owned_channel().entries, tmp_path)
+from tests.unit.cli.fabricated import run
 
 
 def test_decisions_are_printed_with_their_reasons(log: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.channel.core.errors import OperatorError
 from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, CompactOptions, ReportOptions, Screen, VerifyOptions
-from tests.unit.cli.fabricated import owned_channel, run, write
+from tests.unit.cli.fabricated import run
 
 ROOT = Path(__file__).resolve().parents[3]
 JOBS = {
@@ -48,12 +48,6 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Jobs that only remember."""
     return Asked(monkeypatch)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> str:
-    """A log that has begun."""
-    return write(owned_channel().entries, tmp_path)
 
 
 def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> None:

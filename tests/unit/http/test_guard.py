@@ -8,7 +8,7 @@ from http import HTTPStatus
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.http.guard import Asked, Guard
+from equipoise.brokers.http.guard import Guard, RequestHead
 from equipoise.brokers.runtime.config import WorkerConfig
 from tests.unit.http.cluster import Answer, Broker, Cluster, with_cluster
 
@@ -22,57 +22,57 @@ def config(**settings: object) -> WorkerConfig:
 
 
 TAKEN = {
-    "a program": Asked(method="POST", path=ORDER, hosts=(ME,)),
-    "HTTP/1.0": Asked(method="GET", path="/ready"),
-    "another loopback address": Asked(method="GET", path="/ready", hosts=("127.0.0.2",)),
-    "IPv6": Asked(method="GET", path="/ready", hosts=("[::1]:8080",)),
-    "localhost": Asked(method="POST", path=ORDER, hosts=("LocalHost.:8080",)),
-    "the advertised host": Asked(method="POST", path=ORDER, hosts=("broker-1.example:8080",)),
-    "a listed name": Asked(method="POST", path=ORDER, hosts=("proxy.example",)),
-    "the address that was connected to": Asked(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="10.0.0.7"),
-    "IPv4 at a socket of IPv6": Asked(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="::ffff:10.0.0.7"),
-    "an address in another form": Asked(method="GET", path="/ready", hosts=("[2001:db8:0::1]:8080",)),
-    "the address for peers": Asked(method="GET", path="/v1/handover/a/b/c", hosts=("peer.example:81",)),
-    "a page of its own": Asked(method="POST", path=ORDER, hosts=(ME,), origin=f"http://{ME}", site="same-origin"),
-    "a page of its own behind TLS": Asked(method="POST", path=ORDER, hosts=("proxy.example",), origin="https://proxy.example"),
-    "a person": Asked(method="POST", path=ORDER, hosts=(ME,), site="none"),
-    "a link on a foreign page": Asked(method="GET", path="/ready", hosts=(ME,), site="cross-site"),
-    "a reading page": Asked(method="GET", path="/ready", hosts=(ME,), origin="http://evil.example"),
-    "JSON of its own kind": Asked(
+    "a program": RequestHead(method="POST", path=ORDER, hosts=(ME,)),
+    "HTTP/1.0": RequestHead(method="GET", path="/ready"),
+    "another loopback address": RequestHead(method="GET", path="/ready", hosts=("127.0.0.2",)),
+    "IPv6": RequestHead(method="GET", path="/ready", hosts=("[::1]:8080",)),
+    "localhost": RequestHead(method="POST", path=ORDER, hosts=("LocalHost.:8080",)),
+    "the advertised host": RequestHead(method="POST", path=ORDER, hosts=("broker-1.example:8080",)),
+    "a listed name": RequestHead(method="POST", path=ORDER, hosts=("proxy.example",)),
+    "the address that was connected to": RequestHead(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="10.0.0.7"),
+    "IPv4 at a socket of IPv6": RequestHead(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="::ffff:10.0.0.7"),
+    "an address in another form": RequestHead(method="GET", path="/ready", hosts=("[2001:db8:0::1]:8080",)),
+    "the address for peers": RequestHead(method="GET", path="/v1/handover/a/b/c", hosts=("peer.example:81",)),
+    "a page of its own": RequestHead(method="POST", path=ORDER, hosts=(ME,), origin=f"http://{ME}", site="same-origin"),
+    "a page of its own behind TLS": RequestHead(method="POST", path=ORDER, hosts=("proxy.example",), origin="https://proxy.example"),
+    "a person": RequestHead(method="POST", path=ORDER, hosts=(ME,), site="none"),
+    "a link on a foreign page": RequestHead(method="GET", path="/ready", hosts=(ME,), site="cross-site"),
+    "a reading page": RequestHead(method="GET", path="/ready", hosts=(ME,), origin="http://evil.example"),
+    "JSON of its own kind": RequestHead(
         method="PUT",
         path="/admin/v2/non-persistent/a/b/c/partitions",
         hosts=(ME,),
         has_body=True,
         content_type="application/vnd.partitioned-topic-metadata+json",
     ),
-    "no body, of any type": Asked(method="POST", path=ORDER, hosts=(ME,), content_type="application/octet-stream"),
-    "a body for a service": Asked(method="POST", path="/counter/a/b/c", hosts=(ME,), has_body=True, content_type="text/plain"),
+    "no body, of any type": RequestHead(method="POST", path=ORDER, hosts=(ME,), content_type="application/octet-stream"),
+    "a body for a service": RequestHead(method="POST", path="/counter/a/b/c", hosts=(ME,), has_body=True, content_type="text/plain"),
 }
 
 REFUSED = {
-    "a name that was rebound": (Asked(method="GET", path="/v1/brokers", hosts=("evil.example:8080",)), 421, "http_hosts"),
-    "a foreign address": (Asked(method="GET", path="/v1/brokers", hosts=("10.0.0.8",), arrived_at="10.0.0.7"), 421, "'10.0.0.8'"),
-    "an empty name": (Asked(method="GET", path="/v1/brokers", hosts=("",)), 421, "''"),
-    "a second name": (Asked(method="GET", path="/v1/brokers", hosts=(ME, "evil.example")), 421, "'evil.example'"),
-    "a name that begins alike": (Asked(method="GET", path="/", hosts=("127.0.0.1.evil.example",)), 421, "evil.example"),
-    "a foreign page": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://evil.example"), 403, "'http://evil.example'"),
-    "a page without an origin": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="null"), 403, "'null'"),
-    "a page of another port": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://127.0.0.1:3000"), 403, ":3000"),
-    "a page of a damaged origin": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://[::1"), 403, "[::1"),
-    "another site": (Asked(method="POST", path=ORDER, hosts=(ME,), site="cross-site"), 403, "Sec-Fetch-Site: cross-site"),
-    "the same site": (Asked(method="DELETE", path=ORDER, hosts=(ME,), site="same-site"), 403, "Sec-Fetch-Site: same-site"),
-    "a page for a service": (Asked(method="POST", path="/counter/a/b/c", hosts=(ME,), origin="http://evil.example"), 403, "Origin"),
+    "a name that was rebound": (RequestHead(method="GET", path="/v1/brokers", hosts=("evil.example:8080",)), 421, "http_hosts"),
+    "a foreign address": (RequestHead(method="GET", path="/v1/brokers", hosts=("10.0.0.8",), arrived_at="10.0.0.7"), 421, "'10.0.0.8'"),
+    "an empty name": (RequestHead(method="GET", path="/v1/brokers", hosts=("",)), 421, "''"),
+    "a second name": (RequestHead(method="GET", path="/v1/brokers", hosts=(ME, "evil.example")), 421, "'evil.example'"),
+    "a name that begins alike": (RequestHead(method="GET", path="/", hosts=("127.0.0.1.evil.example",)), 421, "evil.example"),
+    "a foreign page": (RequestHead(method="POST", path=ORDER, hosts=(ME,), origin="http://evil.example"), 403, "'http://evil.example'"),
+    "a page without an origin": (RequestHead(method="POST", path=ORDER, hosts=(ME,), origin="null"), 403, "'null'"),
+    "a page of another port": (RequestHead(method="POST", path=ORDER, hosts=(ME,), origin="http://127.0.0.1:3000"), 403, ":3000"),
+    "a page of a damaged origin": (RequestHead(method="POST", path=ORDER, hosts=(ME,), origin="http://[::1"), 403, "[::1"),
+    "another site": (RequestHead(method="POST", path=ORDER, hosts=(ME,), site="cross-site"), 403, "Sec-Fetch-Site: cross-site"),
+    "the same site": (RequestHead(method="DELETE", path=ORDER, hosts=(ME,), site="same-site"), 403, "Sec-Fetch-Site: same-site"),
+    "a page for a service": (RequestHead(method="POST", path="/counter/a/b/c", hosts=(ME,), origin="http://evil.example"), 403, "Origin"),
     "text": (
-        Asked(method="POST", path=ORDER, hosts=(ME,), has_body=True, content_type="text/plain"),
+        RequestHead(method="POST", path=ORDER, hosts=(ME,), has_body=True, content_type="text/plain"),
         415,
         "Content-Type: application/json",
     ),
     "a form": (
-        Asked(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type="application/x-www-form-urlencoded"),
+        RequestHead(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type="application/x-www-form-urlencoded"),
         415,
         "application/x-www-form-urlencoded",
     ),
-    "a body of no type": (Asked(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type=""), 415, "only JSON"),
+    "a body of no type": (RequestHead(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type=""), 415, "only JSON"),
 }
 
 
@@ -88,8 +88,8 @@ def test_requests_of_programs_and_of_own_pages_are_accepted(case: str) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_requests_that_a_foreign_page_could_send_are_refused(case: str) -> None:
-    asked, status, told = REFUSED[case]
-    refusal = guard().refusal(asked)
+    head, status, told = REFUSED[case]
+    refusal = guard().refusal(head)
     assert refusal is not None
     assert status == refusal.status
     assert told in refusal.reason
