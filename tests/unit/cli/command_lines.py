@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -14,124 +15,97 @@ if TYPE_CHECKING:
 
 TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
 
-# What follows the name of a command; `{log}` and `{folder}` are filled in by whoever runs it. `-f`, which has no end, is left out.
-LINES: Final[Mapping[str, tuple[str, ...]]] = {
+_LINES: Final[Mapping[str, str]] = {
     "broker": (
-        *("--log", "{log}", "--data", "{folder}/data", "--id", "b-1", "--cluster", "test", "--host", "127.0.0.1", "--http-port", "0"),
-        *(
-            "--pulsar-port",
-            "0",
-            "--advertised-host",
-            "localhost",
-            "--insecure",
-            "--service",
-            "shop/*=equipoise.examples.counter:Counter",
-            "--capacity",
-            "50",
-        ),
-        *("--failure-domain", "rack-1", "--label", "zone=a", "--evidence", "{folder}/accepts", "--set", "lookup_ms=5000", "--stop-on-eof"),
-        *("--broker-conf", "{folder}/broker.conf", "--json"),
+        "--log {log} --data {folder}/data --id b-1 --cluster test --host 127.0.0.1 --http-port 0 --pulsar-port 0 "
+        "--advertised-host localhost --insecure --service shop/*=equipoise.examples.counter:Counter --capacity 50 "
+        "--failure-domain rack-1 --label zone=a --evidence {folder}/accepts --set lookup_ms=5000 --stop-on-eof "
+        "--broker-conf {folder}/broker.conf --json"
     ),
-    "load-worker": ("--log", "kafka://127.0.0.1:1/shop", "--timeout", "5", "--stop-on-eof", "--json"),
+    "load-worker": "--log kafka://127.0.0.1:1/shop --timeout 5 --stop-on-eof --json",
     "up": (
-        *("--data", "{folder}/up", "--brokers", "2", "--http-port", "18080", "--pulsar-port", "16650", "--log", "{log}", "--restart"),
-        *("--service", "shop/*=equipoise.examples.counter:Counter", "--service", "public/*=pulsar", "--set", "renew_ms=900"),
-        *("--broker-conf", "{folder}/broker.conf", "--json"),
+        "--data {folder}/up --brokers 2 --http-port 18080 --pulsar-port 16650 --log {log} --restart "
+        "--service shop/*=equipoise.examples.counter:Counter --service public/*=pulsar --set renew_ms=900 "
+        "--broker-conf {folder}/broker.conf --json"
     ),
-    "namespaces create": (
-        "shop/orders",
-        "--log",
-        "{log}",
-        "--boundaries",
-        "0,0xffffffff",
-        "--on-channel-loss",
-        "fence",
-        "--as",
-        "erin",
-        "--timeout",
-        "5",
-        "--json",
-    ),
-    "namespaces list": ("tenant", "--log", "{log}", "--timeout", "5", "--json"),
-    "namespaces policies": ("shop/gone", "--log", "{log}", "--on-channel-loss", "serve", "--as", "erin", "--timeout", "5", "--json"),
-    "namespaces bundles": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
-    "namespaces delete": ("shop/gone", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
+    "namespaces create": "shop/orders --log {log} --boundaries 0,0xffffffff --on-channel-loss fence --as erin --timeout 5 --json",
+    "namespaces list": "tenant --log {log} --timeout 5 --json",
+    "namespaces policies": "shop/gone --log {log} --on-channel-loss serve --as erin --timeout 5 --json",
+    "namespaces bundles": "{namespace} --log {log} --timeout 5 --json",
+    "namespaces delete": "shop/gone --log {log} --as erin --timeout 5 --json",
     "namespaces unload": (
-        *(NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--destinationBroker", "a", "--force", "--no-wait"),
-        *("--as", "erin", "--timeout", "5", "--json"),
+        "{namespace} --log {log} --bundle {left_range} --destinationBroker a --force --no-wait --as erin --timeout 5 --json"
     ),
-    "namespaces cancel-moves": (NAMESPACE, "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
+    "namespaces cancel-moves": "{namespace} --log {log} --as erin --timeout 5 --json",
     "namespaces split-bundle": (
-        *(NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--split-algorithm-name", "specified_positions_divide"),
-        *("--positions", "0x10,0x20", "--no-wait", "--as", "erin", "--timeout", "5", "--json"),
+        "{namespace} --log {log} --bundle {left_range} --split-algorithm-name specified_positions_divide --positions 0x10,0x20 "
+        "--no-wait --as erin --timeout 5 --json"
     ),
-    "namespaces merge-bundle": (NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--as", "erin", "--timeout", "5", "--json"),
-    "topics list": (NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--timeout", "5", "--json"),
-    "topics stats": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
-    "topics partitioned-stats": (TOPIC, "--log", "{log}", "--per-partition", "--timeout", "5", "--json"),
-    "topics create-partitioned-topic": (TOPIC, "--log", "{log}", "--partitions", "4", "--timeout", "5", "--json"),
-    "topics update-partitioned-topic": (TOPIC, "--log", "{log}", "--partitions", "8", "--timeout", "5", "--json"),
-    "topics delete-partitioned-topic": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
-    "topics get-partitioned-topic-metadata": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
-    "topics list-partitioned-topics": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
-    "bundles list": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
-    "bundles show": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
-    "bundles owner": (NAMESPACE, "a key", "--log", "{log}", "--timeout", "5", "--json"),
-    "bundles cancel": (LEFT, "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "policies list": ("--log", "{log}", "--timeout", "5", "--json"),
-    "policies show": ("isolation/x", "--log", "{log}", "--timeout", "5", "--json"),
+    "namespaces merge-bundle": "{namespace} --log {log} --bundle {left_range} --as erin --timeout 5 --json",
+    "topics list": "{namespace} --log {log} --bundle {left_range} --timeout 5 --json",
+    "topics stats": "{topic} --log {log} --timeout 5 --json",
+    "topics partitioned-stats": "{topic} --log {log} --per-partition --timeout 5 --json",
+    "topics create-partitioned-topic": "{topic} --log {log} --partitions 4 --timeout 5 --json",
+    "topics update-partitioned-topic": "{topic} --log {log} --partitions 8 --timeout 5 --json",
+    "topics delete-partitioned-topic": "{topic} --log {log} --timeout 5 --json",
+    "topics get-partitioned-topic-metadata": "{topic} --log {log} --timeout 5 --json",
+    "topics list-partitioned-topics": "{namespace} --log {log} --timeout 5 --json",
+    "bundles list": "{namespace} --log {log} --timeout 5 --json",
+    "bundles show": "{left} --log {log} --timeout 5 --json",
+    "bundles owner": "{namespace} 'a key' --log {log} --timeout 5 --json",
+    "bundles cancel": "{left} --log {log} --as erin --timeout 5 --json",
+    "policies list": "--log {log} --timeout 5 --json",
+    "policies show": "isolation/x --log {log} --timeout 5 --json",
     "policies set-isolation": (
-        *("x", "--log", "{log}", "--namespaces", "shop/.*", "--primary", "a", "--secondary", "b", "--auto-failover-policy-type"),
-        *("min_available", "--auto-failover-policy-params", "min_limit=1,usage_threshold=80", "--as", "erin", "--timeout", "5", "--json"),
+        "x --log {log} --namespaces shop/.* --primary a --secondary b --auto-failover-policy-type min_available "
+        "--auto-failover-policy-params min_limit=1,usage_threshold=80 --as erin --timeout 5 --json"
     ),
-    "policies pin": (
-        *("x", "--log", "{log}", "--namespace", NAMESPACE, "--range", LEFT_RANGE, "--brokers", "a"),
-        *("--as", "erin", "--timeout", "5", "--json"),
-    ),
-    "policies delete": ("pin/x", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "policies explain": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
-    "brokers list": ("test", "--log", "{log}", "--all", "--timeout", "5", "--json"),
-    "brokers leader-broker": ("--log", "{log}", "--timeout", "5", "--json"),
-    "brokers status": ("--log", "{log}", "--url", "http://127.0.0.1:9", "--timeout", "5", "--json"),
-    "brokers drain": ("c", "--log", "{log}", "--no-wait", "--timeout", "5", "--json"),
-    "brokers declare-dead": ("--data", "{folder}/nobody", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
+    "policies pin": "x --log {log} --namespace {namespace} --range {left_range} --brokers a --as erin --timeout 5 --json",
+    "policies delete": "pin/x --log {log} --as erin --timeout 5 --json",
+    "policies explain": "{left} --log {log} --timeout 5 --json",
+    "brokers list": "test --log {log} --all --timeout 5 --json",
+    "brokers leader-broker": "--log {log} --timeout 5 --json",
+    "brokers status": "--log {log} --url http://127.0.0.1:9 --timeout 5 --json",
+    "brokers drain": "c --log {log} --no-wait --timeout 5 --json",
+    "brokers declare-dead": "--data {folder}/nobody --log {log} --as erin --timeout 5 --json",
     "plan": (
-        *("--log", "{log}", "--shedder", "TransferShedder", "--set", "transfer.hit_count_threshold=0"),
-        *("--broker-conf", "{folder}/broker.conf", "--timeout", "5", "--json"),
+        "--log {log} --shedder TransferShedder --set transfer.hit_count_threshold=0 --broker-conf {folder}/broker.conf --timeout 5 --json"
     ),
-    "decisions": ("--log", "{log}", "--limit", "5", "--json"),
-    "balancing on": ("--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "balancing off": ("--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "balancing set": ("balanced.moves_max=7", "balanced.start_ratio=0.5", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "balancing unset": ("balanced.moves_max", "balanced.start_ratio", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
-    "balancing show": ("--log", "{log}", "--all", "--timeout", "5", "--json"),
-    "balancing history": ("--log", "{log}", "--timeout", "5", "--json"),
-    "balancing read": ("{folder}/broker.conf", "--json"),
-    "channel tail": ("--log", "{log}", "--from", "3", "--lines", "5", "--renewals", "--timeout", "5", "--json"),
-    "channel show": ("7", "--log", "{log}", "--timeout", "5", "--json"),
-    "channel why": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
-    "channel verify": ("--log", "{log}", "--cluster", "test", "--timeout", "5", "--json"),
-    "channel at": ("7", "--log", "{log}", "--timeout", "5", "--json"),
-    "channel diff": ("3", "7", "--log", "{log}", "--timeout", "5", "--json"),
-    "channel export": ("{folder}/export", "--log", "{log}", "--format", "jsonl", "--from", "3", "--zstd", "--timeout", "5", "--json"),
-    "channel import": ("{folder}/export", "sqlite:{folder}/import.db", "--ahead", "3", "--timeout", "5", "--json"),
-    "channel copy": ("{log}", "sqlite:{folder}/copy.db", "--again", "--other-is-lost", "--as", "erin", "--timeout", "1", "--json"),
-    "channel compact": ("--log", "{log}", "--retain", "7d", "--dry-run", "--cluster", "test", "--stop-on-eof", "--timeout", "5", "--json"),
+    "decisions": "--log {log} --limit 5 --json",
+    "balancing on": "--log {log} --as erin --timeout 5 --json",
+    "balancing off": "--log {log} --as erin --timeout 5 --json",
+    "balancing set": "balanced.moves_max=7 balanced.start_ratio=0.5 --log {log} --as erin --timeout 5 --json",
+    "balancing unset": "balanced.moves_max balanced.start_ratio --log {log} --as erin --timeout 5 --json",
+    "balancing show": "--log {log} --all --timeout 5 --json",
+    "balancing history": "--log {log} --timeout 5 --json",
+    "balancing read": "{folder}/broker.conf --json",
+    "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
+    "channel show": "7 --log {log} --timeout 5 --json",
+    "channel why": "{left} --log {log} --timeout 5 --json",
+    "channel verify": "--log {log} --cluster test --timeout 5 --json",
+    "channel at": "7 --log {log} --timeout 5 --json",
+    "channel diff": "3 7 --log {log} --timeout 5 --json",
+    "channel export": "{folder}/export --log {log} --format jsonl --from 3 --zstd --timeout 5 --json",
+    "channel import": "{folder}/export sqlite:{folder}/import.db --ahead 3 --timeout 5 --json",
+    "channel copy": "{log} sqlite:{folder}/copy.db --again --other-is-lost --as erin --timeout 1 --json",
+    "channel compact": "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json",
     "spark audit": (
-        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--in-flight-max", "30", "--master", "local[1]"),
-        *("--metrics-port", "0", "--stop-on-eof", "--json"),
+        "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1] --metrics-port 0 --stop-on-eof --json"
     ),
     "spark archive": (
-        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--hold", "main", "--master", "local[1]"),
-        *("--metrics-port", "0", "--stop-on-eof", "--json"),
+        "--log {log} --archive {folder}/archive --to-end --hold main --master local[1] --metrics-port 0 --stop-on-eof --json"
     ),
-    "spark verify": ("--archive", "{folder}/archive", "--from", "-2h", "--to", "2030-01-31T12:34", "--master", "local[1]", "--json"),
-    "spark report": (
-        *("--log", "{log}", "--from", "-2h", "--to", "2030-01-31T12:34", "--out", "{folder}/report.html", "--master", "local[1]", "--json"),
-    ),
-    "spark compact": ("--archive", "{folder}/archive", "--json"),
-    "spark jars": ("--json",),
+    "spark verify": "--archive {folder}/archive --from -2h --to 2030-01-31T12:34 --master local[1] --json",
+    "spark report": "--log {log} --from -2h --to 2030-01-31T12:34 --out {folder}/report.html --master local[1] --json",
+    "spark compact": "--archive {folder}/archive --json",
+    "spark jars": "--json",
 }
+"""What follows the name of a command. `-f`, which has no end, is left out."""
+
+_NAMES: Final = {"namespace": NAMESPACE, "topic": TOPIC, "left": LEFT, "left_range": LEFT_RANGE, "log": "{log}", "folder": "{folder}"}
+
+LINES: Final[Mapping[str, tuple[str, ...]]] = {name: tuple(shlex.split(line.format(**_NAMES))) for name, line in _LINES.items()}
+"""The words after the name of a command. Whoever runs it fills in `{log}` and `{folder}`."""
 
 
 def tree() -> Iterator[tuple[str, Command]]:
