@@ -34,7 +34,7 @@ BUNDLE = f"{NAMESPACE}/{RANGE}"
 
 
 class Up:
-    """A running `equipoise up --json`, with what it has said so far."""
+    """A running `equipoise up --json`, with its output so far."""
 
     def __init__(self, folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.port = free_row(2 * BROKERS)
@@ -64,7 +64,7 @@ class Up:
         return f"127.0.0.1:{self.port + number}"
 
     def heard(self, what: str, broker: str | None = None) -> Mapping[str, object]:
-        """The next thing of this kind that it says; what it says before is passed over."""
+        """Return the next event of this kind. Skip the events before it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             said = json.loads(line)
@@ -87,7 +87,7 @@ class Up:
         return self.end()
 
     def end(self) -> int:
-        """Hear it out, and wait for its end."""
+        """Read its output to the end. Return its exit code."""
         assert self.process.stdout is not None
         self.process.stdout.read()
         return self.process.wait(timeout=PATIENCE_MS / 1_000)
@@ -117,7 +117,7 @@ def look(log: str, condition: Callable[[View], bool], *, what: str) -> View:
 
 
 def owners(view: View) -> list[str]:
-    """Who owns the bundles of the namespace; "" for one that nobody owns."""
+    """The owners of the bundles of the namespace; "" for a bundle without one."""
     return [view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else "" for bundle in view.bundles_of(NAMESPACE)]
 
 

@@ -52,7 +52,7 @@ POLICIES: dict[str, Document] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working folder, with a log; nothing that runs on for ever is started, only prepared."""
+    """The working folder, with a log. Commands that run until they are stopped are only prepared."""
     folder = tmp_path_factory.mktemp("garbage")
     channel = owned_channel()
     channel.create(namespace="shop/gone")

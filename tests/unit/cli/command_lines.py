@@ -1,4 +1,4 @@
-"""One valid line for every command with each of its options, to be run, garbled, or compared with what the program knows."""
+"""One valid line for each command, with all of its options, for tests to run, garble, or compare with the program."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _LINES: Final[Mapping[str, str]] = {
 _NAMES: Final = {"namespace": NAMESPACE, "topic": TOPIC, "left": LEFT, "left_range": LEFT_RANGE, "log": "{log}", "folder": "{folder}"}
 
 LINES: Final[Mapping[str, tuple[str, ...]]] = {name: tuple(shlex.split(line.format(**_NAMES))) for name, line in _LINES.items()}
-"""The words after the name of a command. Whoever runs it fills in `{log}` and `{folder}`."""
+"""The words after the name of a command. The caller fills in `{log}` and `{folder}`."""
 
 
 def tree() -> Iterator[tuple[str, Command]]:

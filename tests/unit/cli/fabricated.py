@@ -41,7 +41,7 @@ BY_THE_BOOK: Final[dict[Phase, Play]] = {
         author, bundle, cuts=bundle.positions or (bundle.low + (bundle.high - bundle.low) // 2,)
     ),
 }
-"""What the broker whose turn it is says about a bundle in each phase, if all goes well."""
+"""The record that completes each phase of a bundle if all goes well, by the broker whose turn it is."""
 
 
 def owned_channel() -> Channel:
@@ -71,7 +71,7 @@ def run(*arguments: str, log: str | None = None) -> Result:
 
 
 def view_of(url: str) -> View:
-    """What the log at `url` comes to."""
+    """The view of the log at `url`."""
     log = open_log(url, create=False)
     reader = Reader(log=url)
     for entry in log.read(1, limit=READ_ENTRIES_MAX):
@@ -81,12 +81,12 @@ def view_of(url: str) -> View:
 
 
 class Actors:
-    """All brokers of a channel, played by one thread from `with` to its end: whoever's turn it is says what `script` has for it."""
+    """A thread that plays all brokers of a channel inside `with`: it appends what `script` has for the phase of each bundle."""
 
     def __init__(
         self, url: str, script: dict[Phase, Play] | None = None, *, also: Callable[[View], AnyRecord | None] = lambda _: None
     ) -> None:
-        """`also` is what somebody says where the script has nothing."""
+        """`also` returns a further record where the script has none."""
         self._url = url
         self._also = also
         self._script = BY_THE_BOOK if script is None else script
@@ -113,7 +113,7 @@ class Actors:
                 self._log.wait(reader.position, timeout_ms=1_000)
 
     def _act(self, view: View) -> bool:
-        """Say one thing, if it is anybody's turn; whether it was."""
+        """Append one record if it is a broker's turn. Return whether it was."""
         for bundle in view.unsettled():
             play = self._script.get(bundle.phase)
             actor = bundle.source if bundle.phase in ("handing_over", "unloading") else bundle.owner
@@ -128,5 +128,5 @@ class Actors:
 
 
 def author_of(broker: BrokerEntry) -> Author:
-    """Who signs the next record of a broker."""
+    """The author of the next record of a broker."""
     return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + 1)

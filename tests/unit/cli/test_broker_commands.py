@@ -1,4 +1,4 @@
-"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is declared dead."""
+"""`equipoise brokers`: members, the leader, status, drains and death declarations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LOSS = {"since": "2026-01-31T12:34:56.000Z", "lost_ms": 7_000, "problem": "it is
 
 @contextmanager
 def saying(status: int, document: object) -> Iterator[str]:
-    """The address of a broker that answers every GET so."""
+    """The address of a broker that answers every GET with this document."""
 
     class Saying(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -86,7 +86,7 @@ def saying(status: int, document: object) -> Iterator[str]:
             self.wfile.write(json.dumps(document).encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Saying)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -151,7 +151,7 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(b"not me")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class StandIn(HTTPServer):
@@ -254,7 +254,7 @@ def test_drain_reports_the_refusal_of_a_broker(tmp_path: Path) -> None:
 
 
 def closed_port() -> int:
-    """A port on which nobody listens."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 

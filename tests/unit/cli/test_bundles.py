@@ -1,4 +1,4 @@
-"""`equipoise bundles`: how bundles are, who serves a key, and the end of moves that are not wanted any more."""
+"""`equipoise bundles`: the state of bundles, the owner of a key, and cancelled moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW_KEY, HIGH_KEY = "plum", "pear"  # Their points lie in `LEFT` and in `RIGHT`.
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """`LEFT` is on its way from a to c, `RIGHT` is let go of by b, and another namespace has one free bundle."""
+    """`LEFT` moves from a to c, b has released `RIGHT`, and another namespace has one free bundle."""
     channel = owned_channel()
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
     channel.accept(propose.unload(channel.admin(), channel.bundle(MIDDLE)))

@@ -50,7 +50,6 @@ def eventful_channel() -> Channel:
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """The URL of the log of `eventful_channel`."""
     return write(eventful_channel().entries, tmp_path)
 
 

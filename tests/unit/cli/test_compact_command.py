@@ -24,7 +24,7 @@ def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def view_at(url: str) -> dict[str, object]:
-    """All that the log comes to."""
+    """The view of the log, as one document."""
     with closing(open_log(url)) as log:
         return all_of(restored_to_end(log))
 

@@ -1,4 +1,4 @@
-"""The commands that look back, on logs that were compacted: all that stands on the log can be told, as it would be of a whole one."""
+"""The commands that show the past, on compacted logs: they print what they print of a whole log, from the first offset on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ RENEWALS = 5
 
 
 def renew(url: str, times: int) -> None:
-    """Let broker a renew."""
     with closing(open_log(url)) as log:
         for _ in range(times):
             view = restored_to_end(log)

@@ -21,7 +21,7 @@ NO_RECORD = b'{"kind": "\\u001b[2J"}'
 
 
 def left_channel() -> Channel:
-    """A channel that all brokers have left, and somebody wrote nonsense to."""
+    """A channel that all brokers have left, with one record that is invalid."""
     channel = owned_channel()
     channel.put_bytes(NO_RECORD)
     for broker in ("a", "b", "c"):
@@ -31,7 +31,6 @@ def left_channel() -> Channel:
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """The URL of the log of `left_channel`."""
     return write(left_channel().entries, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The command line on files that are damaged, foreign, or no logs at all: told in lines, with the record that is wrong."""
+"""The command line on files that are damaged, foreign, or no logs: one line names the damaged record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`equipoise decisions`: what it tells of decisions."""
+"""`equipoise decisions`: pages and documents."""
 
 from __future__ import annotations
 

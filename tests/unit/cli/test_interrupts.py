@@ -1,4 +1,4 @@
-"""Ctrl-C at the moments at which no command hears it yet, or any more, and the signals of `equipoise up`."""
+"""Ctrl-C before a command handles it and after its end, and the signals of `equipoise up`."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_transfer_outlives_its_source(log: str) -> None:
 
 
 def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
-    """What happens to c before a bundle is to be moved to a broker; which one; and what the refusal says."""
+    """What happens to c before the transfer, the destination, and the refusal."""
     return {
         "dead": (lambda channel: channel.die("c"), "c", "proposal about {} was rejected at offset 11: dead_target (c is not alive)"),
         "draining": (
@@ -327,7 +327,7 @@ def test_an_unknown_bundle_is_a_usage_error(log: str) -> None:
 
 
 def giving_up(view: View) -> AnyRecord | None:
-    """What c says while it owns the left bundle: it cannot open it; and then a assigns it to itself."""
+    """C gives the left bundle up once it owns it, and then a assigns it to itself."""
     bundle = view.bundles[LEFT]
     a, c = view.brokers["a"], view.brokers["c"]
     if bundle.phase == "owned" and bundle.owner == c.incarnation:

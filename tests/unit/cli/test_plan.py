@@ -1,4 +1,4 @@
-"""`equipoise plan`: what it shows of a round of balancing, from what it makes that, and what it says where it cannot."""
+"""`equipoise plan`: the page and the document of a round, their input, and refusals."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ def ruled() -> Channel:
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """The URL of the log of `ruled`."""
     return write(ruled().entries, tmp_path)
 
 

@@ -46,7 +46,6 @@ class Asked:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """Jobs that only remember."""
     return Asked(monkeypatch)
 
 

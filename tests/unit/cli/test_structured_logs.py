@@ -1,4 +1,4 @@
-"""Log lines: what they say, and that nothing that is logged can break them."""
+"""Log lines: their fields, and values of any type in them."""
 
 from __future__ import annotations
 

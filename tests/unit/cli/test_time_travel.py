@@ -34,7 +34,6 @@ def moved_channel() -> Channel:
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """The URL of the log of `moved_channel`."""
     return write(moved_channel().entries, tmp_path)
 
 

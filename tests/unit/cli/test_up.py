@@ -1,4 +1,4 @@
-"""What `equipoise up` says before any process is started, and of a cluster that is ready."""
+"""`equipoise up` before it starts a process, and when the cluster is ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a command line is said once, for people or for programs, before anything is opened, made or started."""
+"""Usage errors are printed once, as text or JSON, before anything is opened, created or started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equipoise.channel.system.deadline import Deadline
 from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 
-# What follows `equipoise`; what `--json` names as the error; and what the message says, in either form.
+# The words after `equipoise`, the error that `--json` names, and a part of the message.
 USAGE_ERRORS = {
     "no command": (("bogus",), "UsageError", "No such command 'bogus'"),
     "no option": (("namespaces", "list", "--bogus"), "NoSuchOption", "No such option: --bogus"),

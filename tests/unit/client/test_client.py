@@ -1,4 +1,4 @@
-"""The client over a log: who serves a key, waiting while nobody does, and healing after a wrong answer."""
+"""The client over a log: owners, waiting for one, and reports of a wrong one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shown(channel: Channel) -> Shown:
 
 
 async def owner_now(client: Client) -> str | None:
-    """Whom the client names without waiting."""
+    """The owner that the client returns without waiting."""
     try:
         return (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker
     except DeadlineExceeded:
@@ -50,7 +50,7 @@ async def owner_now(client: Client) -> str | None:
 
 
 async def named(client: Client, broker: str | None) -> None:
-    """Wait until the client names a broker, or nobody; the deadline of `run` bounds it."""
+    """Wait until the client returns a broker, or none."""
     while True:
         if await owner_now(client) == broker:
             return

@@ -62,7 +62,7 @@ def first_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def owner(client: Client, namespace: str = "tenant/ns") -> str:
-    """Whom a client names."""
+    """The owner that a client returns."""
     return (await client.owner(namespace, "key", timeout_ms=TIMEOUT_MS)).broker
 
 

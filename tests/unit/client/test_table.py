@@ -21,7 +21,6 @@ MIDDLE = 0x80000000
 
 
 def row(name: str, low: int, high: int, broker: str | None = "a") -> Assigned:
-    """One bundle."""
     return Assigned(bundle=name, low=low, high=high, token=1, peer=None if broker is None else Peer(broker=broker))
 
 
@@ -56,14 +55,11 @@ def test_changes_replace_split_and_merge() -> None:
 
 
 async def chunked(chunks: Sequence[bytes]) -> AsyncIterator[bytes]:
-    """A stream of chunks."""
     for chunk in chunks:
         yield chunk
 
 
 def parsed(*chunks: bytes) -> list[tuple[str, bytes]]:
-    """The events of a stream."""
-
     async def collect() -> list[tuple[str, bytes]]:
         return [event async for event in events(chunked(chunks))]
 

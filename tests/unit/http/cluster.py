@@ -40,7 +40,7 @@ Test = Callable[..., Awaitable[None]]
 
 @dataclass(eq=False)
 class Gate(Service):
-    """A service that takes, closes and hands over bundles as long as its gates stand open, and refuses those that it is told to refuse."""
+    """A service that prepares, closes and hands over bundles while its gates are open, and refuses or fails to open chosen bundles."""
 
     taking: asyncio.Event = field(default_factory=asyncio.Event)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,12 +85,10 @@ class Answer:
     headers: Mapping[str, str]
 
     def json(self) -> object:
-        """The body as JSON."""
         return json.loads(self.body)
 
     @property
     def reason(self) -> str:
-        """The text of an error."""
         told = json.loads(self.body)["reason"]
         assert isinstance(told, str)
         return told
@@ -110,7 +108,6 @@ class Broker:
 
     @property
     def id(self) -> str:
-        """The broker's id."""
         return self.worker.broker_id
 
     async def ask(self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
@@ -123,7 +120,6 @@ class Broker:
             return Answer(status=response.status, body=await response.read(), headers=response.headers)
 
     async def get(self, path: str) -> Answer:
-        """One GET."""
         return await self.ask("GET", path)
 
     async def put(self, path: str, body: object = None) -> Answer:
@@ -148,7 +144,6 @@ class Cluster:
         return next(broker for broker in self.brokers if broker.worker.agent.incarnation == owner)
 
     def other_than(self, broker: Broker) -> Broker:
-        """Another broker."""
         return next(other for other in self.brokers if other is not broker)
 
     def first(self) -> tuple[str, Broker, Broker]:
@@ -175,7 +170,6 @@ class Cluster:
 
 
 def path_of(bundle: str) -> str:
-    """The path of a bundle's administration."""
     return f"/admin/v2/namespaces/{bundle}"
 
 
@@ -208,7 +202,7 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
 
 @asynccontextmanager
 async def cluster(folder: Path, *, brokers: int = 1, bundles: int = 4, **settings: object) -> AsyncIterator[Cluster]:
-    """So many brokers with one namespace of so many bundles, all of them owned."""
+    """Brokers, and a namespace whose bundles are all owned."""
     log_url = f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
         all_brokers = []
@@ -260,6 +254,6 @@ def with_cluster(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - th
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that nobody announces; the deadline of `run` bounds it."""
+    """Wait for a condition that has no event. The deadline of the test bounds it."""
     while not condition():  # noqa: ASYNC110 - what is watched has no event
         await asyncio.sleep(0.002)

@@ -173,14 +173,14 @@ async def test_impossible_moves_are_refused_with_different_statuses(tmp_path: Pa
 
 
 def on_the_channel(log_url: str, operation: Operation[verbs.Answer]) -> str:
-    """How an admin's act straight on the channel, as a command line does it, is refused or comes to nothing."""
+    """The error of an operation that runs directly on the channel, as the command line runs it."""
     with opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access, pytest.raises((Rejected, Cancelled)) as caught:
         on_channel.run(access, operation)
     return str(caught.value)
 
 
 def without_offsets(text: str) -> str:
-    """A refusal without what differs from one attempt to the next."""
+    """A message without the numbers that differ between two attempts."""
     return re.sub(r"(?<= )\d+", "N", text)
 
 

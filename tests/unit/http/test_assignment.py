@@ -44,7 +44,7 @@ async def table(broker: Broker, query: str = "") -> Table:
 
 
 def expected_row(brokers: Cluster, bundle: str) -> Row:
-    """What is to be said of a bundle that is owned."""
+    """The expected row of an owned bundle."""
     entry, owner = brokers.view.bundles[bundle], brokers.owner_of(bundle)
     return {
         "bundle": bundle,
@@ -117,7 +117,7 @@ class Event(TypedDict):
 
 
 class Stream:
-    """Server-sent events, parsed as the specification says."""
+    """Server-sent events, parsed by the specification."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -135,7 +135,6 @@ class Stream:
         return None
 
     async def comment(self) -> None:
-        """Wait for a line that says nothing."""
         async for raw in self._response.content:
             if raw.startswith(b":"):
                 return
@@ -144,7 +143,6 @@ class Stream:
 
 @asynccontextmanager
 async def stream(broker: Broker) -> AsyncIterator[Stream]:
-    """A stream from a broker."""
     async with broker.session.get(f"{broker.url}{PATH}", headers={"Accept": "text/event-stream"}) as response:
         assert (200, "text/event-stream") == (response.status, response.content_type)
         yield Stream(response)
@@ -158,7 +156,6 @@ class Follower:
         self.offset = -1
 
     def take(self, event: Event | None) -> None:
-        """Apply one event."""
         assert event is not None
         told = json.loads(event["data"])
         assert event["id"] == told["offset"] > self.offset
@@ -271,7 +268,6 @@ async def test_a_stream_that_nobody_reads_is_ended(tmp_path: Path, monkeypatch: 
 
 
 async def until_answered(broker: Broker, status: int) -> None:
-    """Poll until the answer has this status."""
     while (await broker.get(f"{PATH}?after=0")).status != status:  # noqa: ASYNC110 - what is watched is on the other side
         await asyncio.sleep(0.002)
 

@@ -22,12 +22,11 @@ DECISIONS = "/admin/v2/balancing/decisions"
 
 
 async def patch(broker: Broker, body: object) -> Answer:
-    """Ask for changes."""
     return await broker.ask("PATCH", PATH, data=json.dumps(body).encode())
 
 
 async def shown(broker: Broker) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, object]]:
-    """The settings that a broker tells, and what it tells beside them."""
+    """The settings of a broker, and the other fields of its answer."""
     document = cast("dict[str, Mapping[str, Mapping[str, object]]]", (await broker.get(PATH)).json())
     return document.pop("settings"), document
 

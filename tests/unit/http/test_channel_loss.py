@@ -1,4 +1,4 @@
-"""The channel is lost to all brokers: what stops, what is served on, who says so, and that all is as it was when it is back."""
+"""All brokers lose the channel: what stops, what goes on, how it is reported, and the state after the outage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Logs:
         return handle
 
     def go(self, *, first: int = 0) -> None:
-        """From now on nobody reads or appends anything, but for the brokers before the one with the index `first`."""
+        """Cut off the brokers from index `first` on: they read and append nothing."""
         for handle in self._handles[first:]:
             handle.read_error = handle.append_error = LogUnavailable(log="memory:away", problem="it is away", in_doubt=False)
             handle.wake()
@@ -65,12 +65,10 @@ async def losing(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: obje
 
 
 def is_fenced(broker: Broker) -> bool:
-    """Whether its lease has run out."""
     return not broker.worker.agent.lease.good(broker.worker.clock.now())
 
 
 def lookup(namespace: str) -> str:
-    """The path of a topic's lookup."""
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
@@ -186,7 +184,6 @@ async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path:
 
 
 def series(name: str, answer: bytes) -> list[float]:
-    """The values of a metric."""
     return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
 
 

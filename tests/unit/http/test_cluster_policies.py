@@ -29,7 +29,6 @@ def body_for(*primary: Broker, namespaces: str = "acme/.*") -> dict[str, object]
 
 
 async def post(broker: Broker, path: str, body: object) -> Answer:
-    """One POST of JSON."""
     return await broker.ask("POST", path, data=json.dumps(body).encode())
 
 

@@ -27,12 +27,10 @@ class Caller:
 
     @classmethod
     async def to(cls, broker: Broker, *, limit: int = 1 << 16) -> Caller:
-        """Connect."""
         host, port = broker.url.removeprefix("http://").split(":")
         return cls(*await asyncio.open_connection(host, int(port), limit=limit))
 
     def say(self, path: str, *headers: str) -> None:
-        """Ask for something."""
         self.writer.write("\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode())
 
     async def answer(self) -> tuple[int, Mapping[str, object]]:
@@ -42,19 +40,17 @@ class Caller:
         return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
 
     async def ask(self, path: str) -> tuple[int, Mapping[str, object]]:
-        """Ask, and wait for the answer."""
         self.say(path)
         return await self.answer()
 
     async def is_over(self) -> bytes:
-        """What the broker says before it ends the connection."""
+        """Everything that the broker sends until it ends the connection."""
         try:
             return await self.reader.read()
         except ConnectionResetError:
             return b""
 
     def close(self) -> None:
-        """End it from this side."""
         self.writer.close()
 
 

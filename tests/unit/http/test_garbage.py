@@ -1,4 +1,4 @@
-"""Garbage at every path: whatever comes in, a broker answers it, tells no traceback, and serves on."""
+"""Garbage at every path: a broker answers it without a traceback, and goes on serving."""
 
 from __future__ import annotations
 
@@ -69,12 +69,11 @@ class Running:
         self._runner = asyncio.Runner()
         self._parts = AsyncExitStack()
         folder = Path(self._parts.enter_context(tempfile.TemporaryDirectory()))
-        # A stop that drains would find nobody to drain to.
+        # A stop that drains would have no other broker to drain to.
         self.brokers: Cluster = self._runner.run(self._parts.enter_async_context(cluster(folder, bundles=1, admin_ms=500, lookup_ms=50)))
 
     @property
     def broker(self) -> Broker:
-        """The broker."""
         return self.brokers.brokers[0]
 
     def ask(self, method: str, path: str, body: bytes | None, header: dict[str, str]) -> Answer:
@@ -89,7 +88,6 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    """One broker for all examples."""
     running = Running()
     yield running
     running.close()

@@ -17,7 +17,7 @@ ORDER = "/admin/v2/brokers/drain"
 
 
 def config(**settings: object) -> WorkerConfig:
-    """The settings of a broker on loopback, but for these."""
+    """The settings of a broker on loopback, with these changes."""
     return WorkerConfig.model_validate({"log_url": "memory:a", "data_dir": ".", **settings})
 
 
@@ -130,7 +130,7 @@ async def test_a_slow_body_is_answered_408(brokers: Cluster) -> None:
 
 
 async def half_a_body(broker: Broker) -> bytes:
-    """What a broker says to a caller that stops in the middle of its body."""
+    """The answer to a caller that stops in the middle of its body."""
     host, port = broker.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"

@@ -1,4 +1,4 @@
-"""What `/ready` says of a broker that cannot write."""
+"""`/ready` of a broker that cannot write."""
 
 from __future__ import annotations
 

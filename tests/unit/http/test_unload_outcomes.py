@@ -1,4 +1,4 @@
-"""What an unload over HTTP answers of a bundle that moved, that came back, or that nobody takes."""
+"""The answers to unloads over HTTP: the bundle moved, came back, or has no owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands ask of brokers over HTTP: whoever answers is enough, nobody is told twice, and the deadline bounds it all."""
+"""Questions and orders to brokers over HTTP: one answer is enough, no order is given twice, and the deadline bounds everything."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Broker:
                 self._script(connection, self.over)
 
     def close(self) -> None:
-        """End it, whatever it is at."""
+        """End it, whatever its script does."""
         self.over.set()
         socket.create_connection(self._listening.getsockname()).close()
         self._thread.join()
@@ -59,18 +59,18 @@ class Broker:
 
 
 def answering(status: int, body: str = "", headers: str = "") -> Script:
-    """A broker that answers everything so."""
+    """A broker that gives every request this answer."""
     text = f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
     return lambda connection, _: connection.sendall(text.encode())
 
 
 def silent(_: socket.socket, over: threading.Event) -> None:
-    """A broker whose process is stopped: its kernel takes the connection, and nobody answers."""
+    """A broker whose process is stopped: its kernel accepts the connection, and no answer comes."""
     over.wait(PATIENCE_MS / 1_000)
 
 
 def gone(connection: socket.socket, _: threading.Event) -> None:
-    """A broker that dies when it has been told."""
+    """A broker that dies once it has the order."""
     connection.close()
 
 
@@ -114,7 +114,7 @@ def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[
 
 
 def tell(access: Access) -> object:
-    """The order of all tests here."""
+    """Give the order that all tests use."""
     return order_any(access, "PUT", "/partitions", subject=TOPIC, body=4)
 
 

@@ -1,4 +1,4 @@
-"""An admin straight on the channel: races are run again, outages are waited out, and nobody is declared dead twice."""
+"""Operations directly on the channel: lost races, outages, truncations and death declarations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Meddle = Callable[[], None]
 
 
 class Crowded(MemoryLog):
-    """A log on which somebody else does something just before our appends, or our reads."""
+    """A log on which another writer acts just before our appends or our reads."""
 
     before_append: Sequence[Meddle] = ()
     before_read: Sequence[Meddle] = ()
@@ -65,14 +65,14 @@ def access_to(channel: Channel, *, timeout_ms: int = 5_000) -> tuple[Access, Cro
 
 
 def begun() -> Channel:
-    """A channel with nobody on it."""
+    """A channel without brokers."""
     channel = Channel()
     channel.genesis()
     return channel
 
 
 def set_policy(view: View, author: propose.Author) -> PolicyRecord:
-    """The wish of everybody here: that the policy `p` is theirs."""
+    """The record that all writers propose here: the policy `p` names its author."""
     return propose.set_policy(author, view, name="p", document={"of": author.publisher})
 
 
@@ -83,7 +83,7 @@ def folded(channel: Channel, record: AnyRecord) -> Folded:
 
 
 def rival(channel: Channel, log: MemoryLog) -> Meddle:
-    """Somebody who reads all that is there, and sets the policy just before us."""
+    """Return another writer, which reads the log and sets the policy just before us."""
 
     def meddle() -> None:
         for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
@@ -145,7 +145,7 @@ def test_a_deletion_skips_bundles_that_others_have_unloaded() -> None:
 
 
 class Owner(MemoryLog):
-    """A log on which the broker a lets go of all that it is to release, but only when the admin has read all and waits."""
+    """A log on which broker a releases all bundles that it must release, once the admin has read everything and waits."""
 
     channel: Channel
     releasing_max = 0
@@ -278,7 +278,7 @@ def test_a_condition_sees_every_state() -> None:
 
 
 def dead_broker(folder: Path) -> Channel:
-    """A channel on which the broker a is alive with the nonce `a-1`, and its directory, which nobody holds."""
+    """A channel on which broker a is alive with the nonce `a-1`. Its directory in `folder` is not locked."""
     channel = begun()
     channel.accept(joined("a", channel.view, nonce="a-1"))
     with DataDirectory(folder) as directory:

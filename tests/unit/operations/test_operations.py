@@ -75,7 +75,6 @@ def transferred() -> Story:
 
 
 def split() -> Story:
-    """A split in the middle."""
     return Story(lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
 
 
@@ -265,5 +264,5 @@ def test_a_deletion_has_its_steps_in_order() -> None:
     channel.die("a")
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
     channel.accept(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    # Somebody else was quicker: the refusal of the deletion will say that it is not there.
+    # Another writer was faster: the channel refuses the deletion, because the namespace does not exist.
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)

@@ -1,4 +1,4 @@
-"""Services named on a command line: what is loaded, and how each mistake is told."""
+"""Services named on a command line: what is loaded, and the message of each mistake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ good = Good()
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working folder holds some modules, which nobody has imported yet."""
+    """The working folder holds some modules that are not imported yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("services_here", "broken_here", "needy_here", "exiting_here"):
