@@ -166,19 +166,21 @@ def resync(access: Access) -> Resync:
 
 def until(
     access: Access,
-    condition: Callable[[View, Folded | None], T | None],
+    condition: Callable[[View], T | None],
     *,
     what: str,
     deadline: Deadline | None = None,
-    resynced: Callable[[Resync], None] | None = None,
+    listener: Callable[[Folded | Resync], None] = lambda _: None,
 ) -> T:
     """Return the first result of `condition` that is not None. Call it at once, after each record, and when nothing has come for a while.
 
-    Raises `DeadlineExceeded` naming `what` at the deadline of `access`, or at an earlier `deadline`; and what `follow` raises.
+    `listener` gets every record folded meanwhile, and each resync. Raises `DeadlineExceeded` naming `what` at the deadline of `access`, or
+    at an earlier `deadline`; and what `follow` raises.
     """
-    seen = condition(access.view, None)
-    news = follow(access, resynced=resynced)
-    while seen is None:
+    news = follow(access, resynced=listener)
+    while (found := condition(access.view)) is None:
         (deadline or access.deadline).check(what)
-        seen = condition(access.view, next(news))
-    return seen
+        folded = next(news)
+        if folded is not None:
+            listener(folded)
+    return found

@@ -13,7 +13,6 @@ from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import order_to_drain
 from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
-    Condition,
     Listen,
     Listener,
     Look,
@@ -83,11 +82,11 @@ class _Channel:
                         offsets[subject_of(intent)] = self._propose(intent).offset
                 return offsets
             case Until(condition=condition, what=what):
-                return until(access, self._noted(condition), what=what, resynced=self._heard)
+                return until(access, condition, what=what, listener=self._heard)
             case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
                 deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
                 try:
-                    return until(access, self._noted(condition), what=what, deadline=deadline, resynced=self._heard)
+                    return until(access, condition, what=what, deadline=deadline, listener=self._heard)
                 except DeadlineExceeded:
                     return None
             case OrderDrain(broker=broker):
@@ -97,16 +96,6 @@ class _Channel:
     def _propose(self, intent: Intent) -> Folded:
         check_request(self._access.view, intent)
         return submit(self._access, partial(_record, intent), intent=intent, listener=self._heard)
-
-    def _noted(self, condition: Condition[T]) -> Callable[[View, Folded | None], T | None]:
-        """Return the condition for `until` that also passes each folded record to the listeners."""
-
-        def noted(view: View, folded: Folded | None) -> T | None:
-            if folded is not None:
-                self._heard(folded)
-            return condition(view)
-
-        return noted
 
     def _heard(self, news: Folded | Resync) -> None:
         for listener in self._listeners:

@@ -67,7 +67,7 @@ def wait_until_owned(log_url: str, *brokers: str) -> View:
             bundles = view.bundles_of(NAMESPACE)
             return view if up == set(brokers) and bundles and all(bundle.phase == "owned" for bundle in bundles) else None
 
-        return until(access, lambda view, _: owned(view), what="all bundles being owned")
+        return until(access, owned, what="all bundles being owned")
 
 
 def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -> None:

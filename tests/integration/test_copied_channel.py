@@ -35,7 +35,7 @@ KILLED_AFTER_SECONDS = 3.0
 def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
     """The view on a log, as soon as it is as it should be."""
     with opened(log, timeout_ms=PATIENCE_MS) as access:
-        until(access, lambda view, _: condition(view) or None, what=what)
+        until(access, lambda view: condition(view) or None, what=what)
         return access.view
 
 

@@ -60,7 +60,7 @@ class Diary:
 def wait_until(log: str, condition: Callable[[View], bool], what: str) -> None:
     """Wait until the view on a log is as it should be."""
     with opened(log, timeout_ms=settled_ms(log)) as access:
-        until(access, lambda view, _: condition(view) or None, what=what)
+        until(access, lambda view: condition(view) or None, what=what)
 
 
 def status(view: View, broker: str) -> str | None:

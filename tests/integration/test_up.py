@@ -108,11 +108,7 @@ def up(folder: Path, *options: str, log: str | None = None, environment: Mapping
 def look(log: str, condition: Callable[[View], bool], *, what: str) -> View:
     """The view, once `condition` holds of it."""
     with opened(log, timeout_ms=PATIENCE_MS) as access:
-
-        def holds(view: View, _: object) -> bool | None:
-            return condition(view) or None
-
-        until(access, holds, what=what)
+        until(access, lambda view: condition(view) or None, what=what)
         return access.view
 
 
