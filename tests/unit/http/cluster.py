@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -246,11 +245,6 @@ def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Call
         return played
 
     return decorate
-
-
-def with_cluster(**options: Any) -> Callable[[Test], Test]:  # noqa: ANN401 - those of `cluster`
-    """Run a test on a `cluster` with these options."""
-    return story(lambda folder: cluster(folder, **options))
 
 
 async def until(condition: Callable[[], bool]) -> None:

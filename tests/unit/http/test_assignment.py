@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, until
 
 pytestmark = pytest.mark.integration
 
@@ -57,57 +57,57 @@ def expected_row(brokers: Cluster, bundle: str) -> Row:
     }
 
 
-@with_cluster(brokers=2)
-async def test_every_broker_returns_the_same_table(brokers: Cluster) -> None:
-    rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
-    tables = [await table(broker) for broker in brokers.brokers]
-    assert rows == tables[0]["bundles"]
-    assert tables[0] == tables[1]
-    assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
+async def test_every_broker_returns_the_same_table(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
+        tables = [await table(broker) for broker in brokers.brokers]
+        assert rows == tables[0]["bundles"]
+        assert tables[0] == tables[1]
+        assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
 
 
-@with_cluster(brokers=2, bundles=1)
-async def test_a_poll_waits_for_a_change_of_its_namespace(brokers: Cluster) -> None:
-    one, _ = brokers.brokers
-    (bundle,) = brokers.bundles()
-    before = await table(one)
-    polls = [asyncio.ensure_future(table(broker, f"?after={before['offset']}")) for broker in brokers.brokers for _ in range(3)]
-    assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
-    assert not any(poll.done() for poll in polls)
-    source = brokers.owner_of(bundle)
-    source.service.closing.clear()
-    move = asyncio.ensure_future(one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}"))
-    answers = await asyncio.gather(*polls)
-    assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
-    assert all(answer["offset"] > before["offset"] for answer in answers)
-    await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
-    handed_over = await table(one)
-    assert (None, {}) == (handed_over["bundles"][0]["broker"], handed_over["bundles"][0]["addresses"])
-    source.service.closing.set()
-    await move
-    after = await table(one, f"?after={handed_over['offset']}")
-    assert [expected_row(brokers, bundle)] == after["bundles"]
+async def test_a_poll_waits_for_a_change_of_its_namespace(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
+        one, _ = brokers.brokers
+        (bundle,) = brokers.bundles()
+        before = await table(one)
+        polls = [asyncio.ensure_future(table(broker, f"?after={before['offset']}")) for broker in brokers.brokers for _ in range(3)]
+        assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
+        assert not any(poll.done() for poll in polls)
+        source = brokers.owner_of(bundle)
+        source.service.closing.clear()
+        move = asyncio.ensure_future(one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}"))
+        answers = await asyncio.gather(*polls)
+        assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
+        assert all(answer["offset"] > before["offset"] for answer in answers)
+        await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
+        handed_over = await table(one)
+        assert (None, {}) == (handed_over["bundles"][0]["broker"], handed_over["bundles"][0]["addresses"])
+        source.service.closing.set()
+        await move
+        after = await table(one, f"?after={handed_over['offset']}")
+        assert [expected_row(brokers, bundle)] == after["bundles"]
 
 
-@with_cluster()
-async def test_a_poll_ends_unchanged_at_its_timeout(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    offset = (await table(broker))["offset"]
-    for after in (offset, offset + 1_000):
-        assert 204 == (await broker.get(f"{PATH}?after={after}&timeout_ms=50")).status
-    assert 204 == (await broker.get(f"{PATH}?after={offset}&timeout_ms=0")).status
-    assert 200 == (await broker.get(f"{PATH}?after={offset - 1}&timeout_ms=0")).status
+async def test_a_poll_ends_unchanged_at_its_timeout(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        offset = (await table(broker))["offset"]
+        for after in (offset, offset + 1_000):
+            assert 204 == (await broker.get(f"{PATH}?after={after}&timeout_ms=50")).status
+        assert 204 == (await broker.get(f"{PATH}?after={offset}&timeout_ms=0")).status
+        assert 200 == (await broker.get(f"{PATH}?after={offset - 1}&timeout_ms=0")).status
 
 
-@with_cluster()
-async def test_an_unknown_namespace_has_no_assignment(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
-    assert 404 == (await broker.ask("GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"})).status
-    assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
-    poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
-    assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
-    assert 404 == (await poll).status
+async def test_an_unknown_namespace_has_no_assignment(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
+        assert 404 == (await broker.ask("GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"})).status
+        assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
+        poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
+        assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
+        assert 404 == (await poll).status
 
 
 class Event(TypedDict):
@@ -167,40 +167,40 @@ class Follower:
         self.offset = told["offset"]
 
 
-@with_cluster(brokers=2)
-async def test_a_stream_sends_the_table_and_then_each_change(brokers: Cluster) -> None:
-    one, other = brokers.brokers
-    async with stream(other) as events:
-        follower = Follower()
-        follower.take(await events.event())
-        first, second, *_ = brokers.bundles()
-        target = brokers.other_than(brokers.owner_of(first))
-        assert 204 == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
-        assert 204 == (await one.put(f"{path_of(second)}/split")).status
-        left = next(name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000"))
-        assert 204 == (await one.put(f"{path_of(left)}/merge")).status
-        assert brokers.bundles()[1] == second
-        while (await table(one)) != {
-            "offset": follower.offset,
-            "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
-        }:
+async def test_a_stream_sends_the_table_and_then_each_change(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        async with stream(other) as events:
+            follower = Follower()
             follower.take(await events.event())
+            first, second, *_ = brokers.bundles()
+            target = brokers.other_than(brokers.owner_of(first))
+            assert 204 == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
+            assert 204 == (await one.put(f"{path_of(second)}/split")).status
+            left = next(name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000"))
+            assert 204 == (await one.put(f"{path_of(left)}/merge")).status
+            assert brokers.bundles()[1] == second
+            while (await table(one)) != {
+                "offset": follower.offset,
+                "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
+            }:
+                follower.take(await events.event())
 
 
-@with_cluster(brokers=2, bundles=1)
-async def test_changes_that_a_slow_follower_missed_are_combined(brokers: Cluster) -> None:
-    one, _ = brokers.brokers
-    (bundle,) = brokers.bundles()
-    feed = assignment.AssignmentFeed(one.worker.listen, broker=one.id)
-    assert (await table(one))["offset"] == feed.offset_of(one.worker.view, NAMESPACE)
-    with feed.follower(NAMESPACE) as follower:
-        for _ in range(3):
-            target = brokers.other_than(brokers.owner_of(bundle))
-            assert 204 == (await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
-        assert await follower.wait(timeout_ms=0)
-        assert [bundle] == follower.take()
-        assert not await follower.wait(timeout_ms=0)
-    feed.close()
+async def test_changes_that_a_slow_follower_missed_are_combined(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
+        one, _ = brokers.brokers
+        (bundle,) = brokers.bundles()
+        feed = assignment.AssignmentFeed(one.worker.listen, broker=one.id)
+        assert (await table(one))["offset"] == feed.offset_of(one.worker.view, NAMESPACE)
+        with feed.follower(NAMESPACE) as follower:
+            for _ in range(3):
+                target = brokers.other_than(brokers.owner_of(bundle))
+                assert 204 == (await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
+            assert await follower.wait(timeout_ms=0)
+            assert [bundle] == follower.take()
+            assert not await follower.wait(timeout_ms=0)
+        feed.close()
 
 
 async def test_a_silent_stream_sends_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,29 +212,29 @@ async def test_a_silent_stream_sends_heartbeats(tmp_path: Path, monkeypatch: pyt
         await events.comment()
 
 
-@with_cluster()
-async def test_a_stream_ends_with_its_namespace(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    async with stream(broker) as events:
-        deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
-        names = []
-        while (event := await events.event()) is not None:
-            names.append(event["name"])
-        assert ("table", "deleted") == (names[0], names[-1])
-        assert 204 == (await deletion).status
+async def test_a_stream_ends_with_its_namespace(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        async with stream(broker) as events:
+            deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
+            names = []
+            while (event := await events.event()) is not None:
+                names.append(event["name"])
+            assert ("table", "deleted") == (names[0], names[-1])
+            assert 204 == (await deletion).status
 
 
-@with_cluster()
-async def test_polls_and_streams_end_with_the_broker(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    offset = (await table(broker))["offset"]
-    poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
-    async with stream(broker) as events:
-        await events.event()
-        asyncio.get_running_loop().call_soon(asyncio.ensure_future, broker.shut())
-        while (event := await events.event()) is not None:
-            assert "change" == event["name"]
-    assert 204 == (await poll).status
+async def test_polls_and_streams_end_with_the_broker(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        offset = (await table(broker))["offset"]
+        poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
+        async with stream(broker) as events:
+            await events.event()
+            asyncio.get_running_loop().call_soon(asyncio.ensure_future, broker.shut())
+            while (event := await events.event()) is not None:
+                assert "change" == event["name"]
+        assert 204 == (await poll).status
 
 
 async def test_followers_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.decision_log import open_decision_log
 from tests.decisions import AT_MS, idle, shed
-from tests.unit.http.cluster import Answer, Broker, Cluster, cluster, until, with_cluster
+from tests.unit.http.cluster import Answer, Broker, cluster, until
 
 PATH = "/admin/v2/balancing"
 CONFIGURATION = "/admin/v2/brokers/configuration"
@@ -157,14 +157,14 @@ async def test_keys_of_pulsar_without_a_setting_here_are_answered_412(tmp_path: 
         assert {} == brokers.view.policies
 
 
-@with_cluster(brokers=2)
-async def test_any_broker_returns_the_newest_decisions(brokers: Cluster) -> None:
-    _, other = brokers.brokers
-    assert [] == (await other.get(DECISIONS)).json()
-    log = open_decision_log(other.worker.config.log_url)
-    for decision in (idle(AT_MS), shed(AT_MS + 1), idle(AT_MS + 2)):
-        log.write(decision)
-    told = (await other.get(f"{DECISIONS}?limit=2")).json()
-    assert isinstance(told, list)
-    assert [(AT_MS + 1, "Success", 2), (AT_MS + 2, "Skip", 0)] == [(each["at_ms"], each["result"], len(each["moves"])) for each in told]
-    assert 3 == len((await other.get(DECISIONS)).json())  # type: ignore[arg-type] # a list, as above
+async def test_any_broker_returns_the_newest_decisions(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        _, other = brokers.brokers
+        assert [] == (await other.get(DECISIONS)).json()
+        log = open_decision_log(other.worker.config.log_url)
+        for decision in (idle(AT_MS), shed(AT_MS + 1), idle(AT_MS + 2)):
+            log.write(decision)
+        told = (await other.get(f"{DECISIONS}?limit=2")).json()
+        assert isinstance(told, list)
+        assert [(AT_MS + 1, "Success", 2), (AT_MS + 2, "Skip", 0)] == [(each["at_ms"], each["result"], len(each["moves"])) for each in told]
+        assert 3 == len((await other.get(DECISIONS)).json())  # type: ignore[arg-type] # a list, as above

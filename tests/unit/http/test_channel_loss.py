@@ -13,7 +13,7 @@ from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.errors import LogUnavailable
 from tests.channels.troubled_log import TroubledLog
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until, with_cluster
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -235,15 +235,15 @@ async def test_the_policy_applies_to_open_bundles(tmp_path: Path, monkeypatch: p
         assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
 
 
-@with_cluster()
-async def test_the_policy_has_one_of_two_values(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
-        answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
-        assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason), body
-    answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
-    assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
-    assert {} == broker.worker.view.namespaces[NAMESPACE].policies
+async def test_the_policy_has_one_of_two_values(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
+            answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
+            assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason), body
+        answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
+        assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
+        assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
 async def test_a_broker_that_only_fences_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

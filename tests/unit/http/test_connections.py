@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http import assignment
-from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, with_cluster
+from tests.unit.http.cluster import NAMESPACE, Broker, cluster
 
 pytestmark = pytest.mark.integration
 
@@ -54,77 +54,77 @@ class Caller:
         self.writer.close()
 
 
-@with_cluster(http_connections_max=2)
-async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    first, second = await Caller.to(broker), await Caller.to(broker)
-    assert HTTPStatus.OK == (await second.ask("/health"))[0]
-    status, told = await first.ask("/ready")
-    assert HTTPStatus.SERVICE_UNAVAILABLE == status
-    assert ["it accepts no more HTTP connections: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
-        "problems"
-    ]
-    third = await Caller.to(broker)
-    third.say("/ready")
-    status, told = await third.answer()
-    assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
-    assert "http_connections_max" in str(told["reason"])
-    assert b"" == await third.is_over()
-    third.close()
-    second.close()
-    while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
-        await asyncio.sleep(0.002)
-    fourth = await Caller.to(broker)
-    assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
-    first.close()
-    fourth.close()
+async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_connections_max=2) as brokers:
+        (broker,) = brokers.brokers
+        first, second = await Caller.to(broker), await Caller.to(broker)
+        assert HTTPStatus.OK == (await second.ask("/health"))[0]
+        status, told = await first.ask("/ready")
+        assert HTTPStatus.SERVICE_UNAVAILABLE == status
+        assert ["it accepts no more HTTP connections: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
+            "problems"
+        ]
+        third = await Caller.to(broker)
+        third.say("/ready")
+        status, told = await third.answer()
+        assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
+        assert "http_connections_max" in str(told["reason"])
+        assert b"" == await third.is_over()
+        third.close()
+        second.close()
+        while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
+            await asyncio.sleep(0.002)
+        fourth = await Caller.to(broker)
+        assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
+        first.close()
+        fourth.close()
 
 
-@with_cluster(http_connections_max=1)
-async def test_rejected_connections_make_no_room_for_others(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    first = await Caller.to(broker)
-    assert HTTPStatus.OK == (await first.ask("/health"))[0]
-    # They connect in one go, so that all of them are there before the first one is gone.
-    others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
-    for other in others:
-        other.say("/health", "Connection: close")
-    told = await asyncio.gather(*(other.is_over() for other in others))
-    late = await Caller.to(broker)
-    late.say("/health", "Connection: close")
-    told.append(await late.is_over())
-    assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
-    for caller in (first, late, *others):
-        caller.close()
+async def test_rejected_connections_make_no_room_for_others(tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_connections_max=1) as brokers:
+        (broker,) = brokers.brokers
+        first = await Caller.to(broker)
+        assert HTTPStatus.OK == (await first.ask("/health"))[0]
+        # They connect in one go, so that all of them are there before the first one is gone.
+        others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
+        for other in others:
+            other.say("/health", "Connection: close")
+        told = await asyncio.gather(*(other.is_over() for other in others))
+        late = await Caller.to(broker)
+        late.say("/health", "Connection: close")
+        told.append(await late.is_over())
+        assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
+        for caller in (first, late, *others):
+            caller.close()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(brokers: Cluster, said: bytes) -> None:
-    caller = await Caller.to(brokers.brokers[0])
-    caller.writer.write(said)
-    assert b"" == await caller.is_over()
-    caller.close()
+async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(said: bytes, tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+        caller = await Caller.to(brokers.brokers[0])
+        caller.writer.write(said)
+        assert b"" == await caller.is_over()
+        caller.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_http_idle_ms_bounds_the_whole_head(brokers: Cluster) -> None:
-    caller = await Caller.to(brokers.brokers[0])
-    over = asyncio.ensure_future(caller.is_over())
-    caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
-    while not over.done():
-        caller.writer.write(b"x")
-        await asyncio.sleep(0.005)
-    caller.close()
+async def test_http_idle_ms_bounds_the_whole_head(tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+        caller = await Caller.to(brokers.brokers[0])
+        over = asyncio.ensure_future(caller.is_over())
+        caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        while not over.done():
+            caller.writer.write(b"x")
+            await asyncio.sleep(0.005)
+        caller.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_connection_is_kept_for_http_idle_ms(brokers: Cluster) -> None:
-    caller = await Caller.to(brokers.brokers[0])
-    for _ in range(2):
-        assert HTTPStatus.OK == (await caller.ask("/health"))[0]
-    assert b"" == await caller.is_over()
-    caller.close()
+async def test_a_connection_is_kept_for_http_idle_ms(tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+        caller = await Caller.to(brokers.brokers[0])
+        for _ in range(2):
+            assert HTTPStatus.OK == (await caller.ask("/health"))[0]
+        assert b"" == await caller.is_over()
+        caller.close()
 
 
 async def test_polls_and_streams_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,16 +147,16 @@ async def test_polls_and_streams_are_not_idle(tmp_path: Path, monkeypatch: pytes
         poll.close()
 
 
-@with_cluster(http_idle_ms=IDLE_MS)
-async def test_a_caller_that_reads_no_answer_is_disconnected(brokers: Cluster) -> None:
-    broker = brokers.brokers[0]
-    caller = await Caller.to(broker, limit=1)
-    try:
-        while True:
-            caller.say("/metrics")
-            await caller.writer.drain()
-    except ConnectionError:
-        caller.close()
+async def test_a_caller_that_reads_no_answer_is_disconnected(tmp_path: Path) -> None:
+    async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+        broker = brokers.brokers[0]
+        caller = await Caller.to(broker, limit=1)
+        try:
+            while True:
+                caller.say("/metrics")
+                await caller.writer.drain()
+        except ConnectionError:
+            caller.close()
 
 
 UPLOAD = b"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -195,8 +195,8 @@ async def test_invalid_http_is_answered_400_and_logs_no_traceback(tmp_path: Path
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 
-@with_cluster()
-async def test_the_server_header_names_no_version(brokers: Cluster) -> None:
-    for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
-        answer = await brokers.brokers[0].get(path)
-        assert "equipoise" == answer.headers["Server"]
+async def test_the_server_header_names_no_version(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        for path in ("/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"):
+            answer = await brokers.brokers[0].get(path)
+            assert "equipoise" == answer.headers["Server"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http.guard import Guard, RequestHead
 from equipoise.brokers.runtime.config import WorkerConfig
-from tests.unit.http.cluster import Answer, Broker, Cluster, with_cluster
+from tests.unit.http.cluster import Answer, Broker, cluster
 
 ME = "127.0.0.1:8080"
 ORDER = "/admin/v2/brokers/drain"
@@ -102,31 +103,31 @@ def test_http_hosts_takes_no_port() -> None:
 
 
 @pytest.mark.integration
-@with_cluster()
-async def test_a_broker_refuses_the_requests_of_a_foreign_page(brokers: Cluster) -> None:
-    (broker,) = brokers.brokers
-    page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
-    text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
-    rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
-    assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
-        answer.status for answer in (page, text, rebound)
-    ]
-    assert "may not change this broker" in page.reason
-    entry = broker.worker.agent.entry
-    assert entry is not None
-    assert "up" == entry.status
+async def test_a_broker_refuses_the_requests_of_a_foreign_page(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
+        text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
+        rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
+        assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
+            answer.status for answer in (page, text, rebound)
+        ]
+        assert "may not change this broker" in page.reason
+        entry = broker.worker.agent.entry
+        assert entry is not None
+        assert "up" == entry.status
 
 
 @pytest.mark.integration
-@with_cluster(http_body_ms=50)
-async def test_a_slow_body_is_answered_408(brokers: Cluster) -> None:
+async def test_a_slow_body_is_answered_408(tmp_path: Path) -> None:
     """A long poll whose body has arrived may take longer."""
-    (broker,) = brokers.brokers
-    answer = await half_a_body(broker)
-    assert b"HTTP/1.1 408 " in answer
-    assert b"http_body_ms" in answer
-    slow = await poll_with_a_body(broker)
-    assert HTTPStatus.NO_CONTENT == slow.status
+    async with cluster(tmp_path, http_body_ms=50) as brokers:
+        (broker,) = brokers.brokers
+        answer = await half_a_body(broker)
+        assert b"HTTP/1.1 408 " in answer
+        assert b"http_body_ms" in answer
+        slow = await poll_with_a_body(broker)
+        assert HTTPStatus.NO_CONTENT == slow.status
 
 
 async def half_a_body(broker: Broker) -> bytes:
