@@ -6,10 +6,9 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,13 @@ import pytest
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.propose import Author
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.log.open_log import open_log
 from tests.channels.folding import MIDDLE, Channel, joined
-from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
+from tests.unit.cli.fabricated import LEFT, RIGHT, author_of, owned_channel, run, view_of, write
+from tests.unit.cli.scripted_broker import Broker, answering, closed_port
 
 
 @pytest.fixture
@@ -75,58 +75,40 @@ def test_the_leader_is_shown_in_pulsars_form(log: str, tmp_path: Path) -> None:
 LOSS = {"since": "2026-01-31T12:34:56.000Z", "lost_ms": 7_000, "problem": "it is away", "serving_on": ["shop/orders"]}
 
 
-@contextmanager
-def saying(status: int, document: object) -> Iterator[str]:
-    """The address of a broker that answers every GET with this document."""
-
-    class Saying(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/ready" else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(document).encode())
-
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Saying)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def saying(status: int, document: object) -> Broker:
+    """A broker that answers every request with this document."""
+    return Broker(answering(status, json.dumps(document)))
 
 
 def test_status_needs_no_log_if_addresses_are_given() -> None:
     ready: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None}
     losing = {"status": "serving on", "broker": "b", "problems": ["its lease has run out"], "channel_loss": LOSS}
     with saying(200, ready) as one, saying(200, losing) as other:
-        result = run("brokers", "status", "--url", one, "--url", f"{other}/", log="sqlite:nowhere/at/all.db")
-        rows = json.loads(run("brokers", "status", "--url", other, "--json").stdout)
+        result = run("brokers", "status", "--url", one.url, "--url", f"{other.url}/", log="sqlite:nowhere/at/all.db")
+        rows = json.loads(run("brokers", "status", "--url", other.url, "--json").stdout)
+    assert ["GET /ready", "GET /ready"] == other.asked
     assert ("", 0) == (result.stderr, result.exit_code)
     assert [
         "broker  status      channel lost since        serving on   problems",
         "a       ready       -                         -            -",
         "b       serving on  2026-01-31T12:34:56.000Z  shop/orders  its lease has run out",
     ] == result.stdout.splitlines()
-    assert [("b", other, "serving on", ["shop/orders"])] == [
+    assert [("b", other.url, "serving on", ["shop/orders"])] == [
         (row["broker"], row["address"], row["status"], row["serving_on"]) for row in rows
     ]
 
 
 def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
-    with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as address:
-        result = run("brokers", "status", log=log_with_address(tmp_path, address))
+    with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as broker:
+        result = run("brokers", "status", log=log_with_address(tmp_path, broker.url))
     (_, first, second) = result.stdout.splitlines()
     assert (3, True, True) == (result.exit_code, first.startswith("a       not ready"), second.startswith("b       unreachable"))
 
 
 @pytest.mark.parametrize("document", [[], {}, {"status": "ok"}, "ok"])
 def test_status_recognises_other_servers(document: object) -> None:
-    with saying(200, document) as address:
-        result = run("brokers", "status", "--url", address)
+    with saying(200, document) as server:
+        result = run("brokers", "status", "--url", server.url)
     assert (3, True) == (result.exit_code, "no broker of this version" in result.stdout)
 
 
@@ -136,52 +118,6 @@ def test_status_needs_a_log_or_an_address() -> None:
 
 
 # --- drain ---
-
-
-class Answering(BaseHTTPRequestHandler):
-    """Answers every POST with the status of its server, after the server's `deed`."""
-
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, StandIn)
-        server.asked.append(self.path)
-        server.deed()
-        self.send_response(server.status)
-        self.end_headers()
-        self.wfile.write(b"not me")
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
-
-
-class StandIn(HTTPServer):
-    """A broker's HTTP, as far as `drain` knows it."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
-        self.status = 204
-        self.asked: list[str] = []
-        self.url = ""
-
-    def deed(self) -> None:
-        """What the broker a does when it is asked: it drains, and gives its only bundle away."""
-        if self.status == 204:
-            say(self.url, "a", lambda reader, author: propose.draining(author, reader.view.brokers["a"]))
-            say(self.url, "a", lambda reader, author: propose.unload(author, reader.view.bundles[LEFT]))
-            say(self.url, "a", lambda reader, author: propose.released(author, reader.view.bundles[LEFT]))
-
-
-def say(url: str, broker: str, make: object) -> None:
-    """Append one record of a live broker, made against the log as it is."""
-    log = open_log(url)
-    reader = Reader(log=url)
-    for entry in log.read(1, limit=1_000):
-        reader.feed(entry)
-    entry_of = reader.view.brokers[broker]
-    author = Author(publisher=broker, incarnation=entry_of.incarnation, sequence=entry_of.sequence + 1)
-    assert callable(make)
-    log.append([encode(make(reader, author))], timeout_ms=1_000)
-    log.close()
 
 
 def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
@@ -199,64 +135,63 @@ def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
 
 
 @contextmanager
-def standing_in(folder: Path) -> Iterator[StandIn]:
-    """A stand-in for a, at the address that a advertises on the log of its `url`."""
-    server = StandIn()
-    server.url = log_with_address(folder, f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def standing_in(folder: Path) -> Iterator[tuple[Broker, str]]:
+    """A stand-in for a, and the log on which a advertises it. When asked, a drains, and gives its only bundle away."""
+
+    def drain(connection: socket.socket, over: threading.Event) -> None:
+        append(url, lambda a, _: propose.draining(author_of(a), a))
+        append(url, lambda a, left: propose.unload(author_of(a), left))
+        append(url, lambda a, left: propose.released(author_of(a), left))
+        answering(204)(connection, over)
+
+    with Broker(drain) as broker:
+        url = log_with_address(folder, broker.url)
+        yield broker, url
+
+
+def append(url: str, make: Callable[[BrokerEntry, BundleEntry], AnyRecord]) -> None:
+    """Append a record that is made from broker a and the bundle `LEFT`."""
+    view = view_of(url)
+    log = open_log(url)
+    log.append([encode(make(view.brokers["a"], view.bundles[LEFT]))], timeout_ms=1_000)
+    log.close()
 
 
 def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
-    with standing_in(tmp_path) as server:
-        result = run("brokers", "drain", "a", log=server.url)
+    with standing_in(tmp_path) as (broker, log):
+        result = run("brokers", "drain", "a", log=log)
     assert ("a is drained: it had 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
-    assert ["/admin/v2/brokers/drain"] == server.asked
-    assert ("draining", "a") == (view_of(server.url).brokers["a"].status, "a")
+    assert ["POST /admin/v2/brokers/drain"] == broker.asked
+    assert "draining" == view_of(log).brokers["a"].status
 
 
 def test_an_embedded_broker_is_asked_at_its_peer_address(tmp_path: Path) -> None:
     """The program's own clients are at `http`."""
-    with standing_in(tmp_path) as server:
-        folder = tmp_path / "program"
-        folder.mkdir()
-        log = log_with_address(folder, f"http://127.0.0.1:{server.server_port}", "peer")
+    with Broker(answering(204)) as broker:
+        log = log_with_address(tmp_path, broker.url, "peer")
         assert 0 == run("brokers", "drain", "a", "--no-wait", log=log).exit_code
-        assert f"http://127.0.0.1:{server.server_port}" in run("brokers", "status", "--json", log=log).stdout
+        assert broker.url in run("brokers", "status", "--json", log=log).stdout
 
 
 def test_drain_ignores_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with standing_in(tmp_path) as server:
-        assert 0 == run("brokers", "drain", "a", "--no-wait", log=server.url).exit_code
+    with standing_in(tmp_path) as (_, log):
+        assert 0 == run("brokers", "drain", "a", "--no-wait", log=log).exit_code
 
 
 def test_drain_waits_only_if_asked_to(tmp_path: Path) -> None:
-    with standing_in(tmp_path) as server:
-        server.status = 200
-        result = run("brokers", "drain", "a", "--no-wait", "--json", log=server.url)
+    with Broker(answering(200)) as idle:
+        log = log_with_address(tmp_path, idle.url)
+        result = run("brokers", "drain", "a", "--no-wait", "--json", log=log)
         assert {"broker": "a", "incarnation": 2, "bundles": 1, "done": False} == json.loads(result.stdout)
-        late = run("brokers", "drain", "a", "--timeout", "1", log=server.url)
+        late = run("brokers", "drain", "a", "--timeout", "1", log=log)
     assert (3, "error: the draining of a did not happen within 1000 ms; ask again, it may still happen\n") == (late.exit_code, late.stderr)
 
 
 def test_drain_reports_the_refusal_of_a_broker(tmp_path: Path) -> None:
-    with standing_in(tmp_path) as server:
-        server.status = 503
-        result = run("brokers", "drain", "a", log=server.url)
+    with Broker(answering(503, "not me")) as broker:
+        result = run("brokers", "drain", "a", log=log_with_address(tmp_path, broker.url))
     assert (3, True) == (result.exit_code, "cannot be asked" in result.stderr and "it answers 503 not me" in result.stderr)
-
-
-def closed_port() -> int:
-    """A port without a listener."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "https://127.0.0.1:1", "http://", "http://127.0.0.1:99999", "http://a b:1", "closed"])

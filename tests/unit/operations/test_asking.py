@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -19,49 +19,12 @@ from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.folding import Channel, joined
-from tests.unit.cli.test_broker_commands import closed_port
+from tests.unit.cli.scripted_broker import Broker, Script, answering, closed_port
 
 PATIENCE_MS = 10_000
 TOPIC = "non-persistent://shop/orders/new"
 
-Script = Callable[[socket.socket, threading.Event], None]
 numbers = itertools.count()
-
-
-class Broker:
-    """A broker's port, where every connection gets what the script has for it, until `over` is set."""
-
-    def __init__(self, script: Script) -> None:
-        self._script = script
-        self.asked: list[str] = []
-        self.over = threading.Event()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            connection, _ = self._listening.accept()
-            with connection:
-                if self.over.is_set():
-                    return
-                asked = connection.recv(65_536)
-                self.asked.append(asked.decode().split("\r\n", 1)[0].removesuffix(" HTTP/1.1"))
-                self._script(connection, self.over)
-
-    def close(self) -> None:
-        """End it, whatever its script does."""
-        self.over.set()
-        socket.create_connection(self._listening.getsockname()).close()
-        self._thread.join()
-        self._listening.close()
-
-
-def answering(status: int, body: str = "", headers: str = "") -> Script:
-    """A broker that gives every request this answer."""
-    text = f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
-    return lambda connection, _: connection.sendall(text.encode())
 
 
 def silent(_: socket.socket, over: threading.Event) -> None:
@@ -101,8 +64,7 @@ def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[
         for number, script in enumerate(scripts):
             url = f"http://127.0.0.1:{closed_port()}"
             if script is not None:
-                broker = Broker(script)
-                ending.callback(broker.close)
+                broker = ending.enter_context(Broker(script))
                 brokers.append(broker)
                 url = broker.url
             record = replace(joined(f"b{number}", channel.view, nonce=f"nonce {number}"), addresses={"http": url})
