@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slo
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
-from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
+from tests.pulsar.topics import NAME, keyed, make_consumer, make_producer
 
 LIMITS = TopicLimits(
     subscriptions_max=3,

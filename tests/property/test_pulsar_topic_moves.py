@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import MessageMetadata
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.channel.core.errors import PeerError
-from tests.unit.pulsar.topics import NAME, block_of, joined, keyed, make_producer, send
+from tests.pulsar.topics import NAME, block_of, joined, keyed, make_producer, send
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 PERMITS = 1_000

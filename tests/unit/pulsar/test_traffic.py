@@ -7,8 +7,8 @@ from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from tests.pulsar.topics import joined, make_producer, send
 from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
-from tests.unit.pulsar.topics import joined, make_producer, send
 
 
 def served(number: int) -> Served:

@@ -9,7 +9,7 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
-from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky, told
+from tests.pulsar.topics import joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
 

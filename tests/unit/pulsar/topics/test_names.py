@@ -1,10 +1,10 @@
-"""Names of topics: which are served, and which are partitions."""
+"""Names of topics: which are served, which are partitions, and how many partitions a topic has."""
 
 from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, served_topic
+from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partition_of, partitioned_name, partitions_in, policy_of, served_topic
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.channel.core.ranges import topic_hash
 
@@ -51,3 +51,16 @@ def test_a_topic_that_would_have_to_be_stored_is_refused_with_the_one_that_would
     with pytest.raises(NotServed, match="use non-persistent://public/default/t") as caught:
         served_topic(name)
     assert ServerError.NOT_ALLOWED == caught.value.error
+
+
+def test_the_policies_say_how_many_partitions_there_are() -> None:
+    """Each policy of the kind is a topic; other policies, and what is no sensible number, are none."""
+    topic = "non-persistent://public/default/t"
+    policies: dict[str, str | int | bool] = {
+        policy_of(topic): 4,
+        "other": 7,
+        policy_of("x"): "four",
+        policy_of("y"): 0,
+        policy_of("z"): PARTITIONS_MAX + 1,
+    }
+    assert {topic: 4} == partitions_in(policies)

@@ -8,7 +8,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
 from equipoise.brokers.pulsar.topics.topic import Replaced, SubscriptionState, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
-from tests.unit.pulsar.topics import (
+from tests.pulsar.topics import (
     joined,
     keyed,
     left,

@@ -17,7 +17,7 @@ from equipoise.brokers.pulsar.topics.keys import (
 )
 from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
-from tests.unit.pulsar.topics import block_of
+from tests.pulsar.topics import block_of
 
 # Values of MurmurHash3_x86_32 with seed 0 that other implementations publish in their tests; the first three are those of a
 # Pulsar client, which has the sign bit off already.

@@ -8,7 +8,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.stats import topic_stats
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
-from tests.unit.pulsar.topics import joined, make_consumer, make_topic, produced, send, sticky
+from tests.pulsar.topics import joined, make_consumer, make_topic, produced, send, sticky
 
 
 def test_the_stats_of_a_busy_topic() -> None:

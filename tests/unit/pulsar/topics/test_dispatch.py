@@ -10,7 +10,7 @@ from equipoise.brokers.pulsar.topics.dispatch import Consumer, Dispatcher, dispa
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
-from tests.unit.pulsar.topics import keyed, make_consumer, refused_as, sticky
+from tests.pulsar.topics import keyed, make_consumer, refused_as, sticky
 
 SLOT = 7
 
