@@ -24,24 +24,25 @@ from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, Topic
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServedElsewhere, ServerError
-from equipoise.brokers.pulsar.wire.replies import ConsumerStats
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
+    Asked,
     Connected,
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,
     Damaged,
     Flowed,
-    Kind,
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
     ProducerClosed,
     Published,
+    Question,
     Request,
     Schema,
     SchemaAsked,
@@ -79,8 +80,8 @@ class Answers:
         self._server = server
         self._service = server.service
         self._tasks: set[asyncio.Task[None]] = set()
-        self._creations: dict[tuple[Kind, int], asyncio.Task[None]] = {}
-        self._creations_asked = OrderedDict[tuple[Kind, int], Callable[[], Awaitable[None]]]()
+        self._creations: dict[tuple[Asked, int], asyncio.Task[None]] = {}
+        self._creations_asked = OrderedDict[tuple[Asked, int], Callable[[], Awaitable[None]]]()
         self._topics_asked = deque[TopicsAsked]()
 
     def answer(self, request: Request) -> None:
@@ -124,7 +125,7 @@ class Answers:
         self._server.counts.turned_away[request.what] += 1
 
     def _on_creation_cancelled(self, request: CreationCancelled) -> None:
-        key = (request.kind, request.id)
+        key = (request.asked, request.request_id)
         self._creations_asked.pop(key, None)
         task = self._creations.pop(key, None)
         if task is not None:
@@ -133,24 +134,24 @@ class Answers:
     def _on_producer_closed(self, request: ProducerClosed) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"
         self._session.drop_producer(request.producer.producer, request.producer.served)
-        self._connection.succeed(request.request_id)
+        self._connection.succeed(request)
 
     def _on_consumer_closed(self, request: ConsumerClosed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         self._session.drop_consumer(request.consumer.consumer, request.consumer.served)
-        self._connection.succeed(request.request_id)
+        self._connection.succeed(request)
 
     def _on_unsubscribed(self, request: Unsubscribed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         consumer, served = request.consumer.consumer, request.consumer.served
         answer = served.topic.unsubscribe(consumer, is_forced=request.is_forced)
         if isinstance(answer, Refusal):
-            self._connection.fail(request.request_id, answer.error, answer.message)
+            self._connection.refuse(request, answer.error, answer.message)
             return
         for other in answer:
             session_of(other).redirect_consumer(other, None)
         self._session.drop_consumer(consumer, served)
-        self._connection.succeed(request.request_id)
+        self._connection.succeed(request)
 
     def _on_sought(self, request: Sought) -> None:
         """Make Go clients reconnect. They take nothing after a SEEK until then, because Pulsar disconnects consumers of stored topics."""
@@ -167,7 +168,7 @@ class Answers:
     def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         consumer = request.consumer.consumer
-        stats = ConsumerStats(
+        stats = replies.ConsumerStats(
             name=consumer.name,
             kind=kind_name(request.consumer.served.topic.kind_of(consumer)),
             address=consumer.address,
@@ -176,47 +177,33 @@ class Answers:
             byte_rate=consumer.delivered.byte_rate,
             permits=max(consumer.permits, 0),
         )
-        self._connection.consumer_stats(request.request_id, stats)
+        self._connection.answer(request, replies.consumer_stats(request.request_id, stats))
 
     def _on_schema_offered(self, request: SchemaOffered) -> None:
         try:
             topic = served_topic(request.topic)
         except NotServed as refusal:
-            self._connection.schema_refused(request.request_id, refusal.error, refusal.problem)
+            self._connection.refuse(request, refusal.error, refusal.problem)
         else:
             version = self._service.schemas.add(partitioned_name(topic.full), request.schema)
-            self._connection.schema_accepted(request.request_id, version)
+            self._connection.answer(request, replies.schema_accepted(request.request_id, version))
 
     # --- requests that wait ---
 
     def _on_partitions_asked(self, request: PartitionsAsked) -> None:
-        self._ask(
-            lambda: self._server.partitions_of(served_topic(request.topic)),
-            partial(self._connection.partitions, request.request_id),
-            partial(self._connection.partitions_failed, request.request_id),
-        )
+        self._ask(request, lambda: self._server.partitions_of(served_topic(request.topic)), partial(replies.partitions, request.request_id))
 
     def _on_lookup_asked(self, request: LookupAsked) -> None:
-        self._ask(
-            lambda: self._server.locate(served_topic(request.topic)),
-            partial(self._connection.located, request.request_id),
-            partial(self._connection.lookup_failed, request.request_id),
-        )
+        self._ask(request, lambda: self._server.locate(served_topic(request.topic)), partial(replies.located, request.request_id))
 
     def _on_schema_asked(self, request: SchemaAsked) -> None:
-        def answer(found: tuple[bytes, Schema] | None) -> None:
+        async def find() -> tuple[bytes, Schema]:
+            found = await self._server.schemas.find(served_topic(request.topic), request.version)
             if found is None:
-                missing = f"No schema of {request.topic} is known"
-                self._connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, missing)
-            else:
-                version, schema = found
-                self._connection.schema_found(request.request_id, schema, version)
+                raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=f"No schema of {request.topic} is known")
+            return found
 
-        self._ask(
-            lambda: self._server.schemas.find(served_topic(request.topic), request.version),
-            answer,
-            partial(self._connection.schema_missing, request.request_id),
-        )
+        self._ask(request, find, lambda found: replies.schema_found(request.request_id, *found))
 
     def _on_topics_asked(self, request: TopicsAsked) -> None:
         self._topics_asked.append(request)
@@ -230,33 +217,31 @@ class Answers:
             try:
                 encoded = await self._server.encoded_topics(request.namespace, request.mode)
             except EquipoiseError as error:
-                self._connection.topics_failed(request.request_id, *_refusal_of(error))
+                self._connection.refuse(request, *_refusal_of(error))
             else:
-                self._connection.topics(request.request_id, encoded)
+                self._connection.answer(request, replies.topics(request.request_id, encoded))
             self._session.write_soon()
             self._topics_asked.popleft()
             await asyncio.sleep(0)
 
-    def _ask(
-        self, question: Callable[[], Awaitable[T]], grant: Callable[[T], object], refuse: Callable[[ServerError, str], object]
-    ) -> None:
-        """Await the answer to a question, and send it or the error that prevented it."""
+    def _ask(self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]) -> None:
+        """Await the answer to a question, and send the reply that it makes, or the error that prevented it."""
 
         async def ask() -> None:
             try:
                 answer = await question()
             except EquipoiseError as error:
-                refuse(*_refusal_of(error))
+                self._connection.refuse(request, *_refusal_of(error))
             else:
-                grant(answer)
+                self._connection.answer(request, reply(answer))
 
         self._begin(ask)
 
     def _on_producer_asked(self, request: ProducerAsked) -> None:
-        self._create((Kind.PRODUCER, request.producer_id), partial(self._open_producer, request))
+        self._create(request, partial(self._open_producer, request))
 
     def _on_subscribe_asked(self, request: SubscribeAsked) -> None:
-        self._create((Kind.CONSUMER, request.consumer_id), partial(self._open_consumer, request))
+        self._create(request, partial(self._open_consumer, request))
 
     async def _open_producer(self, request: ProducerAsked) -> None:
         session, connection = self._session, self._connection
@@ -284,19 +269,19 @@ class Answers:
             if request.access_mode is AccessMode.SHARED:
                 version = version_of(request.schema)
                 elsewhere = Elsewhere(url=error.url)
-                connection.producer_opened(request.producer_id, request.request_id, name, elsewhere, schema_version=version)
+                connection.producer_opened(request, name, elsewhere, schema_version=version)
             else:  # Success would wrongly confirm exclusive access.
-                connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
+                connection.producer_refused(request, *_refusal_of(error))
             return
         except EquipoiseError as error:
-            connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
+            connection.producer_refused(request, *_refusal_of(error))
             return
         if replaced is not None:
             session.producers.pop(replaced.former, None)
             served.forget_works(replaced.forgotten)
         version = self._register_schema(request.topic, request.schema, is_newest=True)
         publishing = Publishing(producer=producer, served=served)
-        if connection.producer_opened(request.producer_id, request.request_id, name, publishing, schema_version=version):
+        if connection.producer_opened(request, name, publishing, schema_version=version):
             session.producers[producer] = served
         else:
             session.drop_producer(producer, served)
@@ -334,13 +319,13 @@ class Answers:
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
-            connection.consumer_opened(request.consumer_id, request.request_id, Elsewhere(url=url))
+            connection.consumer_opened(request, Elsewhere(url=url))
             return
         except EquipoiseError as error:
-            connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error))
+            connection.consumer_refused(request, *_refusal_of(error))
             return
         self._register_schema(request.topic, request.schema, is_newest=False)
-        if connection.consumer_opened(request.consumer_id, request.request_id, Consuming(consumer=consumer, served=served)):
+        if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
             send_active_changes(subscribed.changes)
         else:
@@ -388,9 +373,9 @@ class Answers:
 
     # --- tasks ---
 
-    def _create(self, key: tuple[Kind, int], operation: Callable[[], Awaitable[None]]) -> None:
+    def _create(self, request: ProducerAsked | SubscribeAsked, operation: Callable[[], Awaitable[None]]) -> None:
         """Start a creation, or queue it if too many are running."""
-        self._creations_asked[key] = operation
+        self._creations_asked[request.asked, request.request_id] = operation
         self._begin_creations()
 
     def _begin_creations(self) -> None:
@@ -399,7 +384,7 @@ class Answers:
             task = self._creations[key] = self._begin(operation)
             task.add_done_callback(partial(self._end_creation, key))
 
-    def _end_creation(self, key: tuple[Kind, int], task: asyncio.Task[None]) -> None:
+    def _end_creation(self, key: tuple[Asked, int], task: asyncio.Task[None]) -> None:
         if self._creations.get(key) is task:
             del self._creations[key]
         self._begin_creations()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandMessage, CommandSendReceipt, MessageIdData
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.pulsar.wire.replies import message_head, receipt
-from tests.pulsar.pulsar_speech import framed
+from tests.pulsar.pulsar_speech import frame_of
 
 # Around the lengths at which a varint grows, and anywhere.
 numbers = st.one_of(
@@ -19,20 +19,15 @@ numbers = st.one_of(
 @given(numbers, numbers, numbers, st.one_of(st.just(-1), numbers), st.one_of(st.just(-1), numbers))
 def test_a_receipt_is_what_protobuf_makes(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
     """SEND_RECEIPT made by hand equals protobuf's, for all ids, and for the -1 of a dropped message."""
-    body = CommandSendReceipt(
-        producer_id=producer_id,
-        sequence_id=sequence_id,
-        message_id=MessageIdData(ledgerId=ledger_id % 2**64, entryId=entry_id % 2**64),
-        highest_sequence_id=highest,
-    )
-    expected = framed(BaseCommand(type=BaseCommand.SEND_RECEIPT, send_receipt=body))
+    message_id = {"ledgerId": ledger_id % 2**64, "entryId": entry_id % 2**64}
+    ids = {"producer_id": producer_id, "sequence_id": sequence_id, "highest_sequence_id": highest}
+    expected = frame_of(BaseCommand.SEND_RECEIPT, message_id=message_id, **ids)
     assert expected == receipt(producer_id, sequence_id, highest, ledger_id, entry_id)
 
 
 @given(numbers, numbers, st.one_of(st.none(), st.integers(min_value=0, max_value=2**31 - 1)), st.binary(max_size=300))
 def test_a_message_is_what_protobuf_makes(consumer_id: int, entry_id: int, partition: int | None, block: bytes) -> None:
     """MESSAGE made by hand, with its block behind it, equals protobuf's, for all ids, with a partition or without."""
-    message_id = MessageIdData(ledgerId=0, entryId=entry_id, partition=partition)
-    body = CommandMessage(consumer_id=consumer_id, message_id=message_id)
-    expected = framed(BaseCommand(type=BaseCommand.MESSAGE, message=body), block)
+    message_id = {"ledgerId": 0, "entryId": entry_id, "partition": partition}
+    expected = frame_of(BaseCommand.MESSAGE, block, consumer_id=consumer_id, message_id=message_id)
     assert expected == message_head(consumer_id, entry_id, -1 if partition is None else partition, len(block)) + block

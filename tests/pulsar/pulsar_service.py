@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.replies import ConsumerStats, encode_topics
 from equipoise.brokers.pulsar.wire.requests import (
+    Change,
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,
@@ -17,7 +18,9 @@ from equipoise.brokers.pulsar.wire.requests import (
     ProducerAsked,
     ProducerClosed,
     Published,
+    Question,
     Request,
+    Schema,
     SchemaAsked,
     SchemaOffered,
     SubscribeAsked,
@@ -26,7 +29,8 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 
 REFUSED = (ServerError.SERVICE_NOT_READY, "not now")
-STATS = ConsumerStats(name="c", kind="Shared", address="a", connected_since="s", permits=-1, message_rate=1.5, byte_rate=2.5)
+SCHEMA = Schema(name="n", kind=4, definition=b"d", properties=())
+STATS = replies.ConsumerStats(name="c", kind="Shared", address="a", connected_since="s", permits=-1, message_rate=1.5, byte_rate=2.5)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,49 +72,35 @@ class DumbService:
         connection = self.connection
         match request:
             case PartitionsAsked():
-                connection.partitions(request.request_id, 4)
+                connection.answer(request, replies.partitions(request.request_id, 4))
             case LookupAsked():
-                connection.located(request.request_id, "pulsar://broker:6650")
+                connection.answer(request, replies.located(request.request_id, "pulsar://broker:6650"))
             case TopicsAsked():
-                connection.topics(request.request_id, encode_topics(["a", "b"]))
+                connection.answer(request, replies.topics(request.request_id, replies.encode_topics(["a", "b"])))
             case SchemaAsked():
-                connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, "none")
+                connection.answer(request, replies.schema_found(request.request_id, bytes(8), SCHEMA))
             case SchemaOffered():
-                connection.schema_accepted(request.request_id, bytes(8))
+                connection.answer(request, replies.schema_accepted(request.request_id, bytes(8)))
             case ConsumerStatsAsked():
-                connection.consumer_stats(request.request_id, STATS)
+                connection.answer(request, replies.consumer_stats(request.request_id, STATS))
             case ProducerAsked():
-                connection.producer_opened(request.producer_id, request.request_id, "named", request.producer_id)
+                connection.producer_opened(request, "named", request.producer_id)
             case SubscribeAsked():
-                connection.consumer_opened(request.consumer_id, request.request_id, request.consumer_id)
+                connection.consumer_opened(request, request.consumer_id)
             case ProducerClosed() | ConsumerClosed() | Unsubscribed():
-                connection.succeed(request.request_id)
+                connection.succeed(request)
             case _:
                 self._deliver(request)
 
     def _refuse(self, request: Request) -> None:
-        connection = self.connection
-        match request:
-            case PartitionsAsked():
-                connection.partitions_failed(request.request_id, *REFUSED)
-            case LookupAsked():
-                connection.lookup_failed(request.request_id, *REFUSED)
-            case TopicsAsked():
-                connection.topics_failed(request.request_id, *REFUSED)
-            case SchemaAsked():
-                connection.schema_missing(request.request_id, *REFUSED)
-            case SchemaOffered():
-                connection.schema_refused(request.request_id, *REFUSED)
-            case ConsumerStatsAsked():
-                connection.consumer_stats(request.request_id, STATS)
-            case ProducerAsked():
-                connection.producer_refused(request.producer_id, request.request_id, *REFUSED)
-            case SubscribeAsked():
-                connection.consumer_refused(request.consumer_id, request.request_id, *REFUSED)
-            case ProducerClosed() | ConsumerClosed() | Unsubscribed():
-                connection.fail(request.request_id, *REFUSED)
-            case _:
-                self._deliver(request)
+        if isinstance(request, ProducerAsked):
+            self.connection.producer_refused(request, *REFUSED)
+        elif isinstance(request, SubscribeAsked):
+            self.connection.consumer_refused(request, *REFUSED)
+        elif isinstance(request, Question | Change):
+            self.connection.refuse(request, *REFUSED)
+        else:
+            self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
         """Receipts, which are the same in good times and bad."""

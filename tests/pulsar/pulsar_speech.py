@@ -3,59 +3,68 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import google_crc32c
 
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandCloseConsumer,
-    CommandCloseProducer,
-    CommandConnect,
-    CommandFlow,
-    CommandLookupTopic,
-    CommandPing,
-    CommandProducer,
-    CommandSend,
-    CommandSubscribe,
-    CommandUnsubscribe,
-    MessageMetadata,
-)
-from equipoise.brokers.pulsar.wire.requests import Ended, Request
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageMetadata
+from equipoise.brokers.pulsar.wire.requests import Ended, ProducerAsked, Request, SubscribeAsked, TurnedAway
 
 TOPIC = "non-persistent://public/default/t"
+T = BaseCommand.Type
+
+
+def command(kind: BaseCommand.Type, **body: Any) -> BaseCommand:  # noqa: ANN401 - the fields that Pulsar gives it
+    """A command with the fields of its body, by Pulsar's names."""
+    fields: dict[str, Any] = {"type": kind, BaseCommand.DESCRIPTOR.fields_by_number[kind].name: body}
+    return BaseCommand(**fields)
 
 
 def framed(command: BaseCommand, block: bytes = b"") -> bytes:
     """A frame as Pulsar's documents describe it."""
-    spelled = command.SerializeToString()
-    return struct.pack(">II", 4 + len(spelled) + len(block), len(spelled)) + spelled + block
+    encoded = command.SerializeToString()
+    return struct.pack(">II", 4 + len(encoded) + len(block), len(encoded)) + encoded + block
+
+
+def frame_of(kind: BaseCommand.Type, block: bytes = b"", /, **body: Any) -> bytes:  # noqa: ANN401 - as above
+    """The frame of a `command`."""
+    return framed(command(kind, **body), block)
 
 
 def connect(version: int = 20, client_version: str = "a test") -> bytes:
-    """CONNECT of a client that speaks this version, and calls itself so."""
-    return framed(BaseCommand(type=BaseCommand.CONNECT, connect=CommandConnect(client_version=client_version, protocol_version=version)))
+    """CONNECT."""
+    return frame_of(T.CONNECT, client_version=client_version, protocol_version=version)
 
 
 def ping() -> bytes:
     """PING."""
-    return framed(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+    return frame_of(T.PING)
 
 
-def producer(producer_id: int, request_id: int, topic: str = TOPIC) -> bytes:
+def pong() -> bytes:
+    """PONG."""
+    return frame_of(T.PONG)
+
+
+def producer(producer_id: int, request_id: int, topic: str = TOPIC, **body: Any) -> bytes:  # noqa: ANN401 - as above
     """PRODUCER."""
-    body = CommandProducer(topic=topic, producer_id=producer_id, request_id=request_id)
-    return framed(BaseCommand(type=BaseCommand.PRODUCER, producer=body))
+    return frame_of(T.PRODUCER, topic=topic, producer_id=producer_id, request_id=request_id, **body)
 
 
-def subscribe(consumer_id: int, request_id: int, subscription: str = "s") -> bytes:
-    """SUBSCRIBE to a Shared subscription."""
-    body = CommandSubscribe(
-        topic=TOPIC, subscription=subscription, subType=CommandSubscribe.Shared, consumer_id=consumer_id, request_id=request_id
-    )
-    return framed(BaseCommand(type=BaseCommand.SUBSCRIBE, subscribe=body))
+def subscribe(
+    consumer_id: int,
+    request_id: int,
+    subscription: str = "s",
+    kind: CommandSubscribe.SubType = CommandSubscribe.Shared,
+    topic: str = TOPIC,
+    **body: Any,  # noqa: ANN401 - as above
+) -> bytes:
+    """SUBSCRIBE."""
+    ids = {"consumer_id": consumer_id, "request_id": request_id}
+    return frame_of(T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **ids, **body)
 
 
 def with_checksum(covered: bytes) -> bytes:
@@ -63,16 +72,15 @@ def with_checksum(covered: bytes) -> bytes:
     return b"\x0e\x01" + struct.pack(">I", google_crc32c.value(covered)) + covered
 
 
-def entry(payload: bytes = b"hello") -> bytes:
+def entry(payload: bytes = b"hello", **metadata: Any) -> bytes:  # noqa: ANN401 - as above
     """The block of an entry, with its checksum."""
-    metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=0).SerializeToString()
-    return with_checksum(struct.pack(">I", len(metadata)) + metadata + payload)
+    encoded = MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, **metadata).SerializeToString()
+    return with_checksum(struct.pack(">I", len(encoded)) + encoded + payload)
 
 
 def send(producer_id: int, sequence_id: int, block: bytes, messages: int = 1) -> bytes:
     """SEND."""
-    body = CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
-    return framed(BaseCommand(type=BaseCommand.SEND, send=body), block)
+    return frame_of(T.SEND, block, producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
 
 
 def heard(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
@@ -95,6 +103,17 @@ def said(connection: Connection) -> list[str]:
     return [BaseCommand.Type.Name(command.type) for command, _ in heard(connection.take_outgoing())]
 
 
+def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerError]]:
+    """The commands in `data`, all of which a connection must turn away with ERROR: names, request ids and errors."""
+    turned_away = connection.receive(data, 0)
+    errors = [command.error for command, _ in heard(connection.take_outgoing()) if command.type == T.ERROR]
+    return [
+        (request.what, error.request_id, ServerError(error.error))
+        for request, error in zip(turned_away, errors, strict=True)
+        if isinstance(request, TurnedAway)
+    ]
+
+
 def connected(limits: Limits | None = None, version: int = 20) -> Connection:
     """A connection behind its handshake, at time 0, with nothing outgoing."""
     connection = Connection(limits=limits or Limits(), now_ms=0)
@@ -105,38 +124,52 @@ def connected(limits: Limits | None = None, version: int = 20) -> Connection:
 
 def lookup(request_id: int, topic: str = TOPIC) -> bytes:
     """LOOKUP."""
-    return framed(BaseCommand(type=BaseCommand.LOOKUP, lookup=CommandLookupTopic(topic=topic, request_id=request_id)))
+    return frame_of(T.LOOKUP, topic=topic, request_id=request_id)
 
 
 def close_producer(producer_id: int, request_id: int) -> bytes:
     """CLOSE_PRODUCER."""
-    return framed(
-        BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer=CommandCloseProducer(producer_id=producer_id, request_id=request_id))
-    )
+    return frame_of(T.CLOSE_PRODUCER, producer_id=producer_id, request_id=request_id)
 
 
 def close_consumer(consumer_id: int, request_id: int) -> bytes:
     """CLOSE_CONSUMER."""
-    return framed(
-        BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id))
-    )
+    return frame_of(T.CLOSE_CONSUMER, consumer_id=consumer_id, request_id=request_id)
 
 
-def unsubscribe(consumer_id: int, request_id: int) -> bytes:
+def unsubscribe(consumer_id: int, request_id: int, *, force: bool = False) -> bytes:
     """UNSUBSCRIBE."""
-    return framed(BaseCommand(type=BaseCommand.UNSUBSCRIBE, unsubscribe=CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)))
+    return frame_of(T.UNSUBSCRIBE, consumer_id=consumer_id, request_id=request_id, force=force)
 
 
-def flow(consumer_id: int) -> bytes:
+def seek(consumer_id: int, request_id: int) -> bytes:
+    """SEEK."""
+    return frame_of(T.SEEK, consumer_id=consumer_id, request_id=request_id)
+
+
+def flow(consumer_id: int, permits: int = 5) -> bytes:
     """FLOW."""
-    return framed(BaseCommand(type=BaseCommand.FLOW, flow=CommandFlow(consumer_id=consumer_id, messagePermits=5)))
+    return frame_of(T.FLOW, consumer_id=consumer_id, messagePermits=permits)
+
+
+def asked_for_producer(connection: Connection, producer_id: int, request_id: int) -> ProducerAsked:
+    """Ask a connection for a producer, and return the request that it makes of that."""
+    (request,) = connection.receive(producer(producer_id, request_id), 0)
+    assert isinstance(request, ProducerAsked)
+    return request
+
+
+def asked_for_consumer(connection: Connection, consumer_id: int, request_id: int) -> SubscribeAsked:
+    """Ask a connection for a consumer, and return the request that it makes of that."""
+    (request,) = connection.receive(subscribe(consumer_id, request_id), 0)
+    assert isinstance(request, SubscribeAsked)
+    return request
 
 
 def with_producer(limits: Limits | None = None) -> Connection:
     """A connection with producer 1, to which "the producer" is attached."""
     connection = connected(limits)
-    connection.receive(producer(1, 10), 0)
-    assert connection.producer_opened(1, 10, "named", "the producer")
+    assert connection.producer_opened(asked_for_producer(connection, 1, 10), "named", "the producer")
     connection.take_outgoing()
     return connection
 
@@ -144,8 +177,7 @@ def with_producer(limits: Limits | None = None) -> Connection:
 def with_consumer(limits: Limits | None = None) -> Connection:
     """A connection with consumer 2, to which "the consumer" is attached."""
     connection = connected(limits)
-    connection.receive(subscribe(2, 20), 0)
-    assert connection.consumer_opened(2, 20, "the consumer")
+    assert connection.consumer_opened(asked_for_consumer(connection, 2, 20), "the consumer")
     connection.take_outgoing()
     return connection
 

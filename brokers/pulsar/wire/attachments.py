@@ -10,7 +10,7 @@ from typing import Final
 
 from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import Asked, Kind
+from equipoise.brokers.pulsar.wire.requests import Asked
 from equipoise.channel.core.errors import Bug
 
 
@@ -64,16 +64,15 @@ class Kept:
 class Attachments:
     """The ids of one kind on one connection. Each id is in at most one of the three states."""
 
-    __slots__ = ("_closed_at_ms", "_closed_for_ms", "_closed_ids_max", "_count_max", "_kept", "asked", "creations", "kind", "live")
+    __slots__ = ("_closed_at_ms", "_closed_for_ms", "_closed_ids_max", "_count_max", "_kept", "asked", "creations", "live")
 
-    def __init__(self, *, kind: Kind, asked: Asked, limits: Limits, count_max: int, kept: Kept) -> None:
+    def __init__(self, asked: Asked, *, limits: Limits, count_max: int, kept: Kept) -> None:
         """Start empty. At most `count_max` ids are live or asked for at once.
 
         `asked` is the class of the creating requests; producers and consumers of a connection share `kept`.
         """
-        self.kind = kind
-        self._kept = kept
         self.asked = asked
+        self._kept = kept
         self._count_max = count_max
         self._closed_for_ms = limits.closed_for_ms
         self._closed_ids_max = limits.closed_ids_max

@@ -27,11 +27,11 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
-    Asked,
     KeyShared,
     LookupAsked,
     PartitionsAsked,
     ProducerAsked,
+    Question,
     Schema,
     SchemaAsked,
     SchemaOffered,
@@ -41,7 +41,6 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsMode,
 )
 
-Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered
 T = TypeVar("T", BaseCommand, MessageMetadata)
 
 # The protocol version of this broker. Clients infer from it that they may send checksums; they close a connection whose version is higher
@@ -273,20 +272,18 @@ def _own_schema(command: CommandProducer | CommandSubscribe, limits: Limits) -> 
     return _schema(command.schema, limits)
 
 
-# Questions that leave no state in the connection, by command type.
-_QUESTIONS: Final[dict[int, tuple[Asked, Callable[[BaseCommand, Limits], Question]]]] = {
-    BaseCommand.PARTITIONED_METADATA: (Asked.PARTITIONS, _partitions_asked),
-    BaseCommand.LOOKUP: (Asked.LOOKUP, _lookup_asked),
-    BaseCommand.GET_TOPICS_OF_NAMESPACE: (Asked.TOPICS, _topics_asked),
-    BaseCommand.GET_SCHEMA: (Asked.SCHEMA, _schema_asked),
-    BaseCommand.GET_OR_CREATE_SCHEMA: (Asked.NEW_SCHEMA, _schema_offered),
+_QUESTIONS: Final[dict[int, Callable[[BaseCommand, Limits], Question]]] = {
+    BaseCommand.PARTITIONED_METADATA: _partitions_asked,
+    BaseCommand.LOOKUP: _lookup_asked,
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: _topics_asked,
+    BaseCommand.GET_SCHEMA: _schema_asked,
+    BaseCommand.GET_OR_CREATE_SCHEMA: _schema_offered,
 }
 
 
-def question(command: BaseCommand, limits: Limits) -> tuple[Asked, Question]:
-    """Return the class and request of a command that creates nothing. Raise `NotServed` for long names."""
-    kind, read = _QUESTIONS[command.type]
-    return kind, read(command, limits)
+def question(command: BaseCommand, limits: Limits) -> Question:
+    """Return the request of a command that is about no id. Raise `NotServed` for long names."""
+    return _QUESTIONS[command.type](command, limits)
 
 
 def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:

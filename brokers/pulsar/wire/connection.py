@@ -24,8 +24,8 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSend
 from equipoise.brokers.pulsar.wire.requests import (
     Acked,
-    AnyAsked,
     Asked,
+    Change,
     Connected,
     ConsumerClosed,
     ConsumerStatsAsked,
@@ -33,13 +33,14 @@ from equipoise.brokers.pulsar.wire.requests import (
     Damaged,
     Ended,
     Flowed,
-    Kind,
+    ProducerAsked,
     ProducerClosed,
     Published,
+    Question,
     Request,
-    Schema,
     Sent,
     Sought,
+    SubscribeAsked,
     TurnedAway,
     Unsubscribed,
 )
@@ -138,7 +139,6 @@ class Connection:
     __slots__ = (
         "_consumers",
         "_is_connected",
-        "_is_ended",
         "_keep_alive",
         "_limits",
         "_now_ms",
@@ -146,8 +146,8 @@ class Connection:
         "_producers",
         "_protocol_version",
         "_requests",
-        "_unsubscribing",
         "_waiting",
+        "is_ended",
         "reader",
     )
 
@@ -157,22 +157,17 @@ class Connection:
         # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
-        self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
-        self._consumers = Attachments(kind=Kind.CONSUMER, asked=Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept)
+        self._producers = Attachments(Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
+        self._consumers = Attachments(Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept)
         self._waiting = Waiting(limits=limits)
-        self._unsubscribing: dict[int, int] = {}
         self._requests: list[Request] = []
         self._outgoing = Outgoing()
         self._keep_alive = KeepAlive(limits=limits, now_ms=now_ms)
         self._now_ms = now_ms
         self._protocol_version = 0
         self._is_connected = False
-        self._is_ended = False
-
-    @property
-    def is_ended(self) -> bool:
+        self.is_ended = False
         """Whether the connection is over."""
-        return self._is_ended
 
     @property
     def pongs(self) -> int:
@@ -189,7 +184,7 @@ class Connection:
 
         If there is much work it returns only the first part. Call it again while `reader.has_more`, with or without more bytes.
         """
-        if self._is_ended:
+        if self.is_ended:
             return []
         self._now_ms = now_ms
         self._keep_alive.heard(now_ms)
@@ -210,7 +205,7 @@ class Connection:
 
     def tick(self, now_ms: int) -> list[Request]:
         """Send a PING if it is due, or end a silent connection."""
-        if self._is_ended:
+        if self.is_ended:
             return []
         self._now_ms = now_ms
         try:
@@ -229,101 +224,60 @@ class Connection:
 
     def end(self) -> None:
         """End the connection, because the stream is over or the edge closes it. Late answers are dropped and all ids detached."""
-        self._is_ended = True
+        self.is_ended = True
         self.reader.clear()
         self._outgoing.close()
         self._producers.clear()
         self._consumers.clear()
         self._waiting.clear()
-        self._unsubscribing.clear()
 
     def take_outgoing(self) -> bytes:
         """Return the frames to write now. PINGs and PONGs come first, because the rest may be long."""
         return self._outgoing.take()
 
-    def partitions(self, request_id: int, count: int) -> None:
-        """Answer `PartitionsAsked` with the number of partitions, 0 if the topic has none."""
-        self._answer(Asked.PARTITIONS, request_id, replies.partitions(request_id, count))
+    def answer(self, request: Question | Change, reply: bytes) -> None:
+        """Answer a request with one of `replies`."""
+        if not self.is_ended:
+            self._waiting.answer(request.asked, request.request_id)
+            self._outgoing.send(reply)
 
-    def partitions_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `PartitionsAsked`."""
-        self._answer(Asked.PARTITIONS, request_id, replies.partitions_failed(request_id, error, message))
+    def refuse(self, request: Question | Change, error: ServerError, message: str) -> None:
+        """Refuse a request."""
+        self.answer(request, replies.refusal(request.asked.value, request.request_id, error, message))
 
-    def located(self, request_id: int, url: str) -> None:
-        """Answer `LookupAsked` with the owner's address, `pulsar://host:port`, exactly as the owner advertises it everywhere."""
-        self._answer(Asked.LOOKUP, request_id, replies.located(request_id, url))
+    def succeed(self, request: Change) -> None:
+        """Answer a request with success."""
+        self.answer(request, replies.success(request.request_id))
+        if isinstance(request, Unsubscribed):
+            self._consumers.detach(request.consumer_id)
 
-    def lookup_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `LookupAsked`. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
-        self._answer(Asked.LOOKUP, request_id, replies.lookup_failed(request_id, error, message))
-
-    def topics(self, request_id: int, encoded: bytes) -> None:
-        """Answer `TopicsAsked` with full topic names, encoded by `replies.encode_topics`."""
-        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, encoded))
-
-    def topics_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `TopicsAsked`."""
-        self._answer(Asked.TOPICS, request_id, replies.error(request_id, error, message))
-
-    def schema_found(self, request_id: int, schema: Schema, version: bytes) -> None:
-        """Answer `SchemaAsked` with the schema and its version."""
-        self._answer(Asked.SCHEMA, request_id, replies.schema_found(request_id, schema, version))
-
-    def schema_missing(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `SchemaAsked`, with `TOPIC_NOT_FOUND` if there is no schema."""
-        self._answer(Asked.SCHEMA, request_id, replies.schema_missing(request_id, error, message))
-
-    def schema_accepted(self, request_id: int, version: bytes) -> None:
-        """Answer `SchemaOffered` with the schema's version."""
-        self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_accepted(request_id, version))
-
-    def schema_refused(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `SchemaOffered`."""
-        self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_refused(request_id, error, message))
-
-    def consumer_stats(self, request_id: int, stats: replies.ConsumerStats) -> None:
-        """Answer `ConsumerStatsAsked`."""
-        self._answer(Asked.STATS, request_id, replies.consumer_stats(request_id, stats))
-
-    def succeed(self, request_id: int) -> None:
-        """Answer `ProducerClosed`, `ConsumerClosed` or `Unsubscribed` with success."""
-        self._answer(Asked.CHANGE, request_id, replies.success(request_id))
-        consumer_id = self._unsubscribing.pop(request_id, None)
-        if consumer_id is not None:
-            self._consumers.detach(consumer_id)
-
-    def fail(self, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `Unsubscribed`."""
-        self._answer(Asked.CHANGE, request_id, replies.error(request_id, error, message))
-        self._unsubscribing.pop(request_id, None)
-
-    def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
-        """Answer `ProducerAsked` and attach `producer`, which may be `Elsewhere`. Return False if it was cancelled; then undo it."""
-        creation = self._settle(self._producers, producer_id, request_id)
+    def producer_opened(self, request: ProducerAsked, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
+        """Attach `producer`, which may be `Elsewhere`. Return False if the request was cancelled; then undo it."""
+        creation = self._settle(self._producers, request.producer_id, request.request_id)
         if creation is None:
             return False
-        self._producers.attach(producer_id, producer, creation, name=name)
-        self._outgoing.send(replies.producer_success(request_id, name, schema_version))
+        self._producers.attach(request.producer_id, producer, creation, name=name)
+        self._outgoing.send(replies.producer_success(request.request_id, name, schema_version))
         return True
 
-    def producer_refused(self, producer_id: int, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `ProducerAsked`."""
-        if self._settle(self._producers, producer_id, request_id) is not None:
-            self._outgoing.send(replies.error(request_id, error, message))
+    def producer_refused(self, request: ProducerAsked, error: ServerError, message: str) -> None:
+        """Refuse a producer. No-op if the request was cancelled."""
+        if self._settle(self._producers, request.producer_id, request.request_id) is not None:
+            self._outgoing.send(replies.error(request.request_id, error, message))
 
-    def consumer_opened(self, consumer_id: int, request_id: int, consumer: object) -> bool:
-        """Answer `SubscribeAsked` and attach `consumer`; see `producer_opened`."""
-        creation = self._settle(self._consumers, consumer_id, request_id)
+    def consumer_opened(self, request: SubscribeAsked, consumer: object) -> bool:
+        """Attach `consumer`; see `producer_opened`."""
+        creation = self._settle(self._consumers, request.consumer_id, request.request_id)
         if creation is None:
             return False
-        self._consumers.attach(consumer_id, consumer, creation)
-        self._outgoing.send(replies.success(request_id))
+        self._consumers.attach(request.consumer_id, consumer, creation)
+        self._outgoing.send(replies.success(request.request_id))
         return True
 
-    def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str) -> None:
-        """Refuse `SubscribeAsked`. If another broker serves the topic, attach `Elsewhere` instead."""
-        if self._settle(self._consumers, consumer_id, request_id) is not None:
-            self._outgoing.send(replies.consumer_refused(consumer_id, request_id, error, message))
+    def consumer_refused(self, request: SubscribeAsked, error: ServerError, message: str) -> None:
+        """Refuse a consumer; see `producer_refused`. If another broker serves the topic, attach `Elsewhere` instead."""
+        if self._settle(self._consumers, request.consumer_id, request.request_id) is not None:
+            self._outgoing.send(replies.consumer_refused(request.consumer_id, request.request_id, error, message))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
         """Answer an entry of `Published` with its id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
@@ -448,8 +402,7 @@ class Connection:
 
     def _on_question(self, command: BaseCommand, frame: Frame) -> None:
         """Pass on a request that only the service can answer and that leaves no state in the connection."""
-        kind, request = commands.question(command, self._limits)
-        self._ask(kind, request, frame)
+        self._ask(commands.question(command, self._limits), frame)
 
     def _on_producer(self, command: BaseCommand, frame: Frame) -> None:
         asked = commands.producer_asked(command.producer, self._limits)
@@ -458,7 +411,7 @@ class Connection:
         if live is not None:
             self._outgoing.send(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
             return
-        self._ask(Asked.PRODUCER, asked, frame)
+        self._ask(asked, frame)
         self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
 
     def _on_subscribe(self, command: BaseCommand, frame: Frame) -> None:
@@ -468,33 +421,33 @@ class Connection:
         if live is not None:
             self._outgoing.send(replies.success(asked.request_id))
             return
-        self._ask(Asked.CONSUMER, asked, frame)
+        self._ask(asked, frame)
         self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
 
     def _on_close_producer(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.close_producer
         live = self._check_close(self._producers, asked.producer_id, asked.request_id)
         if live is not None:
-            self._ask(Asked.CHANGE, ProducerClosed(producer=live.thing, request_id=asked.request_id), frame)
+            self._ask(ProducerClosed(producer=live.thing, request_id=asked.request_id), frame)
             self._producers.detach(asked.producer_id)
 
     def _on_close_consumer(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.close_consumer
         live = self._check_close(self._consumers, asked.consumer_id, asked.request_id)
         if live is not None:
-            self._ask(Asked.CHANGE, ConsumerClosed(consumer=live.thing, request_id=asked.request_id), frame)
+            self._ask(ConsumerClosed(consumer=live.thing, request_id=asked.request_id), frame)
             self._consumers.detach(asked.consumer_id)
 
     def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.unsubscribe
         thing = self._consumer(asked.consumer_id, ServerError.METADATA_ERROR)
-        self._ask(Asked.CHANGE, Unsubscribed(consumer=thing, request_id=asked.request_id, is_forced=asked.force), frame)
-        self._unsubscribing[asked.request_id] = asked.consumer_id
+        request = Unsubscribed(consumer=thing, consumer_id=asked.consumer_id, request_id=asked.request_id, is_forced=asked.force)
+        self._ask(request, frame)
 
     def _on_consumer_stats(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.consumer_stats
         thing = self._consumer(asked.consumer_id, ServerError.CONSUMER_NOT_FOUND)
-        self._ask(Asked.STATS, ConsumerStatsAsked(consumer=thing, request_id=asked.request_id), frame)
+        self._ask(ConsumerStatsAsked(consumer=thing, request_id=asked.request_id), frame)
 
     def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
         """Answer success: nothing is stored, and a consumer is always at the messages to come."""
@@ -509,14 +462,9 @@ class Connection:
     def _on_not_served(self, command: BaseCommand, _frame: Frame) -> None:
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"{commands.name_of(command)} is not served by this broker")
 
-    def _ask(self, kind: Asked, request: AnyAsked, frame: Frame) -> None:
-        self._waiting.ask(kind, request.request_id, len(frame.command))
+    def _ask(self, request: Question | Change | ProducerAsked | SubscribeAsked, frame: Frame) -> None:
+        self._waiting.ask(request.asked, request.request_id, len(frame.command))
         self._requests.append(request)
-
-    def _answer(self, kind: Asked, request_id: int, reply: bytes) -> None:
-        if not self._is_ended:
-            self._waiting.answer(kind, request_id)
-            self._outgoing.send(reply)
 
     def _settle(self, table: Attachments, id_: int, request_id: int) -> Creation | None:
         creation = table.settle(id_, request_id)
@@ -533,7 +481,7 @@ class Connection:
         creation = table.creations.get(id_)
         if creation is not None:
             self._settle(table, id_, creation.request_id)
-            self._requests.append(CreationCancelled(kind=table.kind, id=id_, request_id=creation.request_id))
+            self._requests.append(CreationCancelled(asked=table.asked, request_id=creation.request_id))
         self._outgoing.send(replies.success(request_id))
         return None
 
@@ -546,8 +494,13 @@ class Connection:
 
     def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
         """Refuse a request without the service, and report it for counting."""
-        self._outgoing.send(replies.refusal(command, commands.request_id_of(command), refusal.error, refusal.problem))
-        self._requests.append(TurnedAway(what=commands.name_of(command)))
+        what, request_id = commands.name_of(command), commands.request_id_of(command)
+        if command.type == BaseCommand.SUBSCRIBE:
+            reply = replies.consumer_refused(command.subscribe.consumer_id, request_id, refusal.error, refusal.problem)
+        else:
+            reply = replies.refusal(what, request_id, refusal.error, refusal.problem)
+        self._outgoing.send(reply)
+        self._requests.append(TurnedAway(what=what))
 
     def _end(self, problem: PulsarProtocolError) -> None:
         self.end()

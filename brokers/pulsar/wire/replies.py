@@ -6,7 +6,7 @@ each message are encoded by hand, and so is the topic list that many clients sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -118,7 +118,10 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
 
 
 def located(request_id: int, url: str) -> bytes:
-    """LOOKUP_RESPONSE: connect to this address. The answer is final, since all brokers read the owner from the same log."""
+    """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port`, exactly as the owner advertises it everywhere.
+
+    The answer is final, since all brokers read the owner from the same log.
+    """
     body = CommandLookupTopicResponse(
         request_id=request_id,
         brokerServiceUrl=url,
@@ -130,7 +133,7 @@ def located(request_id: int, url: str) -> bytes:
 
 
 def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """LOOKUP_RESPONSE: a failure."""
+    """LOOKUP_RESPONSE: a failure. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
     body = CommandLookupTopicResponse(request_id=request_id, response=CommandLookupTopicResponse.Failed, error=_wire(code), message=message)
     return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
 
@@ -213,7 +216,7 @@ def consumer_stats_failed(request_id: int, code: ServerError, message: str) -> b
     return _framed(BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=body))
 
 
-def schema_found(request_id: int, schema: Schema, version: bytes) -> bytes:
+def schema_found(request_id: int, version: bytes, schema: Schema) -> bytes:
     """GET_SCHEMA_RESPONSE: a schema and its version."""
     found = WireSchema(
         name=schema.name,
@@ -226,7 +229,7 @@ def schema_found(request_id: int, schema: Schema, version: bytes) -> bytes:
 
 
 def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
-    """GET_SCHEMA_RESPONSE: a failure."""
+    """GET_SCHEMA_RESPONSE: a failure, with `TOPIC_NOT_FOUND` if there is no schema."""
     body = CommandGetSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
     return _framed(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
 
@@ -243,20 +246,21 @@ def schema_refused(request_id: int, code: ServerError, message: str) -> bytes:
     return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
 
 
-_OWN_REFUSALS: Final[dict[int, Callable[[int, ServerError, str], bytes]]] = {
-    BaseCommand.PARTITIONED_METADATA: partitions_failed,
-    BaseCommand.LOOKUP: lookup_failed,
-    BaseCommand.CONSUMER_STATS: consumer_stats_failed,
-    BaseCommand.GET_SCHEMA: schema_missing,
-    BaseCommand.GET_OR_CREATE_SCHEMA: schema_refused,
+_OWN_REFUSALS: Final[Mapping[str, Callable[[int, ServerError, str], bytes]]] = {
+    "PARTITIONED_METADATA": partitions_failed,
+    "LOOKUP": lookup_failed,
+    "CONSUMER_STATS": consumer_stats_failed,
+    "GET_SCHEMA": schema_missing,
+    "GET_OR_CREATE_SCHEMA": schema_refused,
 }
 
 
-def refusal(command: BaseCommand, request_id: int, code: ServerError, message: str) -> bytes:
-    """Return the refusal of a request in the form its client expects: the response of its type if that can fail, else ERROR."""
-    if command.type == BaseCommand.SUBSCRIBE:
-        return consumer_refused(command.subscribe.consumer_id, request_id, code, message)
-    return _OWN_REFUSALS.get(command.type, error)(request_id, code, message)
+def refusal(command: str, request_id: int, code: ServerError, message: str) -> bytes:
+    """Return the refusal of a command in the form its client expects: the response to it if that can fail, else ERROR.
+
+    `command` is Pulsar's name. For SUBSCRIBE see `consumer_refused`.
+    """
+    return _OWN_REFUSALS.get(command, error)(request_id, code, message)
 
 
 # A varint has seven bits of a number per byte, lowest first. The highest bit means that more follow.

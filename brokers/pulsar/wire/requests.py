@@ -1,14 +1,14 @@
 """Define the requests of a connection to its broker. The answers are methods of `Connection`.
 
-A request with a `request_id` needs exactly one answer, which its docstring names. Ids are unique only among requests of one class, so never
-use an id alone as a key.
+A request with a `request_id` needs exactly one answer, which its docstring names; `answer` takes the replies, and `refuse` refuses all
+but creations. Ids are unique only among requests with the same `asked`, so never use an id alone as a key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from equipoise.brokers.pulsar.wire.errors import Violation
 
@@ -40,7 +40,7 @@ class AccessMode(IntEnum):
 
 
 class Asked(Enum):
-    """The classes of requests within which a waiting id is unique. Clients number some of them together, others separately."""
+    """The classes of requests within which a waiting id is unique, by Pulsar's names of their commands. Clients number some together."""
 
     PARTITIONS = "PARTITIONED_METADATA"
     LOOKUP = "LOOKUP"
@@ -51,13 +51,6 @@ class Asked(Enum):
     PRODUCER = "PRODUCER"
     CONSUMER = "SUBSCRIBE"
     CHANGE = "CLOSE or UNSUBSCRIBE"
-
-
-class Kind(Enum):
-    """The kinds of things that a connection can create."""
-
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +80,18 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionsAsked:
-    """Asks for a topic's number of partitions. Answer: `partitions` or `partitions_failed`."""
+    """Asks for a topic's number of partitions. Answer: `replies.partitions`."""
 
+    asked: ClassVar = Asked.PARTITIONS
     request_id: int
     topic: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupAsked:
-    """Asks for the owner of a topic. Answer: `located` or `lookup_failed`."""
+    """Asks for the owner of a topic. Answer: `replies.located`."""
 
+    asked: ClassVar = Asked.LOOKUP
     request_id: int
     topic: str
 
@@ -109,6 +104,7 @@ class ProducerAsked:
     * `schema`: the schema of its messages, or None.
     """
 
+    asked: ClassVar = Asked.PRODUCER
     producer_id: int
     request_id: int
     topic: str
@@ -127,6 +123,7 @@ class SubscribeAsked:
     * `schema`: the schema that it reads by; None also if it accepts the topic's schema.
     """
 
+    asked: ClassVar = Asked.CONSUMER
     consumer_id: int
     request_id: int
     topic: str
@@ -185,6 +182,7 @@ class Flowed:
 class ProducerClosed:
     """The client closed a producer, which is now detached. Answer: `succeed`."""
 
+    asked: ClassVar = Asked.CHANGE
     producer: object
     request_id: int
 
@@ -193,18 +191,21 @@ class ProducerClosed:
 class ConsumerClosed:
     """The client closed a consumer, which is now detached. Answer: `succeed`."""
 
+    asked: ClassVar = Asked.CHANGE
     consumer: object
     request_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribed:
-    """A consumer asks to delete its subscription. Answer: `succeed`, which also ends the consumer, or `fail`.
+    """A consumer asks to delete its subscription. Answer: `succeed`, which also ends the consumer.
 
     If other consumers are connected, fail, or disconnect them if `is_forced`.
     """
 
+    asked: ClassVar = Asked.CHANGE
     consumer: object
+    consumer_id: int
     request_id: int
     is_forced: bool
 
@@ -225,16 +226,18 @@ class Acked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatsAsked:
-    """Asks for a consumer's stats. Answer: `consumer_stats`."""
+    """Asks for a consumer's stats. Answer: `replies.consumer_stats`."""
 
+    asked: ClassVar = Asked.STATS
     consumer: object
     request_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsAsked:
-    """Asks for the topics of a namespace. Answer: `topics` or `topics_failed`."""
+    """Asks for the topics of a namespace. Answer: `replies.topics`."""
 
+    asked: ClassVar = Asked.TOPICS
     request_id: int
     namespace: str
     mode: TopicsMode
@@ -242,8 +245,9 @@ class TopicsAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaAsked:
-    """Asks for a version of a topic's schema, or the newest (None). Answer: `schema_found` or `schema_missing`."""
+    """Asks for a version of a topic's schema, or the newest (None). Answer: `replies.schema_found`."""
 
+    asked: ClassVar = Asked.SCHEMA
     request_id: int
     topic: str
     version: bytes | None
@@ -251,8 +255,9 @@ class SchemaAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOffered:
-    """Registers a schema of a topic. Answer: `schema_accepted` or `schema_refused`."""
+    """Registers a schema of a topic. Answer: `replies.schema_accepted`."""
 
+    asked: ClassVar = Asked.NEW_SCHEMA
     request_id: int
     topic: str
     schema: Schema
@@ -262,8 +267,7 @@ class SchemaOffered:
 class CreationCancelled:
     """The client closed a creation that the service has not answered. The client has its answer; a later one is not sent."""
 
-    kind: Kind
-    id: int
+    asked: Asked
     request_id: int
 
 
@@ -305,17 +309,7 @@ Request = (
     | Ended
 )
 
-# Requests that need an answer to their `request_id`.
-AnyAsked = (
-    PartitionsAsked
-    | LookupAsked
-    | ProducerAsked
-    | SubscribeAsked
-    | ProducerClosed
-    | ConsumerClosed
-    | Unsubscribed
-    | ConsumerStatsAsked
-    | TopicsAsked
-    | SchemaAsked
-    | SchemaOffered
-)
+# Requests whose answer leaves nothing behind in the connection.
+Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ConsumerStatsAsked
+# Requests to change what is live.
+Change = ProducerClosed | ConsumerClosed | Unsubscribed

@@ -8,9 +8,8 @@ from pathlib import Path
 from equipoise.brokers.agent.intents import Transfer
 from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPong
 from equipoise.channel.core.ranges import topic_hash
-from tests.pulsar.pulsar_speech import connect, framed
+from tests.pulsar.pulsar_speech import connect, pong
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)
@@ -20,7 +19,6 @@ SLOW_S = 0.1
 TICK_MS = 2
 """What timers are off by."""
 
-PONG = framed(BaseCommand(type=T.PONG, pong=CommandPong()))
 ELSEWHERE = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
 """A topic of another bundle."""
 
@@ -48,7 +46,7 @@ async def test_a_bundle_moves_before_its_consumers_do(running: Brokers) -> None:
     await client.hear(T.PING)
     assert destination.url == await client.located()
     assert [] == client.names()
-    client.say(PONG)
+    client.say(pong())
     assert destination.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
 
 
@@ -71,7 +69,7 @@ async def test_each_of_two_bundles_waits_for_their_client(running: Brokers) -> N
     assert destination.url == await client.located()
     assert "CLOSE_CONSUMER" not in client.names()
     for _ in range(1 + client.names().count("PING")):
-        client.say(PONG)
+        client.say(pong())
     assert {0, 1} == {(await client.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
 
 
@@ -85,7 +83,7 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     await client.hear(T.PING)
     asked_ms = now_ms()
     await asyncio.sleep(SLOW_S)
-    client.say(PONG)
+    client.say(pong())
     answered_ms = now_ms()
     await client.hear(T.CLOSE_CONSUMER)
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS

@@ -12,59 +12,35 @@ from equipoise.brokers.pulsar.admin import schema_document, version_in
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.wire import errors
 from equipoise.brokers.pulsar.wire.errors import NotServed
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandGetSchema,
-    CommandGetSchemaResponse,
-    CommandProducer,
-    CommandSubscribe,
-    ServerError,
-)
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
-from tests.pulsar.pulsar_speech import framed
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
 
 JSON, AUTO_CONSUME = 2, 21
 OLD, NEW = b'{"type": "record", "name": "old"}', b'{"type": "record", "name": "new"}'
 
 
-def schema(definition: bytes = OLD, kind: int = JSON) -> WireSchema:
+def schema(definition: bytes = OLD, kind: int = JSON) -> dict[str, object]:
     """A schema as clients send it."""
-    return WireSchema(name="s", schema_data=definition, type=kind)
+    return {"name": "s", "schema_data": definition, "type": kind}
 
 
-async def producer(client: WireClient, producer_id: int, its: WireSchema, topic: str = TOPIC, *, name: str = "p") -> bytes:
+async def producer(client: WireClient, producer_id: int, its: dict[str, object], topic: str = TOPIC, *, name: str = "p") -> bytes:
     """Open a producer with a schema; the version that it is told."""
-    request_id = client.request_id()
-    body = CommandProducer(topic=topic, producer_id=producer_id, request_id=request_id, producer_name=name, schema=its)
-    client.say(framed(BaseCommand(type=T.PRODUCER, producer=body)))
+    request_id = client.ask_producer(producer_id, topic, name=name, schema=its)
     answer = await client.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
     return answer.producer_success.schema_version
 
 
-async def consumer(client: WireClient, consumer_id: int, its: WireSchema) -> None:
+async def consumer(client: WireClient, consumer_id: int, its: dict[str, object]) -> None:
     """Subscribe with a schema."""
-    request_id = client.request_id()
-    body = CommandSubscribe(
-        topic=TOPIC,
-        subscription=str(consumer_id),
-        subType=CommandSubscribe.Shared,
-        consumer_id=consumer_id,
-        request_id=request_id,
-        schema=its,
-    )
-    client.say(framed(BaseCommand(type=T.SUBSCRIBE, subscribe=body)))
-    await client.hear(T.SUCCESS, lambda said: said.success.request_id == request_id)
+    await client.consumer(consumer_id, subscription=str(consumer_id), schema=its)
 
 
 async def told(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
     """What GET_SCHEMA is answered."""
-    request_id = client.request_id()
-    client.say(
-        framed(BaseCommand(type=T.GET_SCHEMA, get_schema=CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)))
-    )
+    request_id = client.ask(T.GET_SCHEMA, topic=topic, schema_version=version)
     return (await client.hear(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
 
 

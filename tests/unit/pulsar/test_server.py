@@ -55,7 +55,7 @@ async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeyp
             new = CreateNamespace(name="public/new", boundaries=even_boundaries(1))
             await seeing.worker.request(new, timeout_ms=PATIENCE_MS)
             client.say(lookup(client.request_id(), topic))
-            client.ask_partitions(topic)
+            client.ask(BaseCommand.PARTITIONED_METADATA, topic=topic)
             client.say(ping())
             await client.hear(BaseCommand.PONG)
             assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())

@@ -196,7 +196,7 @@ async def test_a_client_at_the_wrong_broker_is_sent_to_the_right_one(running: Br
 async def test_a_producer_that_wants_a_topic_alone_is_not_let_in_at_the_wrong_broker(running: Brokers) -> None:
     """Success would promise that no other producer is there, which only the owner knows."""
     client = await running.other_than(running.owner_of()).client()
-    client.ask_producer(1, access_mode=AccessMode.EXCLUSIVE)
+    client.ask_producer(1, producer_access_mode=AccessMode.EXCLUSIVE)
     assert ServerError.ServiceNotReady == (await client.hear(T.ERROR)).error.error
 
 

@@ -139,7 +139,7 @@ async def test_what_is_refused_leaves_no_topic(running: Brokers) -> None:
     """A producer or consumer that its topic does not let in is told why, and the topic that was made for it is not kept."""
     (member,) = running.members
     client = await member.client()
-    client.ask_producer(1, access_mode=2)
+    client.ask_producer(1, producer_access_mode=2)
     assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
     client.ask_consumer(1, read_compacted=True)
     assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
@@ -329,7 +329,7 @@ async def test_small_questions_are_answered(running: Brokers) -> None:
     (member,) = running.members
     client = await member.client()
     await client.consumer(1, name="me")
-    client.ask_stats(1)
+    client.ask(T.CONSUMER_STATS, consumer_id=1)
     stats = (await client.hear(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
     assert ("me", "Exclusive", False) == (stats.consumerName, stats.type, stats.HasField("error_code"))
     client.ask_topics()

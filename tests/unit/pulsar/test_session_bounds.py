@@ -15,10 +15,10 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetOrCreateSchema, CommandGetSchema, Schema, ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
 from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
-from tests.pulsar.pulsar_speech import framed, ping, producer
+from tests.pulsar.pulsar_speech import frame_of, ping, producer
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
@@ -28,14 +28,12 @@ SCHEMA_BYTES = 20_000
 
 def ask_schema(request_id: int) -> bytes:
     """GET_SCHEMA."""
-    return framed(BaseCommand(type=T.GET_SCHEMA, get_schema=CommandGetSchema(request_id=request_id, topic=TOPIC)))
+    return frame_of(T.GET_SCHEMA, request_id=request_id, topic=TOPIC)
 
 
 async def know_schema(client: WireClient) -> None:
     """Tell the broker a schema of SCHEMA_BYTES, so that small questions have large answers."""
-    offer = Schema(name="s", schema_data=b"s" * SCHEMA_BYTES, type=1)
-    body = CommandGetOrCreateSchema(request_id=client.request_id(), topic=TOPIC, schema=offer)
-    client.say(framed(BaseCommand(type=T.GET_OR_CREATE_SCHEMA, get_or_create_schema=body)))
+    client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema={"name": "s", "schema_data": b"s" * SCHEMA_BYTES, "type": 1})
     await client.hear(T.GET_OR_CREATE_SCHEMA_RESPONSE)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
-from tests.pulsar.pulsar_speech import close_producer, connect, framed, producer
+from tests.pulsar.pulsar_speech import close_producer, connect, producer
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 SHARED = CommandSubscribe.Shared
@@ -27,8 +27,7 @@ async def as_client_of(member: Member, client_version: str) -> WireClient:
 
 async def seek(client: WireClient, consumer_id: int) -> None:
     """SEEK, answered."""
-    request_id = client.request_id()
-    client.say(framed(BaseCommand(type=T.SEEK, seek=CommandSeek(consumer_id=consumer_id, request_id=request_id))))
+    request_id = client.ask(T.SEEK, consumer_id=consumer_id)
     assert request_id == (await client.hear(T.SUCCESS)).success.request_id
 
 
@@ -78,8 +77,7 @@ async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> 
     await one.consumer(1, kind=SHARED)
     await other.consumer(2, kind=SHARED)
     for force, answer in ((False, T.ERROR), (True, T.SUCCESS)):
-        body = CommandUnsubscribe(consumer_id=1, request_id=one.request_id(), force=force)
-        one.say(framed(BaseCommand(type=T.UNSUBSCRIBE, unsubscribe=body)))
+        one.ask(T.UNSUBSCRIBE, consumer_id=1, force=force)
         await one.hear(answer)
     assert 2 == (await other.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id
     await other.consumer(2, kind=CommandSubscribe.Exclusive)

@@ -17,23 +17,14 @@ from yarl import URL
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandConsumerStats,
-    CommandFlow,
-    CommandGetTopicsOfNamespace,
-    CommandPartitionedTopicMetadata,
-    CommandPong,
-    CommandProducer,
-    CommandSubscribe,
-)
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetTopicsOfNamespace, CommandSubscribe
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
-from tests.pulsar.pulsar_speech import connect, entry, framed, lookup, send
+from tests.pulsar.pulsar_speech import connect, entry, flow, frame_of, lookup, pong, send
 from tests.unit.http.cluster import Test, story
 
 NAMESPACE = "public/default"
@@ -116,7 +107,7 @@ class WireClient:
                 command = BaseCommand.FromString(body[:size])
                 assert command.IsInitialized()
                 if command.type == T.PING and self.answers_pings:
-                    self.say(framed(BaseCommand(type=T.PONG, pong=CommandPong())))
+                    self.say(pong())
                 self.inbox.append((command, body[size:]))
                 self._news.set()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -165,18 +156,19 @@ class WireClient:
         self.say(lookup(request_id, topic))
         return (await self.hear(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
 
-    def ask_producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, epoch: int = 0, access_mode: int = 0) -> int:
-        """Say PRODUCER; returns the request's id."""
+    def ask(self, kind: BaseCommand.Type, **body: Any) -> int:  # noqa: ANN401 - the fields that Pulsar gives it
+        """Say a request; returns its id."""
         request_id = self.request_id()
-        body = CommandProducer(
-            topic=topic, producer_id=producer_id, request_id=request_id, epoch=epoch, producer_access_mode=access_mode, producer_name=name
-        )
-        self.say(framed(BaseCommand(type=T.PRODUCER, producer=body)))
+        self.say(frame_of(kind, request_id=request_id, **body))
         return request_id
 
-    async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, epoch: int = 0) -> str:
+    def ask_producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> int:  # noqa: ANN401 - as above
+        """Say PRODUCER; returns the request's id."""
+        return self.ask(T.PRODUCER, topic=topic, producer_id=producer_id, producer_name=name, **body)
+
+    async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> str:  # noqa: ANN401 - as above
         """Open a producer; returns its name."""
-        request_id = self.ask_producer(producer_id, topic, name=name, epoch=epoch)
+        request_id = self.ask_producer(producer_id, topic, name=name, **body)
         answer = await self.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
         return answer.producer_success.producer_name
 
@@ -188,41 +180,22 @@ class WireClient:
         subscription: str = "s",
         kind: CommandSubscribe.SubType = CommandSubscribe.Exclusive,
         name: str = "",
-        read_compacted: bool = False,
+        **body: Any,  # noqa: ANN401 - as above
     ) -> int:
         """Say SUBSCRIBE; returns the request's id."""
-        request_id = self.request_id()
-        body = CommandSubscribe(
-            topic=topic,
-            subscription=subscription,
-            subType=kind,
-            consumer_id=consumer_id,
-            request_id=request_id,
-            consumer_name=name,
-            read_compacted=read_compacted,
-        )
-        self.say(framed(BaseCommand(type=T.SUBSCRIBE, subscribe=body)))
-        return request_id
+        who = {"consumer_id": consumer_id, "consumer_name": name}
+        return self.ask(T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **who, **body)
 
-    async def consumer(
-        self,
-        consumer_id: int,
-        topic: str = TOPIC,
-        *,
-        subscription: str = "s",
-        kind: CommandSubscribe.SubType = CommandSubscribe.Exclusive,
-        name: str = "",
-        permits: int = 1_000,
-    ) -> None:
-        """Subscribe, and grant permits."""
-        request_id = self.ask_consumer(consumer_id, topic, subscription=subscription, kind=kind, name=name)
+    async def consumer(self, consumer_id: int, topic: str = TOPIC, *, permits: int = 1_000, **body: Any) -> None:  # noqa: ANN401 - as above
+        """Subscribe as `ask_consumer` does, and grant permits."""
+        request_id = self.ask_consumer(consumer_id, topic, **body)
         await self.hear(T.SUCCESS, lambda said: said.success.request_id == request_id)
         if permits:
             self.flow(consumer_id, permits)
 
     def flow(self, consumer_id: int, permits: int) -> None:
         """Grant permits."""
-        self.say(framed(BaseCommand(type=T.FLOW, flow=CommandFlow(consumer_id=consumer_id, messagePermits=permits))))
+        self.say(flow(consumer_id, permits))
 
     def publish(self, producer_id: int, sequence_id: int, text: str, *, padding: int = 0) -> None:
         """Send one message of this text, and do not wait for its receipt."""
@@ -235,24 +208,13 @@ class WireClient:
 
     def ask_topics(self, namespace: str = NAMESPACE) -> None:
         """Say GET_TOPICS_OF_NAMESPACE."""
-        body = CommandGetTopicsOfNamespace(request_id=self.request_id(), namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
-        self.say(framed(BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body)))
-
-    def ask_partitions(self, topic: str) -> None:
-        """Say PARTITIONED_METADATA."""
-        body = CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id())
-        self.say(framed(BaseCommand(type=T.PARTITIONED_METADATA, partitioned_metadata=body)))
+        self.ask(T.GET_TOPICS_OF_NAMESPACE, namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
 
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has."""
-        self.ask_partitions(topic)
+        self.ask(T.PARTITIONED_METADATA, topic=topic)
         answer = await self.hear(T.PARTITIONED_METADATA_RESPONSE)
         return answer.partitioned_metadata_response.partitions
-
-    def ask_stats(self, consumer_id: int) -> None:
-        """Say CONSUMER_STATS."""
-        body = CommandConsumerStats(request_id=self.request_id(), consumer_id=consumer_id)
-        self.say(framed(BaseCommand(type=T.CONSUMER_STATS, consumer_stats=body)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

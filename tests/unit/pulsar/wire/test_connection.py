@@ -6,26 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandAck,
-    CommandConnect,
-    CommandGetLastMessageId,
-    CommandLookupTopic,
-    CommandNotServed,
-    CommandPong,
-    CommandProducer,
-    CommandSeek,
-    CommandSubscribe,
-    CommandSuccess,
-    IntRange,
-    KeySharedMeta,
-    KeyValue,
-    MessageMetadata,
-)
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, KeySharedMeta
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
@@ -44,19 +29,23 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from tests.pulsar.pulsar_speech import (
     TOPIC,
+    asked_for_producer,
     connect,
     connected,
     entry,
+    frame_of,
     framed,
     heard,
     lookup,
     ping,
+    pong,
     producer,
+    refused,
     said,
+    seek,
     send,
     subscribe,
     violation,
-    with_checksum,
     with_consumer,
     with_producer,
 )
@@ -98,9 +87,7 @@ class Breach:
 
 BREACHES = (
     Breach(name="second handshake", data=connect(), expected=Violation.UNEXPECTED_COMMAND),
-    Breach(
-        name="what brokers say", data=framed(B(type=B.SUCCESS, success=CommandSuccess(request_id=1))), expected=Violation.UNEXPECTED_COMMAND
-    ),
+    Breach(name="what brokers say", data=frame_of(B.SUCCESS, request_id=1), expected=Violation.UNEXPECTED_COMMAND),
     Breach(name="type of tomorrow", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f", expected=Violation.UNKNOWN_COMMAND),
     Breach(name="no protobuf", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff", expected=Violation.MALFORMED_COMMAND),
     Breach(name="no body", data=framed(B(type=B.LOOKUP)), expected=Violation.MALFORMED_COMMAND),
@@ -108,7 +95,7 @@ BREACHES = (
     Breach(name="no UTF-8", data=lookup(1, "topic").replace(b"topic", b"to\xffic"), expected=Violation.MALFORMED_COMMAND),
     Breach(
         name="block behind a command that has none",
-        data=framed(B(type=B.LOOKUP, lookup=CommandLookupTopic(topic="t", request_id=1)), b"x"),
+        data=frame_of(B.LOOKUP, b"x", topic="t", request_id=1),
         expected=Violation.MALFORMED_FRAME,
     ),
     Breach(name="message of a producer never asked for", data=send(7, 0, entry()), expected=Violation.UNKNOWN_PRODUCER),
@@ -125,12 +112,12 @@ def test_a_breach_of_the_protocol_ends_the_connection(breach: Breach) -> None:
     """What no client sends ends the connection, counted by its kind; what came before it is handled, what comes after is not."""
     connection = with_producer()
     requests = connection.receive(lookup(99) + breach.data + lookup(100), 0)
-    assert LookupAsked(request_id=99, topic=TOPIC) == requests[0]
+    lookup_asked = LookupAsked(request_id=99, topic=TOPIC)
+    assert lookup_asked == requests[0]
     assert breach.expected is violation(requests)
     assert connection.is_ended
-    connection.located(99, "pulsar://broker:6650")
+    connection.answer(lookup_asked, replies.located(99, "pulsar://broker:6650"))
     connection.receipt(1, 0, 0, 0, 0)
-    assert not connection.producer_opened(1, 10, "named", "the producer")
     assert b"" == connection.take_outgoing()
 
 
@@ -179,25 +166,23 @@ def test_a_client_that_never_connects_is_left() -> None:
 
 def test_a_probe_is_answered_by_its_own_pong() -> None:
     """A probe goes out behind what was said before, and PONGs that nobody asked for answer none."""
-    pong = framed(B(type=B.PONG, pong=CommandPong()))
     connection = with_consumer()
-    connection.receive(pong, 0)
+    connection.receive(pong(), 0)
     connection.message(2, 1, -1, entry())
     probe = connection.probe()
     assert ["MESSAGE", "PING"] == said(connection)
     assert connection.pongs < probe
-    connection.receive(pong, 0)
+    connection.receive(pong(), 0)
     assert connection.pongs == probe
 
 
 def test_reads_all_of_a_producer() -> None:
     """Every field of PRODUCER that the broker cares for arrives."""
-    body = CommandProducer(
-        topic=TOPIC,
-        producer_id=0,
-        request_id=0,
+    data = producer(
+        0,
+        0,
         producer_name="mine",
-        metadata=[KeyValue(key="a", value="b")],
+        metadata=[{"key": "a", "value": "b"}],
         epoch=3,
         user_provided_producer_name=False,
         producer_access_mode=1,
@@ -211,26 +196,22 @@ def test_reads_all_of_a_producer() -> None:
         access_mode=AccessMode.EXCLUSIVE,
         properties=(("a", "b"),),
     )
-    assert [expected] == connected().receive(framed(B(type=B.PRODUCER, producer=body)), 0)
+    assert [expected] == connected().receive(data, 0)
 
 
 def test_reads_all_of_a_subscription() -> None:
     """Every field of SUBSCRIBE that the broker cares for arrives."""
-    body = CommandSubscribe(
-        topic=TOPIC,
-        subscription="s",
-        subType=CommandSubscribe.Key_Shared,
-        consumer_id=4,
-        request_id=5,
+    data = subscribe(
+        4,
+        5,
+        kind=CommandSubscribe.Key_Shared,
         consumer_name="mine",
         priority_level=2,
         durable=False,
-        metadata=[KeyValue(key="a", value="b")],
+        metadata=[{"key": "a", "value": "b"}],
         read_compacted=True,
         force_topic_creation=False,
-        keySharedMeta=KeySharedMeta(
-            keySharedMode=KeySharedMeta.STICKY, hashRanges=[IntRange(start=0, end=9)], allowOutOfOrderDelivery=True
-        ),
+        keySharedMeta={"keySharedMode": KeySharedMeta.STICKY, "hashRanges": [{"start": 0, "end": 9}], "allowOutOfOrderDelivery": True},
     )
     expected = SubscribeAsked(
         consumer_id=4,
@@ -245,7 +226,7 @@ def test_reads_all_of_a_subscription() -> None:
         properties=(("a", "b"),),
         read_compacted=True,
     )
-    assert [expected] == connected().receive(framed(B(type=B.SUBSCRIBE, subscribe=body)), 0)
+    assert [expected] == connected().receive(data, 0)
 
 
 def test_a_message_comes_with_what_was_attached_to_its_producer() -> None:
@@ -277,10 +258,7 @@ class Batch:
 )
 def test_a_batch_holds_no_more_messages_than_there_is_room_for(batch: Batch) -> None:
     """Whatever a client claims, its entry counts for as many as its bytes can hold, compressed as well as can be."""
-    metadata = MessageMetadata(
-        producer_name="p", sequence_id=0, publish_time=0, compression=batch.compression, uncompressed_size=batch.uncompressed_size
-    ).SerializeToString()
-    block = with_checksum(len(metadata).to_bytes(4, "big") + metadata + bytes(batch.payload_bytes))
+    block = entry(bytes(batch.payload_bytes), compression=batch.compression, uncompressed_size=batch.uncompressed_size)
     (request,) = with_producer().receive(send(1, 5, block, messages=2**31 - 1), 0)
     assert isinstance(request, Published)
     assert [batch.expected] == [sent.messages for sent in request.entries]
@@ -307,11 +285,10 @@ def test_a_damaged_message_goes_to_the_service() -> None:
 def test_topics_that_store_nothing_answer_by_themselves() -> None:
     """SEEK, GET_LAST_MESSAGE_ID and ACK with an id are answered without the service, as topics without a store answer them."""
     connection = with_consumer()
-    seek = framed(B(type=B.SEEK, seek=CommandSeek(consumer_id=2, request_id=22)))
-    last = framed(B(type=B.GET_LAST_MESSAGE_ID, get_last_message_id=CommandGetLastMessageId(consumer_id=2, request_id=23)))
-    acknowledgement = framed(B(type=B.ACK, ack=CommandAck(consumer_id=2, request_id=24)))
+    last = frame_of(B.GET_LAST_MESSAGE_ID, consumer_id=2, request_id=23)
+    acknowledgement = frame_of(B.ACK, consumer_id=2, request_id=24)
     expected: list[Request] = [Sought(consumer="the consumer"), Acked(consumer="the consumer")]
-    assert expected == connection.receive(seek + last + acknowledgement, 0)
+    assert expected == connection.receive(seek(2, 22) + last + acknowledgement, 0)
     (success, _), (last_id, _), (acknowledged, _) = heard(connection.take_outgoing())
     assert 22 == success.success.request_id
     response = last_id.get_last_message_id_response
@@ -319,22 +296,15 @@ def test_topics_that_store_nothing_answer_by_themselves() -> None:
     assert 24 == acknowledged.ack_response.request_id
 
 
-def test_transactions_are_refused() -> None:
-    """A request for a transaction gets its own error, and the connection goes on."""
-    connection = connected()
-    assert [TurnedAway(what="NEW_TXN")] == connection.receive(framed(B(type=B.NEW_TXN, new_txn=CommandNotServed(request_id=3))), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
-    assert (3, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
-
-
 def test_lookups_beyond_the_bound_are_refused() -> None:
     """More unanswered requests than the bound are refused at once, and one answer makes room for one more."""
     connection = connected(Limits(requests_pending_max=1))
-    connection.receive(lookup(1), 0)
+    (waiting,) = connection.receive(lookup(1), 0)
+    assert isinstance(waiting, LookupAsked)
     assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
     ((reply, _),) = heard(connection.take_outgoing())
     assert (2, ServerError.TOO_MANY_REQUESTS) == (reply.lookup_response.request_id, int(reply.lookup_response.error))
-    connection.located(1, "pulsar://broker:6650")
+    connection.answer(waiting, replies.located(1, "pulsar://broker:6650"))
     assert [LookupAsked(request_id=3, topic=TOPIC)] == connection.receive(lookup(3), 0)
 
 
@@ -349,95 +319,85 @@ def test_creations_beyond_the_bound_are_for_later() -> None:
 def test_a_connection_has_only_so_many_producers() -> None:
     """A producer beyond the bound is refused, whether the others are live or under way, and a closed one makes room."""
     connection = with_producer(Limits(producers_max=2))
-    connection.receive(producer(2, 11), 0)
-    assert [TurnedAway(what="PRODUCER")] == connection.receive(producer(3, 12), 0)
+    asked_for_producer(connection, 2, 11)
+    assert [("PRODUCER", 12, ServerError.TOO_MANY_REQUESTS)] == refused(connection, producer(3, 12))
     connection.close_producer(1)
-    (request,) = connection.receive(producer(3, 13), 0)
-    assert isinstance(request, ProducerAsked)
+    asked_for_producer(connection, 3, 13)
+
+
+SHARED, KEY_SHARED = CommandSubscribe.Shared, CommandSubscribe.Key_Shared
+
+
+def with_ranges(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count: int) -> bytes:
+    """SUBSCRIBE with so many ranges of hashes."""
+    ranges = [{"start": n, "end": n} for n in range(count)]
+    return subscribe(1, 5, kind=kind, topic="t", keySharedMeta={"keySharedMode": mode, "hashRanges": ranges})
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("data", "what", "error"),
     [
-        CommandProducer(topic="t" * 11, producer_id=0, request_id=5),
-        CommandProducer(topic="t", producer_id=0, request_id=5, producer_name="n" * 11),
-        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="k" * 6, value="v" * 6)]),
-        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="\N{EURO SIGN}", value="\N{EURO SIGN}" * 2)]),
-        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="", value="")] * 2),
-        CommandProducer(topic="t", producer_id=0, request_id=5, producer_access_mode=9),
+        (producer(0, 5, "t" * 11), "PRODUCER", ServerError.NOT_ALLOWED),
+        (producer(0, 5, "t", producer_name="n" * 11), "PRODUCER", ServerError.NOT_ALLOWED),
+        (producer(0, 5, "t", metadata=[{"key": "k" * 6, "value": "v" * 6}]), "PRODUCER", ServerError.NOT_ALLOWED),
+        (producer(0, 5, "t", metadata=[{"key": "\N{EURO SIGN}", "value": "\N{EURO SIGN}" * 2}]), "PRODUCER", ServerError.NOT_ALLOWED),
+        (producer(0, 5, "t", metadata=[{"key": "", "value": ""}] * 2), "PRODUCER", ServerError.NOT_ALLOWED),
+        (producer(0, 5, "t", producer_access_mode=9), "PRODUCER", ServerError.NOT_ALLOWED),
+        (subscribe(1, 5, "", topic="t"), "SUBSCRIBE", ServerError.PRODUCER_BUSY),  # Pulsar's code.
+        (with_ranges(KEY_SHARED, KeySharedMeta.STICKY, 101), "SUBSCRIBE", ServerError.CONSUMER_ASSIGN_ERROR),
+        (frame_of(B.NEW_TXN, request_id=5), "NEW_TXN", ServerError.NOT_ALLOWED),
     ],
-    ids=["topic", "name", "properties", "bytes of properties", "number of properties", "access mode"],
+    ids=["topic", "name", "properties", "bytes of properties", "many properties", "mode", "no subscription", "ranges", "transaction"],
 )
-def test_what_cannot_be_kept_is_refused(body: CommandProducer) -> None:
-    """Names and properties beyond their bounds, and unknown modes, are refused, and the connection goes on."""
+def test_what_cannot_be_had_is_refused(data: bytes, what: str, error: ServerError) -> None:
+    """What is too long to be kept, unknown or not served gets an error of its own, and the connection goes on."""
     connection = connected(Limits(name_characters_max=10, properties_bytes_max=70))
-    assert [TurnedAway(what="PRODUCER")] == connection.receive(framed(B(type=B.PRODUCER, producer=body)), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
-    assert (5, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
+    assert [(what, 5, error)] == refused(connection, data)
+    assert not connection.is_ended
 
 
 def test_what_is_kept_for_all_of_a_connection_is_bounded() -> None:
     """Names and properties of producers and consumers count together, for as long as what they were told with is asked for, or live."""
     connection = connected(Limits(kept_bytes_max=600))
-    metadata = [KeyValue(key="k", value="v" * 99)] * 3
+    metadata = [{"key": "k", "value": "v" * 99}] * 3
 
     def asked(id_: int) -> bytes:
-        body = CommandProducer(topic="t", producer_id=id_, request_id=id_, producer_name="n", metadata=metadata)
-        return framed(B(type=B.PRODUCER, producer=body))
+        return producer(id_, id_, "t", producer_name="n", metadata=metadata)
 
-    (request,) = connection.receive(asked(1), 0)
-    assert isinstance(request, ProducerAsked)
-    subscribed = CommandSubscribe(
-        topic="t", subscription="s", subType=CommandSubscribe.Shared, consumer_id=1, request_id=3, metadata=metadata
-    )
-    refused: list[Request] = [TurnedAway(what="PRODUCER"), TurnedAway(what="SUBSCRIBE")]
-    assert refused == connection.receive(asked(2) + framed(B(type=B.SUBSCRIBE, subscribe=subscribed)), 0)
-    assert [ServerError.TOO_MANY_REQUESTS] * 2 == [int(reply.error.error) for reply, _ in heard(connection.take_outgoing())]
-    connection.producer_opened(1, 1, "n", "the producer")
-    assert refused[:1] == connection.receive(asked(2), 0)
+    (first,) = connection.receive(asked(1), 0)
+    assert isinstance(first, ProducerAsked)
+    subscribed = subscribe(1, 3, topic="t", metadata=metadata)
+    too_many = [("PRODUCER", 2, ServerError.TOO_MANY_REQUESTS), ("SUBSCRIBE", 3, ServerError.TOO_MANY_REQUESTS)]
+    assert too_many == refused(connection, asked(2) + subscribed)
+    connection.producer_opened(first, "n", "the producer")
+    said(connection)
+    assert too_many[:1] == refused(connection, asked(2))
     connection.close_producer(1)
-    (request,) = connection.receive(asked(2), 0)
-    assert isinstance(request, ProducerAsked)
-    connection.producer_refused(2, 2, ServerError.PRODUCER_BUSY, "taken")
-    (request,) = connection.receive(framed(B(type=B.SUBSCRIBE, subscribe=subscribed)), 0)
+    (second,) = connection.receive(asked(2), 0)
+    assert isinstance(second, ProducerAsked)
+    connection.producer_refused(second, ServerError.PRODUCER_BUSY, "taken")
+    (third,) = connection.receive(subscribed, 0)
+    assert isinstance(third, SubscribeAsked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "expected"),
+    [(SHARED, KeySharedMeta.STICKY, None), (KEY_SHARED, KeySharedMeta.AUTO_SPLIT, KeyShared(is_sticky=False, ranges=()))],
+)
+def test_ranges_of_hashes_are_kept_of_sticky_consumers_alone(
+    kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, expected: KeyShared | None
+) -> None:
+    """Of others they have no meaning, however many there are."""
+    (request,) = connected().receive(with_ranges(kind, mode, 25_000), 0)
     assert isinstance(request, SubscribeAsked)
-
-
-def test_ranges_of_hashes_are_kept_of_sticky_consumers_alone() -> None:
-    """Of others they have no meaning, and no consumer names more than it may have."""
-
-    def asked(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count: int) -> bytes:
-        meta = KeySharedMeta(keySharedMode=mode, hashRanges=[IntRange(start=n, end=n) for n in range(count)])
-        body = CommandSubscribe(topic="t", subscription="s", subType=kind, consumer_id=1, request_id=3, keySharedMeta=meta)
-        return framed(B(type=B.SUBSCRIBE, subscribe=body))
-
-    def kept(data: bytes) -> KeyShared | None:
-        (request,) = connected().receive(data, 0)
-        assert isinstance(request, SubscribeAsked)
-        return request.key_shared
-
-    assert kept(asked(CommandSubscribe.Shared, KeySharedMeta.STICKY, 25_000)) is None
-    assert KeyShared(is_sticky=False, ranges=()) == kept(asked(CommandSubscribe.Key_Shared, KeySharedMeta.AUTO_SPLIT, 25_000))
-    connection = connected()
-    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(asked(CommandSubscribe.Key_Shared, KeySharedMeta.STICKY, 101), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
-    assert ServerError.CONSUMER_ASSIGN_ERROR == int(reply.error.error)
-
-
-def test_a_subscription_has_a_name() -> None:
-    """One without is refused with the code that Pulsar has for it."""
-    connection = connected()
-    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(subscribe(1, 2, subscription=""), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
-    assert (2, ServerError.PRODUCER_BUSY) == (reply.error.request_id, int(reply.error.error))
+    assert expected == request.key_shared
 
 
 def test_a_long_client_version_is_cut() -> None:
     """What a client says of itself is kept, but not without bound."""
-    body = CommandConnect(client_version="v" * 99, protocol_version=20)
     connection = Connection(limits=Limits(name_characters_max=10), now_ms=0)
     expected = [Connected(client_version="v" * 10)]
-    assert expected == connection.receive(framed(B(type=B.CONNECT, connect=body)), 0)
+    assert expected == connection.receive(connect(client_version="v" * 99), 0)
 
 
 def test_counts_what_is_outgoing() -> None:
@@ -456,7 +416,7 @@ def test_an_answer_frees_what_its_request_took() -> None:
     for request_id in range(10):
         (request,) = connection.receive(lookup(request_id), 0)
         assert isinstance(request, LookupAsked)
-        connection.located(request_id, "pulsar://broker:6650")
+        connection.answer(request, replies.located(request_id, "pulsar://broker:6650"))
 
 
 def test_a_turn_takes_only_so_much() -> None:

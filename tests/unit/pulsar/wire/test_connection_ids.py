@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandAck, CommandSeek
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.pulsar.wire.requests import (
+    Asked,
     ConsumerClosed,
     CreationCancelled,
     Flowed,
-    Kind,
-    ProducerAsked,
+    LookupAsked,
     ProducerClosed,
     Published,
     Request,
@@ -22,17 +23,22 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from equipoise.channel.core.errors import Bug
 from tests.pulsar.pulsar_speech import (
+    TOPIC,
+    asked_for_consumer,
+    asked_for_producer,
     close_consumer,
     close_producer,
     connected,
     entry,
     flow,
-    framed,
+    frame_of,
     heard,
     lookup,
     ping,
     producer,
+    refused,
     said,
+    seek,
     send,
     subscribe,
     unsubscribe,
@@ -41,7 +47,6 @@ from tests.pulsar.pulsar_speech import (
     with_producer,
 )
 
-B = BaseCommand
 MINUS_ONE = 2**64 - 1
 
 
@@ -60,8 +65,7 @@ def test_a_closed_producer_comes_back_under_its_id() -> None:
     """The id of a producer that this side closed may be used again at once."""
     connection = with_producer()
     connection.close_producer(1)
-    connection.receive(producer(1, 11), 0)
-    assert connection.producer_opened(1, 11, "named", "the new one")
+    assert connection.producer_opened(asked_for_producer(connection, 1, 11), "named", "the new one")
     (request,) = connection.receive(send(1, 0, entry()), 0)
     assert isinstance(request, Published)
     assert "the new one" == request.producer
@@ -71,8 +75,7 @@ def test_only_so_many_closed_producers_are_remembered() -> None:
     """Beyond the bound, the producer closed longest ago is forgotten."""
     connection = connected(Limits(closed_ids_max=1))
     for id_ in (1, 2):
-        connection.receive(producer(id_, id_), 0)
-        connection.producer_opened(id_, id_, "named", id_)
+        connection.producer_opened(asked_for_producer(connection, id_, id_), "named", id_)
         connection.close_producer(id_)
     assert [] == connection.receive(send(2, 0, entry()), 0)
     assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 0, entry()), 0))
@@ -81,7 +84,7 @@ def test_only_so_many_closed_producers_are_remembered() -> None:
 def test_a_message_before_the_producer_is_open_is_ignored() -> None:
     """A message for a producer that the service has not opened yet is neither taken nor punished."""
     connection = connected()
-    connection.receive(producer(1, 10), 0)
+    asked_for_producer(connection, 1, 10)
     assert [] == connection.receive(send(1, 0, entry()), 0)
 
 
@@ -98,13 +101,9 @@ def test_asking_again_for_what_is_live_succeeds() -> None:
 
 def test_an_id_in_use_elsewhere_is_refused() -> None:
     """An id that is live at another place is not given away."""
-    connection = with_producer()
-    assert [TurnedAway(what="PRODUCER")] == connection.receive(producer(1, 11, "non-persistent://public/default/other"), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
-    assert (11, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
-    connection = with_consumer()
-    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(subscribe(2, 21, "another subscription"), 0)
-    assert ["ERROR"] == said(connection)
+    another = "non-persistent://public/default/another"
+    assert [("PRODUCER", 11, ServerError.NOT_ALLOWED)] == refused(with_producer(), producer(1, 11, another))
+    assert [("SUBSCRIBE", 21, ServerError.NOT_ALLOWED)] == refused(with_consumer(), subscribe(2, 21, "another"))
 
 
 def test_asking_again_while_the_answer_is_out_is_for_later() -> None:
@@ -119,25 +118,27 @@ def test_asking_again_while_the_answer_is_out_is_for_later() -> None:
 def test_closing_what_is_under_way_calls_it_off() -> None:
     """A CLOSE of a creation under way is confirmed, and the service's answer to the creation goes nowhere."""
     connection = connected()
-    connection.receive(producer(1, 10) + subscribe(2, 20), 0)
+    producer_asked, consumer_asked = asked_for_producer(connection, 1, 10), asked_for_consumer(connection, 2, 20)
     requests = connection.receive(close_producer(1, 11) + close_consumer(2, 21), 0)
     expected: list[Request] = [
-        CreationCancelled(kind=Kind.PRODUCER, id=1, request_id=10),
-        CreationCancelled(kind=Kind.CONSUMER, id=2, request_id=20),
+        CreationCancelled(asked=Asked.PRODUCER, request_id=10),
+        CreationCancelled(asked=Asked.CONSUMER, request_id=20),
     ]
     assert expected == requests
     assert ["SUCCESS", "SUCCESS"] == said(connection)
-    assert not connection.producer_opened(1, 10, "named", "too late")
-    connection.consumer_refused(2, 20, ServerError.SERVICE_NOT_READY, "too late")
+    assert not connection.producer_opened(producer_asked, "named", "too late")
+    connection.consumer_refused(consumer_asked, ServerError.SERVICE_NOT_READY, "too late")
     assert [] == said(connection)
 
 
 def test_a_late_answer_does_not_open_the_next_creation() -> None:
     """The answer to a creation that was cancelled is not taken for one to its successor under the same id."""
     connection = connected()
-    connection.receive(producer(1, 10) + close_producer(1, 11) + producer(1, 12), 0)
-    assert not connection.producer_opened(1, 10, "old", "old")
-    assert connection.producer_opened(1, 12, "new", "new")
+    old = asked_for_producer(connection, 1, 10)
+    connection.receive(close_producer(1, 11), 0)
+    new = asked_for_producer(connection, 1, 12)
+    assert not connection.producer_opened(old, "old", "old")
+    assert connection.producer_opened(new, "new", "new")
 
 
 def test_closing_what_is_not_there_succeeds() -> None:
@@ -149,26 +150,26 @@ def test_closing_what_is_not_there_succeeds() -> None:
 
 def test_closing_what_is_live_is_for_the_service() -> None:
     """A CLOSE of a live id detaches it, and the service confirms."""
-    connection = with_producer()
-    assert [ProducerClosed(producer="the producer", request_id=11)] == connection.receive(close_producer(1, 11), 0)
-    assert [] == said(connection)
-    connection.succeed(11)
-    assert ["SUCCESS"] == said(connection)
-    connection = with_consumer()
-    assert [ConsumerClosed(consumer="the consumer", request_id=21)] == connection.receive(close_consumer(2, 21), 0)
-    connection.succeed(21)
-    assert ["SUCCESS"] == said(connection)
+    for connection, data, expected in (
+        (with_producer(), close_producer(1, 11), ProducerClosed(producer="the producer", request_id=11)),
+        (with_consumer(), close_consumer(2, 11), ConsumerClosed(consumer="the consumer", request_id=11)),
+    ):
+        assert [expected] == connection.receive(data, 0)
+        assert [] == said(connection)
+        connection.succeed(expected)
+        assert ["SUCCESS"] == said(connection)
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_consumer_ends_with_its_subscription(*, succeeds: bool) -> None:
     """An UNSUBSCRIBE that succeeds ends the consumer, and one that fails leaves it."""
     connection = with_consumer()
-    assert [Unsubscribed(consumer="the consumer", request_id=21, is_forced=False)] == connection.receive(unsubscribe(2, 21), 0)
+    asked = Unsubscribed(consumer="the consumer", consumer_id=2, request_id=21, is_forced=False)
+    assert [asked] == connection.receive(unsubscribe(2, 21), 0)
     if succeeds:
-        connection.succeed(21)
+        connection.succeed(asked)
     else:
-        connection.fail(21, ServerError.METADATA_ERROR, "others are connected")
+        connection.refuse(asked, ServerError.METADATA_ERROR, "others are connected")
     assert ["SUCCESS" if succeeds else "ERROR"] == said(connection)
     assert ([] if succeeds else [Flowed(consumer="the consumer", permits=5)]) == connection.receive(flow(2), 0)
 
@@ -178,11 +179,9 @@ def test_commands_for_a_consumer_that_is_gone_are_ignored_or_refused() -> None:
     connection = with_consumer()
     connection.close_consumer(2)
     assert ["CLOSE_CONSUMER"] == said(connection)
-    seek = framed(B(type=B.SEEK, seek=CommandSeek(consumer_id=2, request_id=22)))
-    acknowledgement = framed(B(type=B.ACK, ack=CommandAck(consumer_id=2)))
-    expected: list[Request] = [TurnedAway(what="UNSUBSCRIBE"), TurnedAway(what="SEEK")]
-    assert expected == connection.receive(flow(2) + acknowledgement + unsubscribe(2, 21) + seek, 0)
-    assert ["ERROR", "ERROR"] == said(connection)
+    assert [] == connection.receive(flow(2) + frame_of(BaseCommand.ACK, consumer_id=2), 0)
+    errors = [("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR), ("SEEK", 22, ServerError.METADATA_ERROR)]
+    assert errors == refused(connection, unsubscribe(2, 21) + seek(2, 22))
 
 
 ELSEWHERE = Elsewhere(url="pulsar://other:6650")
@@ -191,8 +190,7 @@ ELSEWHERE = Elsewhere(url="pulsar://other:6650")
 def test_a_consumer_of_another_broker_is_sent_there_at_its_first_flow() -> None:
     """It succeeds first, and CLOSE_CONSUMER waits for a FLOW, which shows that the client has taken in the success."""
     connection = connected()
-    connection.receive(subscribe(2, 20), 0)
-    assert connection.consumer_opened(2, 20, ELSEWHERE)
+    assert connection.consumer_opened(asked_for_consumer(connection, 2, 20), ELSEWHERE)
     assert ["SUCCESS"] == said(connection)
     assert [] == connection.receive(flow(2), 0)
     ((close, _),) = heard(connection.take_outgoing())
@@ -204,8 +202,7 @@ def test_a_consumer_of_another_broker_is_sent_there_at_its_first_flow() -> None:
 def test_a_producer_of_another_broker_is_sent_there_at_its_first_message() -> None:
     """None of its messages is taken, so that the client sends each of them again to the other broker."""
     connection = connected()
-    connection.receive(producer(1, 10), 0)
-    assert connection.producer_opened(1, 10, "named", ELSEWHERE)
+    assert connection.producer_opened(asked_for_producer(connection, 1, 10), "named", ELSEWHERE)
     assert ["PRODUCER_SUCCESS"] == said(connection)
     assert [] == connection.receive(send(1, 0, entry()), 0)
     ((close, _),) = heard(connection.take_outgoing())
@@ -217,13 +214,12 @@ def test_a_producer_of_another_broker_is_sent_there_at_its_first_message() -> No
 def test_nothing_else_is_done_here_for_what_another_broker_serves() -> None:
     """The service hears nothing of it: the connection confirms a CLOSE, and refuses what only the other broker can answer."""
     connection = connected()
-    connection.receive(producer(1, 10) + subscribe(2, 20), 0)
-    connection.producer_opened(1, 10, "named", ELSEWHERE)
-    connection.consumer_opened(2, 20, ELSEWHERE)
+    connection.producer_opened(asked_for_producer(connection, 1, 10), "named", ELSEWHERE)
+    connection.consumer_opened(asked_for_consumer(connection, 2, 20), ELSEWHERE)
     said(connection)
-    assert [TurnedAway(what="UNSUBSCRIBE")] == connection.receive(unsubscribe(2, 21), 0)
+    assert [("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR)] == refused(connection, unsubscribe(2, 21))
     assert [] == connection.receive(close_producer(1, 11) + close_consumer(2, 22), 0)
-    assert ["ERROR", "SUCCESS", "SUCCESS"] == said(connection)
+    assert ["SUCCESS", "SUCCESS"] == said(connection)
     assert [] == connection.receive(flow(2), 0)
     assert [] == said(connection)
 
@@ -232,33 +228,25 @@ RETRIED = (ServerError.UNKNOWN_ERROR, ServerError.METADATA_ERROR, ServerError.SE
 FINAL = (ServerError.CONSUMER_BUSY, ServerError.TOPIC_NOT_FOUND, ServerError.TOO_MANY_REQUESTS, ServerError.NOT_ALLOWED)
 
 
-@pytest.mark.parametrize("error", RETRIED)
-def test_a_consumer_to_try_again_is_closed_too(error: ServerError) -> None:
-    """An error after which clients should try again goes out with the CLOSE_CONSUMER that makes all of them do so."""
+@pytest.mark.parametrize("error", RETRIED + FINAL)
+def test_a_consumer_is_closed_too_if_it_is_to_try_again(error: ServerError) -> None:
+    """An error after which clients should try again goes out with the CLOSE_CONSUMER that makes all of them do so; a final one alone."""
     connection = connected()
-    connection.receive(subscribe(2, 20), 0)
-    connection.consumer_refused(2, 20, error, "not now")
-    (refusal, _), (close, _) = heard(connection.take_outgoing())
+    connection.consumer_refused(asked_for_consumer(connection, 2, 20), error, "not now")
+    (refusal, _), *others = heard(connection.take_outgoing())
     assert (20, error) == (refusal.error.request_id, int(refusal.error.error))
-    assert (2, False) == (close.close_consumer.consumer_id, close.close_consumer.HasField("assignedBrokerServiceUrl"))
-
-
-@pytest.mark.parametrize("error", FINAL)
-def test_a_consumer_refused_for_good_is_only_refused(error: ServerError) -> None:
-    """An error that clients take for final goes out alone."""
-    connection = connected()
-    connection.receive(subscribe(2, 20), 0)
-    connection.consumer_refused(2, 20, error, "no")
-    assert ["ERROR"] == said(connection)
+    closed = [(other.close_consumer.consumer_id, other.close_consumer.HasField("assignedBrokerServiceUrl")) for other, _ in others]
+    assert ([(2, False)] if error in RETRIED else []) == closed
 
 
 def test_an_answer_to_nothing_is_a_bug() -> None:
     """A service that answers twice learns of its mistake, and the client of nothing."""
     connection = connected()
     connection.receive(lookup(1), 0)
-    connection.located(1, "pulsar://broker:6650")
+    asked, reply = LookupAsked(request_id=1, topic=TOPIC), replies.located(1, "pulsar://broker:6650")
+    connection.answer(asked, reply)
     with pytest.raises(Bug, match="answered LOOKUP 1, which waits for no answer"):
-        connection.located(1, "pulsar://broker:6650")
+        connection.answer(asked, reply)
     assert ["LOOKUP_RESPONSE"] == said(connection)
 
 
@@ -273,10 +261,11 @@ def test_old_clients_are_not_told_who_is_active(version: int, expected: list[str
 def test_after_the_stream_is_over_nothing_comes() -> None:
     """Once the edge says that the stream is over, late answers go nowhere and time brings nothing."""
     connection = connected()
-    connection.receive(lookup(1) + producer(1, 10), 0)
+    connection.receive(lookup(1), 0)
+    asked = asked_for_producer(connection, 1, 10)
     connection.end()
-    connection.located(1, "pulsar://broker:6650")
-    assert not connection.producer_opened(1, 10, "named", "too late")
+    connection.answer(LookupAsked(request_id=1, topic=TOPIC), replies.located(1, "pulsar://broker:6650"))
+    assert not connection.producer_opened(asked, "named", "too late")
     assert [] == connection.tick(10**9) + connection.receive(ping(), 10**9)
     assert b"" == connection.take_outgoing()
 
@@ -284,20 +273,17 @@ def test_after_the_stream_is_over_nothing_comes() -> None:
 def test_a_producer_refused_may_ask_again() -> None:
     """A refusal names the request, and leaves the id free."""
     connection = connected()
-    connection.receive(producer(1, 10), 0)
-    connection.producer_refused(1, 10, ServerError.PRODUCER_BUSY, "taken")
+    connection.producer_refused(asked_for_producer(connection, 1, 10), ServerError.PRODUCER_BUSY, "taken")
     ((reply, _),) = heard(connection.take_outgoing())
     assert (10, ServerError.PRODUCER_BUSY) == (reply.error.request_id, int(reply.error.error))
-    (request,) = connection.receive(producer(1, 11), 0)
-    assert isinstance(request, ProducerAsked)
+    asked_for_producer(connection, 1, 11)
 
 
 def test_what_the_client_closed_last_is_unknown() -> None:
     """A producer that came back, and that the client then closed itself, has nothing under way any more."""
     connection = with_producer()
     connection.close_producer(1)
-    connection.receive(producer(1, 11), 0)
-    connection.producer_opened(1, 11, "named", "the new one")
+    connection.producer_opened(asked_for_producer(connection, 1, 11), "named", "the new one")
     connection.receive(close_producer(1, 12), 0)
     assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 0, entry()), 0))
 
@@ -307,6 +293,7 @@ def test_what_is_live_can_be_closed_however_much_waits() -> None:
     connection = with_consumer(Limits(requests_pending_max=1))
     connection.receive(lookup(1), 0)
     assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
-    assert [Unsubscribed(consumer="the consumer", request_id=3, is_forced=False)] == connection.receive(unsubscribe(2, 3), 0)
-    connection.fail(3, ServerError.METADATA_ERROR, "others are connected")
+    asked = Unsubscribed(consumer="the consumer", consumer_id=2, request_id=3, is_forced=False)
+    assert [asked] == connection.receive(unsubscribe(2, 3), 0)
+    connection.refuse(asked, ServerError.METADATA_ERROR, "others are connected")
     assert [ConsumerClosed(consumer="the consumer", request_id=4)] == connection.receive(close_consumer(2, 4), 0)
