@@ -173,7 +173,7 @@ class Topics:
     async def stats(self, request: web.Request) -> web.Response:
         """Return the stats of one topic; 404 if no client uses it."""
         topic = await self._served(request)
-        served = self._hosting.find(topic.full)
+        served = self._hosting.topics.get(topic.full)
         if served is None:
             raise _no_topic(topic)
         return json_answer(topic_stats(served.topic, owner_broker=self._worker.broker_id))
@@ -197,13 +197,13 @@ class Topics:
 
     def _local_stats(self, topic: TopicName) -> dict[str, Stats]:
         names = (f"{topic.full}-partition-{index}" for index in range(self._partitions(topic)))
-        found = {name: served for name in names if (served := self._hosting.find(name)) is not None}
+        found = {name: served for name in names if (served := self._hosting.topics.get(name)) is not None}
         return {name: topic_stats(served.topic, owner_broker=self._worker.broker_id) for name, served in found.items()}
 
     async def subscriptions(self, request: web.Request) -> web.Response:
         """List the subscriptions of one topic by name."""
         topic = await self._served(request)
-        served = self._hosting.find(topic.full)
+        served = self._hosting.topics.get(topic.full)
         if served is None:
             raise _no_topic(topic)
         return json_answer(sorted(served.topic.subscriptions))

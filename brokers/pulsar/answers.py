@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
-from equipoise.brokers.pulsar.service import send_active_changes, session_of
-from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
+from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
+from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
 from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, served_topic
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.topics.stats import kind_name
-from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, Topic
+from equipoise.brokers.pulsar.topics.topic import Replaced, Topic
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServedElsewhere, ServerError
@@ -160,7 +160,7 @@ class Answers:
             return
         consumer, served = request.consumer.consumer, request.consumer.served
         self._session.redirect_consumer(consumer, None)
-        send_active_changes(served.topic.remove_consumer(consumer))
+        send_active_changes(served.topic.remove_consumers((consumer,)))
         # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it has passed.
         kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
         asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
@@ -252,7 +252,7 @@ class Answers:
                 name=name,
                 link=session,
                 producer_id=request.producer_id,
-                published=Meter(now_ms=self._server.now_ms()),
+                published=Meter(now_ms=now_ms()),
                 epoch=request.epoch,
                 access_mode=request.access_mode,
                 properties=request.properties,
@@ -290,13 +290,13 @@ class Answers:
         session, connection = self._session, self._connection
         name = request.name or self._server.new_consumer_name()
 
-        def enter(topic: Topic) -> Refusal | tuple[Consumer, Subscribed]:
-            now_ms = self._server.now_ms()
+        def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
+            came_ms = now_ms()
             consumer = Consumer(
                 name=name,
                 link=session,
                 consumer_id=request.consumer_id,
-                delivered=Meter(now_ms=now_ms),
+                delivered=Meter(now_ms=came_ms),
                 is_name_users=bool(request.name),
                 priority=request.priority,
                 key_shared=request.key_shared,
@@ -306,7 +306,7 @@ class Answers:
                 connected_since=_printed_now(),
                 is_writable=session.is_writable,
             )
-            answer = topic.subscribe(consumer, request.subscription, request.kind, is_durable=request.durable, now_ms=now_ms)
+            answer = topic.subscribe(consumer, request.subscription, request.kind, is_durable=request.durable, now_ms=came_ms)
             return answer if isinstance(answer, Refusal) else (consumer, answer)
 
         try:
@@ -315,7 +315,7 @@ class Answers:
                     error=ServerError.NOT_ALLOWED,
                     problem="this topic cannot be read compacted; subscribe without it",
                 )
-            served, (consumer, subscribed) = await self._let_in(request.topic, enter)
+            served, (consumer, changes) = await self._let_in(request.topic, enter)
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
@@ -327,7 +327,7 @@ class Answers:
         self._register_schema(request.topic, request.schema, is_newest=False)
         if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
-            send_active_changes(subscribed.changes)
+            send_active_changes(changes)
         else:
             session.drop_consumer(consumer, served)
 

@@ -84,10 +84,6 @@ class Hosting:
         """All topics by full name."""
         return self._topics
 
-    def find(self, topic: str) -> Served | None:
-        """Return the topic with this full name, or None."""
-        return self._topics.get(topic)
-
     def topic(self, bundle: str, topic: str, *, now_ms: int) -> Served | None:
         """Return the topic with this full name, created if necessary, or None if its bundle is not open. Raise `Overloaded`."""
         served = self._topics.get(topic)

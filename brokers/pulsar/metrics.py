@@ -55,7 +55,7 @@ class PulsarMetrics(Collector):
             ("consumers", "Consumers connected.", sum(served.topic.consumer_count for served in topics)),
             ("behind_bytes", "Bytes that wait for clients to read them.", self._server.behind.bytes),
             ("unfinished_bytes", "Bytes of frames that clients have not finished sending.", self._server.unfinished.bytes),
-            ("topics_waiting", "Topics that moved here and wait for their former clients.", service.topics_waiting),
+            ("topics_waiting", "Topics that moved here and wait for their former clients.", len(service.deadlines.waiting())),
         ):
             family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
             family.add_metric((self._broker,), value)

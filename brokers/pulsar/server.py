@@ -166,10 +166,6 @@ class Server:
             self._emptied = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._emptied], timeout=_CLOSE_S)
 
-    def now_ms(self) -> int:
-        """Return the clock of connections."""
-        return now_ms()
-
     @property
     def connections(self) -> int:
         """The number of connected clients."""
@@ -261,7 +257,7 @@ class Server:
 
     async def _relieve(self) -> None:
         """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest topics."""
-        waiting = self.service.topics_that_wait()
+        waiting = self.service.deadlines.waiting()
         # An upper bound: entries that several subscriptions wait for are stored once. The exact size is computed only if needed.
         if sum(arrivals.bytes for served in waiting for arrivals in _arrivals_of(served)) <= self.settings.all_waiting_bytes_max:
             return

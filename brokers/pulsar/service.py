@@ -81,18 +81,9 @@ class PulsarService(Service):
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
         self._closed = ClosedBundles(bytes_max=self.settings.closed_bytes_max, kept_ms=self.settings.closed_ms, on_lost=self._lost)
         self._redirecting: set[asyncio.Task[None]] = set()
-        self._deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
+        self.deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
         self._counted: Mapping[str, Totals] = {}
         self._counted_since = time.monotonic()
-
-    @property
-    def topics_waiting(self) -> int:
-        """The number of topics that wait for clients from before a move."""
-        return len(self._deadlines.waiting())
-
-    def topics_that_wait(self) -> Sequence[Served]:
-        """The topics that wait for clients from before a move."""
-        return self._deadlines.waiting()
 
     # --- calls by the worker ---
 
@@ -111,7 +102,7 @@ class PulsarService(Service):
             self._closed.forget(ownership.bundle)
             opened = self.hosting.open(ownership, states, now_ms=now_ms())
             for served in opened:
-                self._deadlines.watch(served)
+                self.deadlines.watch(served)
             if opened:
                 wait_s = self.settings.topics.reconnect_wait_ms / 1_000
                 asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
@@ -197,7 +188,7 @@ class PulsarService(Service):
 
     def served_now(self, topic: TopicName) -> Served | None:
         """Return a topic that is usable here at this moment, or None. Does not wait."""
-        served = self.hosting.find(topic.full)
+        served = self.hosting.topics.get(topic.full)
         return served if served is not None and not served.topic.is_fenced and served.ownership.is_good else None
 
     async def serve(self, topic: TopicName) -> Served | Peer:
@@ -245,7 +236,7 @@ class PulsarService(Service):
             self.carry_out(served, served.topic.flow(consumer, permits, now_ms()))
         else:
             served.topic.note_flow(consumer, permits)
-            self._deadlines.put_off(served)
+            self.deadlines.put_off(served)
 
     def resume(self, served: Served, consumer: Consumer) -> None:
         """Note that a consumer's connection is writable again, and deliver; see `flow`."""
@@ -253,7 +244,7 @@ class PulsarService(Service):
             self.carry_out(served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
         else:
             served.topic.note_writable(consumer)
-            self._deadlines.put_off(served)
+            self.deadlines.put_off(served)
 
     def carry_out(self, served: Served, outcome: Outcome) -> None:
         """Write the outcome of a topic's step: messages first, then their receipts.
@@ -280,7 +271,7 @@ class PulsarService(Service):
         for receipt in receipts:
             session_of(receipt.producer).confirm(receipt)
         if topic.wake_at_ms is not None:
-            self._deadlines.watch(served)
+            self.deadlines.watch(served)
 
     def release_receipts(self, served: Served, producer: Producer) -> bool:
         """Send held receipts early, so that an answer to `producer` can follow them.
@@ -453,7 +444,7 @@ class PulsarService(Service):
 
     def _pass_deadline(self, served: Served) -> None:
         if not served.ownership.is_good:
-            self._deadlines.put_off(served)
+            self.deadlines.put_off(served)
             return
         self.carry_out(served, served.topic.tick(now_ms()))
         self.hosting.forget_if_idle(served)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.hosting import Served
-from equipoise.brokers.pulsar.service import send_active_changes
+from equipoise.brokers.pulsar.service import now_ms, send_active_changes
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Receipt
@@ -69,7 +69,7 @@ class Session(asyncio.Protocol):
         self._has_delivered = False
         self._probes: list[tuple[int, asyncio.Future[None]]] = []
         self.taken_at_ms: int | None = None
-        self.connection = Connection(limits=server.limits, now_ms=server.now_ms())
+        self.connection = Connection(limits=server.limits, now_ms=now_ms())
         self.address = ""
         self.client_version = ""
         self.is_writable = True
@@ -91,7 +91,7 @@ class Session(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle the complete frames, in order. Leave the rest of a large batch to the next turn."""
-        self._take(self.connection.receive(data, self._server.now_ms()))
+        self._take(self.connection.receive(data, now_ms()))
         if self._probes:
             self._answer_probes()
         self.write_soon()
@@ -120,7 +120,7 @@ class Session(asyncio.Protocol):
         # Only set the flag: the transport calls this during a write.
         self.is_writable = False
         for consumer, served in self.consumers.items():
-            served.topic.writable(consumer, is_writable=False, now_ms=self._server.now_ms())
+            served.topic.writable(consumer, is_writable=False, now_ms=now_ms())
 
     def resume_writing(self) -> None:
         """Note that the client reads again."""
@@ -233,7 +233,7 @@ class Session(asyncio.Protocol):
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
         """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may become active."""
         self.consumers.pop(consumer, None)
-        send_active_changes(served.topic.remove_consumer(consumer))
+        send_active_changes(served.topic.remove_consumers((consumer,)))
         self._service.hosting.forget_if_idle(served)
 
     async def is_alive(self) -> bool:
@@ -267,7 +267,7 @@ class Session(asyncio.Protocol):
     def _answer_probes(self) -> None:
         while self._probes and self._probes[0][0] <= self.connection.pongs:
             _, answered = self._probes.pop(0)
-            self.taken_at_ms = self._server.now_ms()
+            self.taken_at_ms = now_ms()
             if not answered.done():
                 answered.set_result(None)
 

@@ -325,7 +325,7 @@ class Pair:
         name = self.homes[consumer]
         is_readier = what == "flow" or bool(amount % 2)
         if what == "leave":
-            self.topic.remove_consumer(consumer)
+            self.topic.remove_consumers([consumer])
             self.model.leave(name, consumer)
             del self.homes[consumer]
             return

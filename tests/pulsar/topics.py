@@ -6,7 +6,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.topic import Outcome, Subscribed, SubscriptionState, Topic, TopicLimits, TopicState
+from equipoise.brokers.pulsar.topics.topic import Outcome, SubscriptionState, Topic, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, Sent, SubscriptionKind
 
@@ -86,7 +86,7 @@ def joined(
     """A consumer that was let in and has granted permits; what comes of its permits is not looked at."""
     consumer = make_consumer(name, is_name_users=is_name_users)
     answer = topic.subscribe(consumer, subscription, kind, is_durable=True, now_ms=now_ms)
-    assert isinstance(answer, Subscribed), answer
+    assert not isinstance(answer, Refusal), answer
     if permits:
         topic.flow(consumer, permits, now_ms)
     return consumer

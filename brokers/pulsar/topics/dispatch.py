@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes
 from equipoise.brokers.pulsar.topics.rates import Meter
@@ -82,10 +82,6 @@ class Dispatcher(Protocol):
         """Return the consumer that gets an entry, or None if no eligible consumer is ready."""
         ...
 
-    def serves(self, slot: int) -> bool:
-        """Return whether some consumer would get an entry if all were ready."""
-        ...
-
     @property
     def active(self) -> Consumer | None:
         """The one consumer that gets everything, or None if the kind has none."""
@@ -113,37 +109,28 @@ def dispatcher(kind: SubscriptionKind, *, is_sticky: bool, partition: int) -> Di
 class Exclusive:
     """Dispatch to the only consumer. A second one is refused."""
 
-    __slots__ = ("_consumer",)
+    __slots__ = ("active",)
 
     def __init__(self) -> None:
-        self._consumer: Consumer | None = None
+        self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
-        if self._consumer is not None:
+        if self.active is not None:
             message = "Exclusive consumer is already connected"
-            return Refusal(error=ServerError.CONSUMER_BUSY, message=message, holder=self._consumer)
-        self._consumer = consumer
+            return Refusal(error=ServerError.CONSUMER_BUSY, message=message, holder=self.active)
+        self.active = consumer
         return []
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:  # noqa: ARG002 - it is the only one
         """See `Dispatcher`."""
-        self._consumer = None
+        self.active = None
         return []
 
     def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
-        consumer = self._consumer
+        consumer = self.active
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
-
-    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
-        """See `Dispatcher`."""
-        return self._consumer is not None
-
-    @property
-    def active(self) -> Consumer | None:
-        """See `Dispatcher`."""
-        return self._consumer
 
 
 class Failover:
@@ -155,13 +142,13 @@ class Failover:
       hundreds of messages each when hundreds join or leave at once and gives standby consumers no information.
     """
 
-    __slots__ = ("_active", "_consumers", "_index")
+    __slots__ = ("_consumers", "_index", "active")
 
     def __init__(self, partition: int) -> None:
         """Use the partition's index, or 0 if `partition` is -1."""
         self._index = max(partition, 0)
         self._consumers: list[Consumer] = []
-        self._active: Consumer | None = None
+        self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
@@ -179,35 +166,28 @@ class Failover:
 
     def _choose_again(self) -> list[ActiveChange]:
         """Choose the active consumer again. Return the changes for the new and the former one if they differ."""
-        consumers, former = self._consumers, self._active
+        consumers, former = self._consumers, self.active
         active = None
         if consumers:
             best = bisect_left(consumers, (consumers[0].priority + 1, ""), key=_rank)
             active = consumers[self._index % best]
         if active is former:
             return []
-        self._active = active
+        self.active = active
         return [(each, each is active) for each in (active, former) if each is not None]
 
     def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
-        consumer = self._active
+        consumer = self.active
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
-
-    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
-        """See `Dispatcher`."""
-        return self._active is not None
-
-    @property
-    def active(self) -> Consumer | None:
-        """See `Dispatcher`."""
-        return self._active
 
 
 class Shared:
     """Dispatch round-robin to ready consumers. A priority is used only if no consumer of a better (lower) one is ready."""
 
     __slots__ = ("_consumers", "_turns")
+
+    active: ClassVar = None
 
     def __init__(self) -> None:
         self._consumers: dict[int, list[Consumer]] = {}  # By rising priority.
@@ -242,20 +222,13 @@ class Shared:
                     return consumer
         return None
 
-    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
-        """See `Dispatcher`."""
-        return bool(self._consumers)
-
-    @property
-    def active(self) -> Consumer | None:
-        """See `Dispatcher`."""
-        return None
-
 
 class KeySharing:
     """Dispatch all entries of a key to one consumer (Key_Shared). If it is not ready, no other consumer gets them."""
 
     __slots__ = ("_holder_of", "_holders", "_is_sticky", "_ring", "_stripes")
+
+    active: ClassVar = None
 
     def __init__(self, *, is_sticky: bool) -> None:
         """Use the slots that consumers name (STICKY), or spread the slots over them (AUTO_SPLIT)."""
@@ -308,15 +281,6 @@ class KeySharing:
         """See `Dispatcher`."""
         consumer = self.consumer_of(slot)
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
-
-    def serves(self, slot: int) -> bool:
-        """See `Dispatcher`."""
-        return self.consumer_of(slot) is not None
-
-    @property
-    def active(self) -> Consumer | None:
-        """See `Dispatcher`."""
-        return None
 
 
 def _rank(consumer: Consumer) -> tuple[int, str]:

@@ -95,13 +95,6 @@ class Replaced:
     forgotten: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscribed:
-    """A consumer was added. `changes` lists the consumers that need an ACTIVE_CONSUMER_CHANGE, and its value."""
-
-    changes: list[ActiveChange]
-
-
 class Receipt(NamedTuple):
     """One receipt to write. The sequence ids come from the SEND; `entry_id` is the number of the entry in its topic."""
 
@@ -219,10 +212,6 @@ class Topic:
             return Replaced(former=answer, forgotten=self._forget_held({answer}))
         return answer
 
-    def remove_producer(self, producer: Producer) -> Sequence[int]:
-        """Remove one producer; see `remove_producers`."""
-        return self.remove_producers((producer,))
-
     def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
         """Remove producers and their entries with held receipts, in one step. Return the ids of those entries.
 
@@ -246,8 +235,11 @@ class Topic:
 
     def subscribe(
         self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, is_durable: bool, now_ms: int
-    ) -> Refusal | Subscribed:
-        """Add a consumer. It gets nothing before its first `flow`. For a refusal with a `holder` see `add_producer`."""
+    ) -> Refusal | list[ActiveChange]:
+        """Add a consumer. Return the changes of active consumers to send, or a refusal; for one with a `holder` see `add_producer`.
+
+        The consumer gets nothing before its first `flow`.
+        """
         if self.is_fenced:
             return self._moving()
         if len(self._homes) >= self._limits.consumers_max:
@@ -269,11 +261,7 @@ class Topic:
             return changes
         self._subscriptions[subscription] = home
         self._homes[consumer] = home
-        return Subscribed(changes=changes)
-
-    def remove_consumer(self, consumer: Consumer) -> list[ActiveChange]:
-        """Remove one consumer; see `remove_consumers`."""
-        return self.remove_consumers((consumer,))
+        return changes
 
     def remove_consumers(self, consumers: Iterable[Consumer]) -> list[ActiveChange]:
         """Remove consumers, and subscriptions left empty, in one step. Return the active-consumer changes to send.

@@ -65,7 +65,7 @@ def test_a_closed_bundle_takes_its_topics_along() -> None:
             tables.topic(half.bundle.name, name, now_ms=0)
     assert LOW == sorted(served.name for served in tables.close(left.bundle.name))
     assert () == tables.close(left.bundle.name)
-    assert tables.find(LOW[0]) is None
+    assert tables.topics.get(LOW[0]) is None
     assert tables.topic(left.bundle.name, LOW[0], now_ms=0) is None
     assert HIGH == list(tables.of_namespace(NAMESPACE))
 
@@ -98,10 +98,10 @@ def test_a_topic_is_forgotten_when_nobody_uses_it() -> None:
     producer = make_producer()
     served.topic.add_producer(producer)
     tables.forget_if_idle(served)
-    assert served is tables.find(NAMES[0])
-    served.topic.remove_producer(producer)
+    assert served is tables.topics.get(NAMES[0])
+    served.topic.remove_producers([producer])
     tables.forget_if_idle(served)
-    assert tables.find(NAMES[0]) is None
+    assert tables.topics.get(NAMES[0]) is None
     again = tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
     tables.forget_if_idle(served)
-    assert again is tables.find(NAMES[0])
+    assert again is tables.topics.get(NAMES[0])

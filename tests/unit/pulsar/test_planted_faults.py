@@ -117,7 +117,7 @@ async def lapse(running: Brokers, diary: Diary) -> None:
     there = await destination.client()
     await there.producer(1, name="mine", epoch=1)
     diary.send(there, 1)
-    served = destination.service.hosting.find(TOPIC)
+    served = destination.service.hosting.topics.get(TOPIC)
     assert served is not None
     await until(lambda: bool(served.works))
     destination.worker.agent.lease.lose()

@@ -25,7 +25,7 @@ ELSEWHERE = Peer(broker="elsewhere")
 
 def served_at(member: Member) -> Served:
     """The topic, as a broker serves it."""
-    served = member.service.hosting.find(TOPIC)
+    served = member.service.hosting.topics.get(TOPIC)
     assert served is not None
     return served
 

@@ -46,7 +46,7 @@ def test_what_is_published_before_all_are_back_waits_and_so_do_receipts() -> Non
 def test_a_new_subscription_that_is_left_at_once_is_not_kept() -> None:
     """It ends with the holding, if nothing was published for it."""
     topic = make_topic(left(there("a")))
-    topic.remove_consumer(joined(topic, "x", "new", EXCLUSIVE))
+    topic.remove_consumers([joined(topic, "x", "new", EXCLUSIVE)])
     topic.tick(100)
     assert ["s"] == list(topic.subscriptions)
 
@@ -78,10 +78,10 @@ def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> Non
     """Coming and going without permits is not being back; leaving after permits is leaving."""
     topic, producer = produced(left(there("a", "b")))
     send(topic, producer, now_ms=1)
-    topic.remove_consumer(joined(topic, "a", kind=SHARED, permits=0))
+    topic.remove_consumers([joined(topic, "a", kind=SHARED, permits=0)])
     b = joined(topic, "b", kind=SHARED)
     assert [] == told(send(topic, producer, now_ms=2))
-    topic.remove_consumer(b)
+    topic.remove_consumers([b])
     assert [("a", 41), ("a", 42)] == told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 9, 3))
 
 
@@ -236,8 +236,8 @@ def test_what_a_producer_leaves_without_a_receipt_waits_for_nobody() -> None:
     topic.add_producer(q)
     for producer in (p, q, p):
         send(topic, producer, b"12345", now_ms=1)
-    assert (41, 43) == topic.remove_producer(p)
-    assert () == topic.remove_producer(p)
+    assert (41, 43) == topic.remove_producers([p])
+    assert () == topic.remove_producers([p])
     arrivals = topic.subscriptions["t"].arrivals
     assert arrivals is not None
     assert (5, 1) == (arrivals.bytes, arrivals.messages)

@@ -6,7 +6,7 @@ import pytest
 
 from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Refusal
 from equipoise.brokers.pulsar.topics.stats import kind_name
-from equipoise.brokers.pulsar.topics.topic import Replaced, Subscribed, TopicLimits
+from equipoise.brokers.pulsar.topics.topic import Replaced, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
 from tests.pulsar.topics import joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky, told
@@ -71,9 +71,9 @@ def test_a_name_is_taken_until_its_holder_is_dead() -> None:
     answer = topic.add_producer(again)
     assert isinstance(answer, Refusal)
     assert (ServerError.PRODUCER_BUSY, holder) == (answer.error, answer.holder)
-    topic.remove_producer(again)  # Was never in: changes nothing.
+    topic.remove_producers([again])  # Was never in: changes nothing.
     assert {"p": holder} == dict(topic.producers)
-    topic.remove_producer(holder)
+    topic.remove_producers([holder])
     assert topic.add_producer(again) is None
 
 
@@ -95,7 +95,7 @@ def test_an_exclusive_producer_stays_alone() -> None:
     first = make_producer("a")
     topic.add_producer(first)
     assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)))
-    topic.remove_producer(first)
+    topic.remove_producers([first])
     assert topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)) is None
     assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer("c")))
     assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("d", access_mode=AccessMode.EXCLUSIVE)))
@@ -110,9 +110,9 @@ def test_consumers_of_one_subscription_are_of_one_kind() -> None:
     other = make_consumer("b", key_shared=sticky((0, 9)))
     for kind in (SHARED, EXCLUSIVE, KEY_SHARED):
         assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(other, "s", kind, is_durable=True, now_ms=0))
-    assert [] == topic.remove_consumer(first)
+    assert [] == topic.remove_consumers([first])
     assert "s" not in topic.subscriptions
-    assert Subscribed(changes=[]) == topic.subscribe(other, "s", KEY_SHARED, is_durable=True, now_ms=0)
+    assert [] == topic.subscribe(other, "s", KEY_SHARED, is_durable=True, now_ms=0)
     assert (other,) == topic.consumers
 
 
@@ -121,7 +121,7 @@ def test_wishes_about_keys_mean_nothing_to_other_kinds() -> None:
     topic = make_topic()
     joined(topic, "a", kind=SHARED)
     odd = make_consumer("b", key_shared=sticky((9, 0)))
-    assert Subscribed(changes=[]) == topic.subscribe(odd, "s", SHARED, is_durable=True, now_ms=0)
+    assert [] == topic.subscribe(odd, "s", SHARED, is_durable=True, now_ms=0)
 
 
 def test_a_consumer_has_the_kind_of_its_subscription() -> None:
@@ -129,7 +129,7 @@ def test_a_consumer_has_the_kind_of_its_subscription() -> None:
     topic = make_topic()
     consumer = joined(topic, kind=KEY_SHARED)
     assert "Key_Shared" == kind_name(topic.kind_of(consumer))
-    topic.remove_consumer(consumer)
+    topic.remove_consumers([consumer])
     assert "" == kind_name(topic.kind_of(consumer))
 
 
@@ -145,10 +145,10 @@ def test_failover_changes_are_told_on_coming_and_going() -> None:
     """What the dispatcher says about being active comes out of both calls."""
     topic = make_topic()
     b, a = make_consumer("b"), make_consumer("a")
-    assert Subscribed(changes=[(b, True)]) == topic.subscribe(b, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
-    assert Subscribed(changes=[(a, True), (b, False)]) == topic.subscribe(a, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
-    assert [(b, True)] == topic.remove_consumer(a)
-    assert [] == topic.remove_consumer(a)
+    assert [(b, True)] == topic.subscribe(b, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
+    assert [(a, True), (b, False)] == topic.subscribe(a, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
+    assert [(b, True)] == topic.remove_consumers([a])
+    assert [] == topic.remove_consumers([a])
 
 
 def test_a_consumer_unsubscribes_only_for_itself() -> None:
@@ -156,11 +156,11 @@ def test_a_consumer_unsubscribes_only_for_itself() -> None:
     topic = make_topic()
     a, b = joined(topic, "a", kind=SHARED), joined(topic, "b", kind=SHARED)
     assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(a, is_forced=False))
-    topic.remove_consumer(b)
+    topic.remove_consumers([b])
     assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(b, is_forced=True))
     assert [] == topic.unsubscribe(a, is_forced=False)
     assert topic.is_idle
-    assert [] == topic.remove_consumer(a)
+    assert [] == topic.remove_consumers([a])
     assert [] == told(topic.flow(a, 10, 0))
 
 
@@ -230,7 +230,7 @@ def test_the_slot_of_an_entry_is_made_out_once(monkeypatch: pytest.MonkeyPatch) 
     moved.add_producer(producer)
     send(moved, producer, b"3")
     asked.clear()
-    moved.remove_consumer(joined(moved, "a", "shared", SHARED))
+    moved.remove_consumers([joined(moved, "a", "shared", SHARED)])
     for name in ("s1", "s2", "s3"):
         consumer = joined(moved, "a", name, KEY_SHARED, permits=0)
         consumer.is_writable = False
@@ -263,8 +263,8 @@ def test_a_fenced_topic_does_nothing_any_more() -> None:
     assert (0, 0) == (producer.published.messages, topic.subscriptions["s"].dropped.messages)
     assert ServerError.SERVICE_NOT_READY is refused_as(topic.add_producer(make_producer("q")))
     assert ServerError.SERVICE_NOT_READY is refused_as(topic.subscribe(make_consumer(), "s", EXCLUSIVE, is_durable=True, now_ms=0))
-    topic.remove_consumer(consumer)
-    topic.remove_producer(producer)
+    topic.remove_consumers([consumer])
+    topic.remove_producers([producer])
     assert topic.is_idle
 
 
@@ -281,5 +281,5 @@ def test_nobody_is_told_who_is_active_on_a_fenced_topic() -> None:
     topic = make_topic()
     active, other = joined(topic, "a", kind=SubscriptionKind.FAILOVER), joined(topic, "b", kind=SubscriptionKind.FAILOVER)
     topic.fence()
-    assert [] == topic.remove_consumer(active)
-    assert [] == topic.remove_consumer(other)
+    assert [] == topic.remove_consumers([active])
+    assert [] == topic.remove_consumers([other])
