@@ -7,7 +7,7 @@ from equipoise.brokers.pulsar.wire.frames import FrameReader
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Ended, Request
 from tests.pulsar.pulsar_service import DumbService
-from tests.pulsar.pulsar_speech import connect, heard, producer, subscribe
+from tests.pulsar.pulsar_speech import commands_in, connect, producer, subscribe
 
 LIMITS = Limits(message_bytes_max=4_096, command_bytes_max=1_024, requests_pending_max=20, producers_max=4, consumers_max=4)
 
@@ -49,7 +49,7 @@ def check_connection(stream: bytes, piece_bytes: int) -> None:
         requests: list[Request] = connection.receive(piece, 0)
         service.handle(requests)
         service.answer(favourably=len(requests) % 2 == 0)
-        heard(connection.take_outgoing())
+        commands_in(connection.take_outgoing())
     ends = [isinstance(request, Ended) for request in service.seen]
     assert ends.count(True) == connection.is_ended, "an end is said once, and only when it is one"
     assert not connection.is_ended or ends[-1], "something follows the end"

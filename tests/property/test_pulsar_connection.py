@@ -1,4 +1,4 @@
-"""A connection under any conversation: commands in any order, garbage between them, answers early, late and never."""
+"""Test a connection with any conversation: commands in any order, garbage between them, answers early, late and never."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.pulsar.wire.requests import Damaged, Ended
 from tests.pulsar.pulsar_service import DumbService
-from tests.pulsar.pulsar_speech import connect, entry, frame_of, heard, producer, send, subscribe
+from tests.pulsar.pulsar_speech import commands_in, connect, entry, frame_of, producer, send, subscribe
 
 # Small enough to be reached, so that what is turned away is turned away in these tests too.
 LIMITS = Limits(message_bytes_max=2_000, requests_pending_max=6, producers_max=2, consumers_max=2, closed_ids_max=2)
@@ -114,7 +114,7 @@ class Conversation:
     def replies(self) -> Counter[int]:
         """How many replies each request got."""
         counts = Counter[int]()
-        for command, _ in heard(self.spoken):
+        for command, _ in commands_in(self.spoken):
             body = getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[command.type].name)
             # What brokers say unasked has this id, or none.
             if "request_id" in body.DESCRIPTOR.fields_by_name and body.request_id != 2**64 - 1:
@@ -123,7 +123,7 @@ class Conversation:
 
     def count(self, kind: int) -> int:
         """How many commands of one type were heard."""
-        return sum(command.type == kind for command, _ in heard(self.spoken))
+        return sum(command.type == kind for command, _ in commands_in(self.spoken))
 
 
 def held(steps: list[Step]) -> Conversation:
@@ -159,7 +159,7 @@ def held(steps: list[Step]) -> Conversation:
 
 @given(st.lists(civil, max_size=40))
 def test_each_request_gets_one_reply(steps: list[Step]) -> None:
-    """Once the service has answered, each request has one reply, but for creations that the client cancelled itself."""
+    """Creations that the client cancelled are excepted."""
     conversation = held(steps)
     if not conversation.connection.is_ended:
         expected = conversation.asked - conversation.service.cancelled()
@@ -168,7 +168,6 @@ def test_each_request_gets_one_reply(steps: list[Step]) -> None:
 
 @given(st.lists(civil, max_size=40))
 def test_each_message_gets_one_receipt_or_error(steps: list[Step]) -> None:
-    """A message that came through is answered once, and a damaged one never comes through."""
     conversation = held(steps)
     if not conversation.connection.is_ended:
         assert conversation.service.entries == conversation.count(T.SEND_RECEIPT)
@@ -176,8 +175,8 @@ def test_each_message_gets_one_receipt_or_error(steps: list[Step]) -> None:
 
 
 @given(st.lists(wild, max_size=40), st.binary(max_size=100))
-def test_garbage_ends_a_connection_and_nothing_else(steps: list[Step], more: bytes) -> None:
-    """Whatever comes, nothing is raised, no request gets two replies, and nothing follows the end."""
+def test_garbage_ends_only_its_connection(steps: list[Step], more: bytes) -> None:
+    """Nothing is raised, no request gets two replies, and nothing follows the end."""
     conversation = held(steps)
     assert all(count == 1 for count in conversation.replies().values())
     ends = [number for number, request in enumerate(conversation.service.seen) if isinstance(request, Ended)]
@@ -192,8 +191,7 @@ def test_garbage_ends_a_connection_and_nothing_else(steps: list[Step], more: byt
 
 
 @given(st.lists(wild, max_size=40), st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30))
-def test_any_cut_of_a_conversation_asks_the_same(steps: list[Step], cuts: list[int]) -> None:
-    """However the bytes of a client are cut, the service is asked the same."""
+def test_the_chunks_of_a_conversation_do_not_matter(steps: list[Step], cuts: list[int]) -> None:
     stream = connect()
     for number, step in enumerate(steps):
         if isinstance(step, Say | Garbage):

@@ -1,4 +1,4 @@
-"""Pulsar's frames over any stream and any cut of it."""
+"""Test frames with any stream in any chunks."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
 
 
 @given(st.lists(frames, max_size=6), st.lists(st.integers(min_value=0, max_value=2000), max_size=20))
-def test_any_cut_gives_the_frames_that_were_sent(sent: list[Frame], cuts: list[int]) -> None:
-    """However a stream of frames is cut, the frames that come out are those that went in."""
+def test_the_chunks_of_a_stream_do_not_matter(sent: list[Frame], cuts: list[int]) -> None:
     found, problem, _ = fed(spelled(sent), cuts)
     assert sent == found
     assert problem is None
 
 
 @given(st.lists(frames, max_size=3), st.binary(max_size=400), st.lists(st.integers(min_value=0, max_value=1200), max_size=20))
-def test_any_cut_of_garbage_gives_the_same(sent: list[Frame], garbage: bytes, cuts: list[int]) -> None:
-    """Garbage behind frames gives the same frames and the same problem however it is cut, and never fills the memory."""
+def test_the_chunks_of_garbage_do_not_matter(sent: list[Frame], garbage: bytes, cuts: list[int]) -> None:
+    """The reader keeps a bounded number of bytes."""
     stream = spelled(sent) + garbage
     whole, problem, _ = fed(stream, [])
     found, same_problem, kept = fed(stream, cuts)
@@ -59,8 +58,7 @@ def test_any_cut_of_garbage_gives_the_same(sent: list[Frame], garbage: bytes, cu
 
 
 @given(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x0e\x01" + rest)))
-def test_any_block_is_judged(block: bytes) -> None:
-    """Whatever an entry holds, its checks say yes or no, or raise the one error that they promise."""
+def test_any_block_is_checked_without_other_errors(block: bytes) -> None:
     checksum_is_good(block)
     with suppress(PulsarProtocolError):
         assert metadata_of(block) in block

@@ -1,4 +1,4 @@
-"""The replies that are made by hand are byte for byte what protobuf would have made."""
+"""Compare the replies that are encoded by hand with protobuf's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ numbers = st.one_of(
 
 
 @given(numbers, numbers, numbers, st.one_of(st.just(-1), numbers), st.one_of(st.just(-1), numbers))
-def test_a_receipt_is_what_protobuf_makes(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
-    """SEND_RECEIPT made by hand equals protobuf's, for all ids, and for the -1 of a dropped message."""
+def test_a_receipt_equals_protobufs(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
     message_id = {"ledgerId": ledger_id % 2**64, "entryId": entry_id % 2**64}
     ids = {"producer_id": producer_id, "sequence_id": sequence_id, "highest_sequence_id": highest}
     expected = frame_of(BaseCommand.SEND_RECEIPT, message_id=message_id, **ids)
@@ -26,8 +25,7 @@ def test_a_receipt_is_what_protobuf_makes(producer_id: int, sequence_id: int, hi
 
 
 @given(numbers, numbers, st.one_of(st.none(), st.integers(min_value=0, max_value=2**31 - 1)), st.binary(max_size=300))
-def test_a_message_is_what_protobuf_makes(consumer_id: int, entry_id: int, partition: int | None, block: bytes) -> None:
-    """MESSAGE made by hand, with its block behind it, equals protobuf's, for all ids, with a partition or without."""
+def test_a_message_equals_protobufs(consumer_id: int, entry_id: int, partition: int | None, block: bytes) -> None:
     message_id = {"ledgerId": 0, "entryId": entry_id, "partition": partition}
     expected = frame_of(BaseCommand.MESSAGE, block, consumer_id=consumer_id, message_id=message_id)
     assert expected == message_head(consumer_id, entry_id, -1 if partition is None else partition, len(block)) + block

@@ -1,4 +1,4 @@
-"""A topic against its slow model, over any interleaving of what clients and moves may do."""
+"""Compare a topic with its slow model over any interleaving of what clients and moves may do."""
 
 from __future__ import annotations
 
@@ -404,8 +404,8 @@ STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.i
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_a_topic_does_what_its_model_says(steps: list[tuple[str, int, int]]) -> None:
-    """Over any steps: the same deliveries, drops and receipts, one receipt for each publish in order, and nothing delivered twice."""
+def test_a_topic_equals_its_model(steps: list[tuple[str, int, int]]) -> None:
+    """Each publish gets one receipt, in order, and nothing is delivered twice."""
     pair = Pair()
     for what, which, amount in steps:
         pair.step(what, which, amount)

@@ -1,4 +1,4 @@
-"""Moving without loss, and what crosses between owners: any clients, any order of return, any bytes."""
+"""Test that moves lose nothing, and what owners exchange: any clients, any order of return, any bytes."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Clients:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_nothing_receipted_is_lost_or_out_of_order_while_all_come_back_in_time(data: st.DataObject) -> None:
-    """Through moves on moves, with any number of consumers back in between, each subscription gets all that was receipted, once."""
+def test_moves_keep_all_receipted_entries_in_order(data: st.DataObject) -> None:
+    """All consumers come back in time, before or after further moves."""
     counts = {kind: data.draw(st.integers(0, 1 if kind is SubscriptionKind.EXCLUSIVE else 3), label=kind.name) for kind in SubscriptionKind}
     clients = Clients({kind.name: (kind, [f"c{number}" for number in range(count)]) for kind, count in counts.items() if count})
     now_ms = 0
@@ -89,7 +89,7 @@ def test_nothing_receipted_is_lost_or_out_of_order_while_all_come_back_in_time(d
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 20), max_size=20))
 def test_keys_stay_with_their_consumers_over_a_move(consumers: int, keys: list[int]) -> None:
-    """Whoever had a key has it again, although the consumers come back in another order."""
+    """The consumers come back in another order."""
     clients = Clients({"s": (SubscriptionKind.KEY_SHARED, [f"c{number}" for number in range(consumers)])})
     for key in keys:
         clients.send(key, 0)
@@ -129,8 +129,7 @@ def states(draw: st.DrawFn) -> TopicState:
 
 
 @given(st.dictionaries(NAMES, states(), max_size=4))
-def test_states_come_back_as_they_were(before: dict[str, TopicState]) -> None:
-    """What is encoded is decoded to the same, and a handover that says it is complete needs no more."""
+def test_states_survive_encoding(before: dict[str, TopicState]) -> None:
     encoded = encode(before)
     assert is_complete(encoded.handover) == encoded.is_complete
     assert before == decode(encoded.handover, None if encoded.is_complete else fetchable(encoded.states))
@@ -138,7 +137,6 @@ def test_states_come_back_as_they_were(before: dict[str, TopicState]) -> None:
 
 @given(st.binary(max_size=60), st.none() | st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(handover: bytes, fetched: bytes | None) -> None:
-    """Nothing but a typed error comes of bytes that are no handover."""
     for attempt in (lambda: decode(handover, fetched), lambda: is_complete(handover)):
         try:
             attempt()
@@ -150,7 +148,6 @@ def test_any_bytes_are_read_or_refused(handover: bytes, fetched: bytes | None) -
     partition_key=st.none() | NAMES, is_base64=st.booleans(), ordering_key=st.none() | st.binary(max_size=200), batch=st.integers(1, 500)
 )
 def test_the_key_of_any_metadata(partition_key: str | None, is_base64: bool, ordering_key: bytes | None, batch: int) -> None:
-    """The ordering key comes before the partition key, which may be Base64."""
     metadata = MessageMetadata(producer_name="p", sequence_id=2**63, publish_time=1, num_messages_in_batch=batch)
     metadata.properties.add(key="k", value="v")
     if partition_key is not None:
@@ -164,6 +161,5 @@ def test_the_key_of_any_metadata(partition_key: str | None, is_base64: bool, ord
 
 @given(st.binary(max_size=80))
 def test_any_block_has_a_slot(block: bytes) -> None:
-    """Whatever a client sends has a slot, if only the one of entries without a key."""
     assert 0 <= slot_of(block) < SLOTS
     assert 0 <= slot_of(block_of(block)) < SLOTS

@@ -83,7 +83,7 @@ def send(producer_id: int, sequence_id: int, block: bytes, messages: int = 1) ->
     return frame_of(T.SEND, block, producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
 
 
-def heard(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
+def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
     """The commands in a stream of whole frames, each with the block behind it; fails on anything else."""
     commands = []
     at = 0
@@ -98,15 +98,15 @@ def heard(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
     return commands
 
 
-def said(connection: Connection) -> list[str]:
+def outgoing(connection: Connection) -> list[str]:
     """The names of the commands that a connection has to say, taken from it."""
-    return [BaseCommand.Type.Name(command.type) for command, _ in heard(connection.take_outgoing())]
+    return [BaseCommand.Type.Name(command.type) for command, _ in commands_in(connection.take_outgoing())]
 
 
 def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerError]]:
     """The commands in `data`, all of which a connection must turn away with ERROR: names, request ids and errors."""
     turned_away = connection.receive(data, 0)
-    errors = [command.error for command, _ in heard(connection.take_outgoing()) if command.type == T.ERROR]
+    errors = [command.error for command, _ in commands_in(connection.take_outgoing()) if command.type == T.ERROR]
     return [
         (request.what, error.request_id, ServerError(error.error))
         for request, error in zip(turned_away, errors, strict=True)

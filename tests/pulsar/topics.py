@@ -1,4 +1,4 @@
-"""Topics, producers and consumers for tests, made in one line each."""
+"""Build topics, producers and consumers for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "non-persistent://public/default/orders"
 
 
 def make_topic(expected: TopicState | None = None, *, limits: TopicLimits | None = None, partition: int = -1, now_ms: int = 0) -> Topic:
-    """A topic with small waits unless told otherwise: 100 ms for receipts, 10 s for consumers."""
+    """A topic. By default it waits 100 ms with receipts, 10 s for consumers."""
     return Topic(NAME, partition=partition, limits=limits or TopicLimits(), now_ms=now_ms, expected=expected)
 
 
@@ -57,19 +57,19 @@ def make_consumer(
 
 
 def sticky(*ranges: tuple[int, int]) -> KeyShared:
-    """The wish of a STICKY consumer."""
+    """The key settings of a STICKY consumer."""
     return KeyShared(is_sticky=True, ranges=ranges)
 
 
-def there(
+def expecting(
     *names: str, subscription: str = "s", kind: SubscriptionKind = SubscriptionKind.SHARED, waiting: tuple[int, ...] = ()
 ) -> SubscriptionState:
-    """A subscription as the former owner left it."""
+    """A subscription that a former owner hands over, with the names of its consumers."""
     return SubscriptionState(name=subscription, kind=kind, expected=names, waiting=waiting)
 
 
-def left(*subscriptions: SubscriptionState, entries: tuple[Entry, ...] = ()) -> TopicState:
-    """A topic as the former owner left it, after 40 entries."""
+def state_of(*subscriptions: SubscriptionState, entries: tuple[Entry, ...] = ()) -> TopicState:
+    """A topic that a former owner hands over, after 40 entries."""
     return TopicState(last_entry_id=40, subscriptions=subscriptions, entries=entries)
 
 
@@ -83,7 +83,7 @@ def joined(
     now_ms: int = 0,
     is_name_users: bool = True,
 ) -> Consumer:
-    """A consumer that was let in and has granted permits; what comes of its permits is not looked at."""
+    """Add a consumer that grants permits. The deliveries that this allows are ignored."""
     consumer = make_consumer(name, is_name_users=is_name_users)
     answer = topic.subscribe(consumer, subscription, kind, is_durable=True, now_ms=now_ms)
     assert not isinstance(answer, Refusal), answer
@@ -97,23 +97,23 @@ def send(topic: Topic, producer: Producer, block: bytes = b"block", *, sequence_
     return topic.publish(producer, [Sent(sequence_id, sequence_id, messages, block)], now_ms)
 
 
-def told(outcome: Outcome) -> list[tuple[str, int]]:
-    """To whom the outcome delivers what: names and entry ids."""
+def delivered(outcome: Outcome) -> list[tuple[str, int]]:
+    """The deliveries of an outcome: names of consumers and entry ids."""
     return [(consumer.name, entry.entry_id) for consumer, entry in outcome.deliveries]
 
 
 def receipted(outcome: Outcome) -> list[int]:
-    """The entry ids for which the outcome gives a receipt."""
+    """The entry ids of the receipts of an outcome."""
     return [receipt.entry_id for receipt in outcome.receipts]
 
 
 def refused_as(answer: object) -> ServerError | None:
-    """The error of a refusal; None if it is none."""
+    """The error of a refusal, or None for another answer."""
     return answer.error if isinstance(answer, Refusal) else None
 
 
 def block_of(metadata: bytes, payload: bytes = b"payload") -> bytes:
-    """A block as a SEND carries it, with a checksum part that nobody here looks at."""
+    """A block as in a SEND. Its checksum is not valid."""
     return b"\x0e\x01" + b"\0\0\0\0" + len(metadata).to_bytes(4, "big") + metadata + payload
 
 

@@ -1,4 +1,4 @@
-"""Topics over HTTP and on the command line: lists, partitions, stats, loads."""
+"""Test topics over HTTP and on the command line: lists, partitions, stats, load."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def used(running: Brokers, topic: str, *, producer_id: int = 1) -> WireCli
 
 
 @with_brokers(count=2)
-async def test_partitions_are_made_added_to_and_taken_away(running: Brokers) -> None:
-    """Their number stands in the namespace's policies, is told over HTTP and to clients, and only ever grows until it goes."""
+async def test_partitions_are_created_added_and_deleted(running: Brokers) -> None:
+    """Clients and HTTP see the same count."""
     one, other = running.members
     client = await other.client()
     assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(f"{PATH}/partitions")
@@ -71,8 +71,8 @@ async def test_partitions_are_made_added_to_and_taken_away(running: Brokers) -> 
     assert [] == await other.get(f"{TOPICS}/partitioned")
 
 
-async def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever comes second is refused with the number that there is now, so that partitions never become fewer by accident."""
+async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the current count, so partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
 
     async def set_together(topics: Topics, topic: TopicName, count: int | None, *, before: int | None) -> None:
@@ -109,16 +109,14 @@ async def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp
     ],
 )
 @with_brokers()
-async def test_partitions_that_cannot_be_are_refused(running: Brokers, path: str, body: object) -> None:
-    """A number out of bounds, a topic that is a partition, a topic that would have to be stored: 400, and nothing is changed."""
+async def test_impossible_partitions_are_refused(running: Brokers, path: str, body: object) -> None:
     (member,) = running.members
     assert 400 == (await refused(member, "PUT", path, body))[0]
     assert [] == await member.get(f"{TOPICS}/partitioned")
 
 
 @with_brokers(count=2)
-async def test_topics_are_listed_wherever_they_are_served(running: Brokers) -> None:
-    """Any broker lists those of all, by namespace, domain or bundle."""
+async def test_every_broker_lists_the_topics_of_all(running: Brokers) -> None:
     one, other = running.members
     names = [f"{TOPIC}-{number}" for number in range(8)]
     for name in names:
@@ -135,13 +133,13 @@ async def test_topics_are_listed_wherever_they_are_served(running: Brokers) -> N
     assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
     client = await one.client()
     client.ask_topics()
-    answer = await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+    answer = await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
     assert names == list(answer.get_topics_of_namespace_response.topics)
 
 
 @with_brokers(count=3)
 async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its bundle is open nowhere the question waits; it is answered, with the topic, once it is open again."""
+    """The question waits until its bundle is open again."""
     source = running.owner_of()
     destination = running.other_than(source)
     asker = await running.other_than(source, destination).client()
@@ -162,25 +160,25 @@ async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, m
             assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
     assert [] == asker.names()
     may_open.set()
-    answer = (await asker.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
+    answer = (await asker.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
     assert [TOPIC] == list(answer.topics)
     await moving
 
 
 @with_brokers(count=2)
-async def test_a_list_without_a_broker_is_no_list(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one of the brokers does not answer, clients are told to ask again: a short list would make them drop topics."""
+async def test_an_incomplete_list_is_refused(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would make clients drop the missing topics."""
     one, other = running.members
     monkeypatch.setattr(other.service.hosting, "of_namespace", None)
     client = await one.client()
     client.ask_topics()
-    error = (await client.hear(T.ERROR)).error
+    error = (await client.receive(T.ERROR)).error
     assert "does not answer for its topics: it answers 500" in error.message
 
 
 @with_brokers(count=2)
-async def test_stats_are_told_by_the_broker_that_serves_the_topic(running: Brokers) -> None:
-    """Any broker may be asked, and sends the caller there; a topic that nobody uses is not found."""
+async def test_stats_come_from_the_owner(running: Brokers) -> None:
+    """Other brokers redirect there. An unused topic is not found."""
     owner = running.owner_of()
     other = running.other_than(owner)
     client = await owner.client()
@@ -201,8 +199,8 @@ async def test_stats_are_told_by_the_broker_that_serves_the_topic(running: Broke
 
 
 @with_brokers(count=2)
-async def test_stats_of_all_partitions_are_one(running: Brokers) -> None:
-    """They are gathered from all brokers: sums, one row for a producer of the same name, and each partition by itself."""
+async def test_stats_of_partitions_are_combined(running: Brokers) -> None:
+    """They come from all brokers."""
     one, other = running.members
     assert 404 == (await refused(one, "GET", f"{PATH}/partitioned-stats"))[0]
     await one.ask("PUT", f"{PATH}/partitions", 6)
@@ -228,8 +226,7 @@ async def test_stats_of_all_partitions_are_one(running: Brokers) -> None:
 
 
 @with_brokers(config={"balance_interval_ms": 4})
-async def test_the_load_report_says_what_pulsar_says(running: Brokers) -> None:
-    """Each bundle's stats bear Pulsar's names beside ours, and count messages in and out, producers, consumers and topics."""
+async def test_the_load_report_has_pulsars_names(running: Brokers) -> None:
     (member,) = running.members
     client = await member.client()
     for number in (1, 2):
@@ -252,7 +249,7 @@ async def test_the_load_report_says_what_pulsar_says(running: Brokers) -> None:
 
 
 async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
-    """A topic may have spaces and percent signs in its name, even what looks like an encoded character."""
+    """It may contain spaces, percent signs and encoded characters."""
     topic = f"{TOPIC} a b%25c"
     async with brokers(tmp_path) as running:
         await used(running, topic)
@@ -261,7 +258,6 @@ async def test_a_name_is_decoded_once(tmp_path: Path) -> None:
 
 
 async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
-    """Every command of the group, with the words of pulsar-admin; what a broker refuses is told in its words."""
     log_url = f"sqlite:{tmp_path / 'channel.db'}"
 
     async def ask(*words: str) -> Result:
@@ -300,8 +296,7 @@ def bare(path: str) -> str:
 
 
 @with_brokers(others={"shop/*": Gate()})
-async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -> None:
-    """Of stored topics nothing is told, and of another service's namespace no address for Pulsar's clients, who would be refused there."""
+async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Brokers) -> None:
     (member,) = running.members
     await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
     await running.settled()
@@ -321,7 +316,6 @@ async def test_what_clients_are_refused_is_refused_over_http(running: Brokers) -
 
 
 async def test_every_path_is_documented(tmp_path: Path) -> None:
-    """The section about topics has a row for each path and method, and for none that is not there."""
     page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^## Topics$.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""What is kept of bundles that were closed: bounded in bytes and in time, never taken for what it is not, and never lost in silence."""
+"""Test what is kept of closed bundles."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Kept:
         return "".join(bundle for bundle in "abcdef" if self.table.get(bundle) is not None)
 
 
-async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
-    """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
+async def test_a_state_expires_and_can_be_fetched_until_then() -> None:
+    """A state that expires before it was fetched is reported."""
     kept = Kept(kept_ms=30)
     first, second = left("a"), left("b", place=1)
     kept.table.keep(first)
@@ -44,8 +44,8 @@ async def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
     assert ["b"] == kept.lost
 
 
-async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
-    """Behind them, and those that nobody waits for, go the oldest, which is told: what was receipted is lost with them."""
+async def test_fetched_states_are_dropped_first() -> None:
+    """Then the oldest state is dropped and reported: its messages are lost."""
     kept = Kept(rows_max=3)
     rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
     for name in "abc":
@@ -61,8 +61,8 @@ async def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
     assert ("def", ["a"]) == (kept.names(), kept.lost)
 
 
-async def test_it_is_known_what_is_still_to_be_fetched() -> None:
-    """A fetch of what an earlier ownership left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
+async def test_awaited_states_are_counted() -> None:
+    """A fetch of an earlier ownership's state does not count."""
     table = Kept().table
     former, current = left("a"), left("a", token=2)
     for each in (former, current, left("b", place=1, is_awaited=False)):
@@ -75,15 +75,15 @@ async def test_it_is_known_what_is_still_to_be_fetched() -> None:
 
 
 async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
-    """With one that somebody else wrote meanwhile it would be delivered twice."""
+    """With another handover its messages would be delivered twice."""
     table = Kept().table
     table.keep(left("a", handover=b"mine"))
     assert [STATES, None] == [table.belonging_to("a", handover) for handover in (b"mine", b"another's")]
     assert table.belonging_to("b", b"mine") is None
 
 
-async def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
-    """A union goes on under the greater of two tokens, and under any other there was another owner; what is taken up is forgotten."""
+async def test_a_state_is_reused_only_if_no_other_broker_owned_it_since() -> None:
+    """A union continues with the greater of two tokens."""
     table = Kept().table
     lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
     for each in (lower, upper, other):

@@ -1,4 +1,4 @@
-"""One timer for all topics that wait."""
+"""Test the timer of all topics that wait."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class Waiting:
         self.topic = SimpleNamespace(wake_at_ms=now_ms(), is_fenced=False)
 
 
-async def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    """Its failure is told, and the others are looked at all the same."""
+async def test_a_failing_topic_does_not_block_the_others(caplog: pytest.LogCaptureFixture) -> None:
     looked: asyncio.Queue[str] = asyncio.Queue()
 
     def look(served: Served) -> None:
@@ -37,8 +36,7 @@ async def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptu
     assert ["a due topic failed"] == [record.getMessage() for record in caplog.records]
 
 
-def test_topics_that_are_due_together_are_looked_at_in_several_turns() -> None:
-    """Others have the loop in between, however much each topic has to do."""
+def test_topics_that_are_due_together_are_handled_in_several_turns() -> None:
     clock_ms = 1_000
     turns: list[list[str]] = [[]]
 
@@ -66,8 +64,7 @@ def test_topics_that_are_due_together_are_looked_at_in_several_turns() -> None:
     assert [["a", "b"], ["c", "d"], ["e"]] == [turn for turn in turns if turn]
 
 
-async def test_one_topic_with_much_to_do_takes_turns_with_the_others() -> None:
-    """One that asks to be looked at again at once is looked at behind those that are due already."""
+async def test_a_topic_with_much_work_takes_turns_with_the_others() -> None:
     looked = list[str]()
     done = asyncio.Event()
 

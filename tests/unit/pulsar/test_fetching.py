@@ -1,4 +1,4 @@
-"""What waits in a bundle is fetched by its next owner: also where that fails at first, or late, and never lost in silence."""
+"""Test that the next owner fetches waiting messages, and that lost ones are reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def delivered(member: Member) -> str:
     """What the late consumer gets there."""
     client: WireClient = await member.client()
     await client.consumer(1, name="me")
-    return (await client.hear_message())[2]
+    return (await client.receive_message())[2]
 
 
 def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
@@ -48,8 +48,7 @@ def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, 
     monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
 
 
-async def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one broken connection would cost are receipted messages."""
+async def test_a_failed_fetch_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def fail_once(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
@@ -66,10 +65,10 @@ async def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch
         assert (2, 0) == (len(asked), destination.service.counts.handovers_damaged)
 
 
-def test_a_state_that_its_owner_has_no_more_is_counted(
+def test_a_state_that_its_owner_no_longer_has_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The topics open all the same, and whoever was there is waited for; but what waited is lost, and that is told."""
+    """The topics open and wait for their consumers, without the messages."""
 
     async def nothing(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
         return None
@@ -87,8 +86,7 @@ def test_a_state_that_its_owner_has_no_more_is_counted(
     assert "its former owner is gone or no longer has it" in caplog.text
 
 
-def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A source without room for what it left has dropped its messages."""
+def test_a_state_without_room_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings(topics=HASTY, closed_bytes_max=100)
 
     async def story() -> None:
@@ -103,8 +101,7 @@ def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog:
     assert "lost 1 messages and the names of 1 topics" in caplog.text
 
 
-async def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A destination that is slow to fetch finds the source's HTTP still there, and nothing is lost in a graceful stop."""
+async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaving = asyncio.Event()
 
     async def late(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
@@ -131,8 +128,8 @@ async def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, mo
         assert 0 == destination.service.counts.handovers_damaged
 
 
-def test_a_broker_that_stops_waits_for_nobody_who_does_not_ask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It tells what ends with it."""
+def test_a_broker_that_stops_does_not_wait_without_fetches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It logs what is lost."""
 
     async def never(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
         raise PeerError("it cannot be reached")

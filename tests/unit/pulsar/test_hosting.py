@@ -1,4 +1,4 @@
-"""The tables of what is served here, through openings, closings, splits and merges."""
+"""Test the tables of bundles and topics through openings, closings, splits and merges."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ def filed(tables: Hosting) -> dict[str, list[str]]:
 
 
 def test_the_names_lie_in_both_halves() -> None:
-    """As these tests need it."""
     assert LOW
     assert HIGH
 
 
 def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
-    """Each is filed where its point lies, and under the ownership of that bundle."""
     tables, whole, left, right = hosting(), ownership(), ownership(0, MIDDLE), ownership(MIDDLE, HASH_MAX)
     assert () == tables.open(whole, {}, now_ms=0)
     made = [tables.topic(whole.bundle.name, name, now_ms=0) for name in NAMES]
@@ -57,7 +55,6 @@ def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
 
 
 def test_a_closed_bundle_takes_its_topics_along() -> None:
-    """They are handed out, and neither they nor the bundle are found any more; the other bundle is not touched."""
     tables, left, right = hosting(), ownership(0, MIDDLE), ownership(MIDDLE, HASH_MAX)
     for half, names in ((left, LOW), (right, HIGH)):
         tables.open(half, {}, now_ms=0)
@@ -70,8 +67,8 @@ def test_a_closed_bundle_takes_its_topics_along() -> None:
     assert HIGH == list(tables.of_namespace(NAMESPACE))
 
 
-def test_a_bundle_opens_with_the_topics_that_were_told_of() -> None:
-    """Those that do not lie in it are left out, whoever told of them."""
+def test_a_bundle_opens_with_the_topics_handed_over() -> None:
+    """Topics that are not in it are left out."""
     waiting = TopicState(last_entry_id=7, subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("c",)),))
     tables, left = hosting(), ownership(0, MIDDLE)
     opened = tables.open(left, {LOW[0]: waiting, HIGH[0]: waiting}, now_ms=0)
@@ -79,8 +76,7 @@ def test_a_bundle_opens_with_the_topics_that_were_told_of() -> None:
     assert (7, False) == (opened[0].topic.last_entry_id, opened[0].topic.is_idle)
 
 
-def test_there_is_a_bound_on_topics() -> None:
-    """One too many is refused; one that is there already is not one too many."""
+def test_topics_are_bounded() -> None:
     tables, whole = hosting(topics_max=2), ownership()
     tables.open(whole, {}, now_ms=0)
     served = [tables.topic(whole.bundle.name, name, now_ms=0) for name in NAMES[:2]]
@@ -89,8 +85,8 @@ def test_there_is_a_bound_on_topics() -> None:
         tables.topic(whole.bundle.name, NAMES[2], now_ms=0)
 
 
-def test_a_topic_is_forgotten_when_nobody_uses_it() -> None:
-    """Not while somebody does; nor is another topic of the same name forgotten in its place."""
+def test_an_idle_topic_is_dropped() -> None:
+    """Another topic of the same name is not."""
     tables, whole = hosting(), ownership()
     tables.open(whole, {}, now_ms=0)
     served = tables.topic(whole.bundle.name, NAMES[0], now_ms=0)

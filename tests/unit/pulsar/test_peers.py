@@ -1,4 +1,4 @@
-"""What other brokers are asked, and how often."""
+"""Test the questions to other brokers."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
         await runner.cleanup()
 
 
-async def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their_question() -> None:
-    """A question under way is left to who asked it; all who come meanwhile share the next, and see what was made before."""
+async def test_concurrent_questions_share_an_answer_newer_than_themselves() -> None:
+    """Callers that come while a question runs share the next one."""
     stand_in = StandIn()
     async with asking(stand_in) as peers:
         first = asyncio.ensure_future(peers.topics_of("t/n"))
@@ -84,7 +84,7 @@ async def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their
 
 
 async def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
-    """Its program, which clients find under `http`, has none of a broker's paths."""
+    """The program's address has none of a broker's paths."""
     stand_in = StandIn()
     stand_in.gate.set()
     stand_in.topics = ["a"]
@@ -92,8 +92,8 @@ async def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
         assert ["a"] == await peers.topics_of("t/n")
 
 
-async def test_a_broker_that_does_not_answer_well_is_named() -> None:
-    """Its status is told to all who share the answer, and the next question is asked anew."""
+async def test_a_broker_that_answers_with_an_error_is_named() -> None:
+    """The next question asks it again."""
     stand_in = StandIn()
     stand_in.gate.set()
     stand_in.status = 503
@@ -104,8 +104,7 @@ async def test_a_broker_that_does_not_answer_well_is_named() -> None:
         assert 2 == stand_in.asked
 
 
-async def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
-    """The broker that the channel names may not have opened it yet: only answers that tell of all bundles make a list."""
+async def test_the_question_is_repeated_while_a_bundle_is_missing() -> None:
     stand_in = StandIn()
     stand_in.gate.set()
     stand_in.bundles = []
@@ -118,8 +117,7 @@ async def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
         assert ["moved"] == await asked
 
 
-async def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
-    """Nobody waits for ever, and nobody gets a list that is short."""
+async def test_the_question_fails_if_a_bundle_stays_missing() -> None:
     stand_in = StandIn()
     stand_in.gate.set()
     async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
@@ -128,8 +126,7 @@ async def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
 
 
 @pytest.mark.parametrize("bundles", [None, 7, ["no bundle"]])
-async def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> None:
-    """Another release may answer otherwise; that is told, and is no empty list."""
+async def test_an_answer_that_is_not_a_listing_is_refused(bundles: object) -> None:
     stand_in = StandIn()
     stand_in.gate.set()
     stand_in.bundles = bundles
@@ -151,6 +148,5 @@ async def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> 
     ],
 )
 def test_listings_are_whole_if_no_point_is_missing(cuts: list[tuple[int, int]], expected: bool) -> None:
-    """Whoever listed a range, and however it was cut at that moment."""
     listings = [Listing(bundles=[bundle_name("t/n", low, high)], topics=()) for low, high in reversed(cuts)]
     assert expected == are_whole(listings)

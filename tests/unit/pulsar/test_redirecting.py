@@ -1,4 +1,4 @@
-"""How the consumers of a bundle that has moved are told where to go: after their client has taken what it was sent."""
+"""Test that consumers of a moved bundle are redirected after their client has received its messages."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ async def behind(source: Member, client: WireClient, *topics: str) -> None:
         await publisher.producer(number, topic)
         publisher.publish(number, 0, "x")
         await publisher.receipt(number, 0)
-        await client.hear_message()
+        await client.receive_message()
 
 
 @with_brokers(count=2, settings=PATIENT)
 async def test_a_bundle_moves_before_its_consumers_do(running: Brokers) -> None:
-    """The new owner serves while a client still takes what the old one sent; only then is its consumer told to go."""
+    """The new owner serves while a client still reads messages of the old one."""
     source = running.owner_of()
     destination = running.other_than(source)
     client = await source.client()
     await behind(source, client, TOPIC)
     await running.transfer(destination)
-    await client.hear(T.PING)
+    await client.receive(T.PING)
     assert destination.url == await client.located()
     assert [] == client.names()
-    client.say(pong())
-    assert destination.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+    client.write(pong())
+    assert destination.url == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_each_of_two_bundles_waits_for_their_client(running: Brokers) -> None:
-    """Of two bundles that move at once, none tells a client to go before it has taken the messages of both."""
+async def test_two_bundles_wait_for_their_common_client(running: Brokers) -> None:
     source = running.owner_of()
     destination = running.other_than(source)
     if source is not running.owner_of(ELSEWHERE):
@@ -65,32 +64,31 @@ async def test_each_of_two_bundles_waits_for_their_client(running: Brokers) -> N
     await asyncio.gather(*(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents))
     await running.settled()
     assert (destination, destination) == (running.owner_of(), running.owner_of(ELSEWHERE))
-    await client.hear(T.PING)
+    await client.receive(T.PING)
     assert destination.url == await client.located()
     assert "CLOSE_CONSUMER" not in client.names()
     for _ in range(1 + client.names().count("PING")):
-        client.say(pong())
-    assert {0, 1} == {(await client.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
+        client.write(pong())
+    assert {0, 1} == {(await client.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
 
 
 @with_brokers(count=2, settings=PATIENT)
 async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
-    """Whose library was slow to take messages has a program that will be slow to take them out, and is given the time."""
+    """Its program will be slow to read the messages, too."""
     source = running.owner_of()
     client = await source.client()
     await behind(source, client, TOPIC)
     await running.transfer(running.other_than(source))
-    await client.hear(T.PING)
+    await client.receive(T.PING)
     asked_ms = now_ms()
     await asyncio.sleep(SLOW_S)
-    client.say(pong())
+    client.write(pong())
     answered_ms = now_ms()
-    await client.hear(T.CLOSE_CONSUMER)
+    await client.receive(T.CLOSE_CONSUMER)
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
 
 
-async def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
-    """What it took of one bundle as another left is still before its program when the one leaves in turn, a moment later."""
+async def test_a_java_client_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
     settle_ms = 400
 
     async with brokers(tmp_path, count=2, settings=Settings(settle_java_ms=settle_ms)) as running:
@@ -99,23 +97,22 @@ async def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -
         if source is not running.owner_of(ELSEWHERE):
             await running.transfer(source, ELSEWHERE)
         client = await source.client(handshake=False)
-        client.say(connect(client_version="Pulsar-Java-v4.0.8"))
-        await client.hear(T.CONNECTED)
+        client.write(connect(client_version="Pulsar-Java-v4.0.8"))
+        await client.receive(T.CONNECTED)
         for number, topic in enumerate((TOPIC, ELSEWHERE)):
             await client.consumer(number, topic)
             await client.producer(number, topic)
             client.publish(number, 0, "x")
-            await client.hear_message()
+            await client.receive_message()
         taken_ms = now_ms()
         await running.transfer(destination)
         await running.transfer(destination, ELSEWHERE)
         for _ in range(2):
-            await client.hear(T.CLOSE_CONSUMER)
+            await client.receive(T.CLOSE_CONSUMER)
             assert now_ms() - taken_ms >= settle_ms - TICK_MS
 
 
-async def test_a_broker_that_stops_waits_until_its_consumers_are_told(tmp_path: Path) -> None:
-    """It does not end while a client still takes what it was sent: the connection is closed behind CLOSE_CONSUMER."""
+async def test_a_broker_that_stops_waits_until_its_consumers_are_redirected(tmp_path: Path) -> None:
     async with brokers(tmp_path, settings=Settings(drain_wait_ms=50)) as running:
         (member,) = running.members
         client = await member.client()

@@ -1,4 +1,4 @@
-"""Schemas over several brokers: brought to one of them, and asked of another."""
+"""Test schemas over several brokers: registered at one, asked at another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema(definition: bytes = OLD, kind: int = JSON) -> dict[str, object]:
 async def producer(client: WireClient, producer_id: int, its: dict[str, object], topic: str = TOPIC, *, name: str = "p") -> bytes:
     """Open a producer with a schema; the version that it is told."""
     request_id = client.ask_producer(producer_id, topic, name=name, schema=its)
-    answer = await client.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+    answer = await client.receive(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
     return answer.producer_success.schema_version
 
 
@@ -41,12 +41,12 @@ async def consumer(client: WireClient, consumer_id: int, its: dict[str, object])
 async def told(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
     """What GET_SCHEMA is answered."""
     request_id = client.ask(T.GET_SCHEMA, topic=topic, schema_version=version)
-    return (await client.hear(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
+    return (await client.receive(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
 
 
 @with_brokers(count=3)
-async def test_any_broker_tells_what_a_producer_brought(running: Brokers) -> None:
-    """Its version is in PRODUCER_SUCCESS, again if it asks twice, and its messages bear it: whoever gets them asks any broker for it."""
+async def test_any_broker_finds_the_schema_of_a_producer(running: Brokers) -> None:
+    """PRODUCER_SUCCESS has its version, also for a second request."""
     owner = running.owner_of()
     client = await owner.client()
     version = await producer(client, 1, schema())
@@ -64,7 +64,6 @@ async def test_any_broker_tells_what_a_producer_brought(running: Brokers) -> Non
 
 @with_brokers(count=2)
 async def test_a_schema_outlives_a_move(running: Brokers) -> None:
-    """Its producer brings it along, and its version is the same as before; until then the former owner has it."""
     source = running.owner_of()
     destination = running.other_than(source)
     version = await producer(await source.client(), 1, schema())
@@ -77,8 +76,8 @@ async def test_a_schema_outlives_a_move(running: Brokers) -> None:
 
 
 @with_brokers()
-async def test_what_a_consumer_reads_by_is_known_and_not_the_newest(running: Brokers) -> None:
-    """One that takes any schema brings none."""
+async def test_the_schema_of_a_consumer_is_found_and_not_the_newest(running: Brokers) -> None:
+    """A consumer that accepts any schema registers none."""
     client = await running.members[0].client()
     await consumer(client, 1, schema(b"", AUTO_CONSUME))
     assert ServerError.TopicNotFound == (await told(client)).error_code
@@ -91,7 +90,6 @@ async def test_what_a_consumer_reads_by_is_known_and_not_the_newest(running: Bro
 
 @with_brokers(count=2)
 async def test_the_partitions_of_a_topic_have_one_schema(running: Brokers) -> None:
-    """Clients bring it to a partition, and ask by the name of the topic, or of another partition."""
     owner = running.owner_of(f"{TOPIC}-partition-1")
     version = await producer(await owner.client(), 1, schema(), f"{TOPIC}-partition-1")
     for member in running.members:
@@ -101,8 +99,8 @@ async def test_the_partitions_of_a_topic_have_one_schema(running: Brokers) -> No
 
 
 @with_brokers(count=2)
-async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TopicNotFound if all say so; an error that clients try again if one of them does not answer; and a bound on the questions."""
+async def test_an_unknown_schema_is_answered(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a broker does not answer, the error makes clients retry."""
     here = running.other_than(running.owner_of())
     client = await here.client()
     for version in (None, b"12345678", b"1", b""):
@@ -120,7 +118,6 @@ async def test_what_nobody_knows_is_answered(running: Brokers, monkeypatch: pyte
 
 
 async def test_schemas_over_http(tmp_path: Path) -> None:
-    """As Pulsar spells them, at any broker, for clients whose service URL is one of HTTP."""
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
 
     async with brokers(tmp_path, count=2) as running:
@@ -135,8 +132,8 @@ async def test_schemas_over_http(tmp_path: Path) -> None:
 
 
 @with_brokers(count=2)
-async def test_one_question_goes_out_for_all_who_ask_the_same(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A herd of consumers that come after a move asks for one schema at a time."""
+async def test_equal_questions_share_an_answer(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a move many consumers ask for one schema at once."""
     owner = running.owner_of()
     version = await producer(await owner.client(), 1, schema())
     server = running.other_than(owner)
@@ -154,8 +151,7 @@ async def test_one_question_goes_out_for_all_who_ask_the_same(running: Brokers, 
     assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
 
 
-def test_what_another_broker_tells_is_looked_at() -> None:
-    """A schema survives the way; anything else is refused."""
+def test_the_answer_of_another_broker_is_checked() -> None:
     its = Schema(name="é", kind=15, definition=bytes(range(256)), properties=(("a", "b"),))
     assert its == schema_search.read(schema_search.document(its))
     told = schema_search.document(its)
@@ -165,8 +161,8 @@ def test_what_another_broker_tells_is_looked_at() -> None:
             schema_search.read(nonsense)
 
 
-def test_a_pair_is_told_as_pulsar_tells_it() -> None:
-    """Two definitions with their lengths become one object; a half without a structure is a text."""
+def test_a_key_value_schema_is_one_object() -> None:
+    """A half that is not JSON becomes text."""
     halves = b"\x00\x00\x00\x00" + len(OLD).to_bytes(4, "big") + OLD
     document = schema_document(b"\x00" * 8, Schema(name="s", kind=15, definition=halves, properties=()))
     assert '{"key": "", "value": {"type": "record", "name": "old"}}' == document["data"]

@@ -1,4 +1,4 @@
-"""The server: its names, metrics and log lines, and its counts of what connections keep in memory."""
+"""Test the server: names, metrics, log lines, and counts of what connections keep in memory."""
 
 from __future__ import annotations
 
@@ -29,20 +29,19 @@ from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
 async def breach(member: Member) -> None:
     """Connect, break the protocol, and be disconnected."""
     client = await member.client(handshake=False)
-    client.say(send(1, 0, entry_of()))
+    client.write(send(1, 0, entry_of()))
     await client.closed()
 
 
 @with_brokers(count=2)
-async def test_names_are_given_once(running: Brokers) -> None:
-    """Two producers without a name get two, also at two brokers."""
+async def test_generated_names_are_unique(running: Brokers) -> None:
     names = [await (await running.owner_of().client()).producer(number) for number in range(3)]
     assert 3 == len(set(names))
     assert all(running.owner_of().worker.broker_id in name for name in names)
 
 
 async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that lost the channel holds lookups and questions for partitions in a namespace that it has not read of."""
+    """A broker that lost the channel holds the questions about it."""
     logs, topic = Logs(), "non-persistent://public/new/orders"
     monkeypatch.setattr(workers, "open_log", logs.open)
     async with brokers(tmp_path, count=2, config={**QUICK, "lookup_ms": PATIENCE_MS}) as running:
@@ -54,22 +53,22 @@ async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeyp
             await until(lambda: agent.out_of_touch_ms(clock.now()) is not None)
             new = CreateNamespace(name="public/new", boundaries=even_boundaries(1))
             await seeing.worker.request(new, timeout_ms=PATIENCE_MS)
-            client.say(lookup(client.request_id(), topic))
+            client.write(lookup(client.request_id(), topic))
             client.ask(BaseCommand.PARTITIONED_METADATA, topic=topic)
-            client.say(ping())
-            await client.hear(BaseCommand.PONG)
+            client.write(ping())
+            await client.receive(BaseCommand.PONG)
             assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())
             logs.come_back()
-            answer = (await client.hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
+            answer = (await client.receive(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
             assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (answer.response, answer.partitions)
-            found = (await client.hear(BaseCommand.LOOKUP_RESPONSE)).lookup_response
+            found = (await client.receive(BaseCommand.LOOKUP_RESPONSE)).lookup_response
             assert CommandLookupTopicResponse.Connect == found.response
         finally:
             logs.come_back()  # Otherwise the broker would have to be killed.
 
 
-async def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Path) -> None:
-    """A series that appears with its first event has no rate; one that is on no page means nothing to anybody."""
+async def test_every_metric_is_documented_and_exported_from_the_start(tmp_path: Path) -> None:
+    """A series that appears with its first event has no rate."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
 
     async with brokers(tmp_path) as running:
@@ -84,8 +83,7 @@ async def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Pa
         assert [violation.value for violation in Violation] == reasons
 
 
-async def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A line names the client, the broker and the reason, as fields."""
+async def test_a_disconnection_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, module.__name__)
 
     async with brokers(tmp_path) as running:
@@ -95,10 +93,10 @@ async def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: p
     assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
-async def test_clients_cannot_fill_a_disk_with_log_lines(
+async def test_log_lines_about_clients_are_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many lines in one tick only some are told, and then how many more there were."""
+    """Suppressed lines are counted."""
     monkeypatch.setattr(module, "_LINES_PER_TICK_MAX", 3)
     caplog.set_level(logging.INFO, module.__name__)
 
@@ -114,10 +112,9 @@ async def test_clients_cannot_fill_a_disk_with_log_lines(
     assert 10 == untold + lines.count("disconnected a Pulsar client")
 
 
-async def test_one_client_does_not_keep_the_sweep_from_the_others(
+async def test_a_failing_tick_disconnects_only_its_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose tick fails is given up and told of, and those behind it are still asked for a sign of life."""
     tick, victims = Session.tick, list[Session]()
 
     def failing(session: Session, now_ms: int) -> None:
@@ -131,13 +128,12 @@ async def test_one_client_does_not_keep_the_sweep_from_the_others(
         with monkeypatch.context() as broken:
             broken.setattr(Session, "tick", failing)
             await first.closed()
-            await second.hear(BaseCommand.PING)
+            await second.receive(BaseCommand.PING)
         assert not second.is_closed
     assert "the sweep of a Pulsar client failed" in caplog.text
 
 
-def test_what_is_held_is_counted_by_holder() -> None:
-    """The sum follows what each one holds, and a holder that lets go of all is forgotten."""
+def test_a_pool_counts_bytes_by_holder() -> None:
     pool = Pool[str](bytes_max=10)
     pool.hold("a", 6)
     pool.hold("b", 4)
@@ -148,8 +144,8 @@ def test_what_is_held_is_counted_by_holder() -> None:
     assert (4, False, 0) == (pool.bytes, pool.is_exceeded, pool.held_by("a"))
 
 
-def test_who_has_to_go_is_the_oldest_of_those_with_more_than_their_share() -> None:
-    """To hold more, or less, makes nobody younger; to let go of all does, and who holds little is never meant."""
+def test_the_oldest_holder_above_its_share_has_to_go() -> None:
+    """A holder keeps its age until it holds nothing."""
     pool = Pool[str](bytes_max=12)
     pool.hold("little", 1)
     pool.hold("a", 1)
@@ -162,15 +158,13 @@ def test_who_has_to_go_is_the_oldest_of_those_with_more_than_their_share() -> No
     assert "b" == pool.oldest_above_share
 
 
-def test_what_would_be_too_much_is_told_beforehand() -> None:
-    """As much as there is room for is not."""
+def test_a_pool_knows_what_would_exceed_it() -> None:
     pool = Pool[str](bytes_max=12)
     pool.hold("a", 10)
     assert (False, True) == (pool.would_exceed(2), pool.would_exceed(3))
 
 
-def test_the_room_is_shared_by_those_who_hold_something() -> None:
-    """Who is alone may have all of it."""
+def test_the_current_holders_share_a_pool() -> None:
     pool = Pool[str](bytes_max=12)
     assert 12 == pool.share_bytes
     for holder in "abc":

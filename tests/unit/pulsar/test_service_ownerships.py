@@ -1,4 +1,4 @@
-"""The right to a bundle, under producers and consumers: split, merged, put on record, lost, and taken over after a death."""
+"""Test ownership under producers and consumers: splits, merges, an expired lease, and a dead broker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers
 
 
 @with_brokers(bundles=1)
-async def test_splits_and_merges_touch_no_session(running: Brokers) -> None:
-    """Under traffic, a bundle is cut and joined again: nobody is sent away, and every message arrives, with its receipt."""
+async def test_splits_and_merges_redirect_no_client(running: Brokers) -> None:
+    """Every message arrives, with its receipt."""
     (member,) = running.members
     client = await member.client()
     await client.consumer(1)
@@ -23,7 +23,7 @@ async def test_splits_and_merges_touch_no_session(running: Brokers) -> None:
     async def exchange() -> None:
         nonlocal sent
         client.publish(1, sent, str(sent))
-        assert str(sent) == (await client.hear_message())[2]
+        assert str(sent) == (await client.receive_message())[2]
         await client.receipt(1, sent)
         sent += 1
 
@@ -35,7 +35,7 @@ async def test_splits_and_merges_touch_no_session(running: Brokers) -> None:
         client.publish(1, sent, "meanwhile")
         await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
         await running.settled()
-        assert "meanwhile" == (await client.hear_message())[2]
+        assert "meanwhile" == (await client.receive_message())[2]
         await client.receipt(1, sent)
         sent += 1
         await exchange()
@@ -49,8 +49,8 @@ async def test_splits_and_merges_touch_no_session(running: Brokers) -> None:
 
 
 @with_brokers(bundles=1)
-async def test_a_bundle_is_cut_by_the_topics_in_it(running: Brokers) -> None:
-    """With topics counted, a bundle is cut between the two in the middle; without any, there is no place to cut it."""
+async def test_a_bundle_is_split_between_its_topics(running: Brokers) -> None:
+    """Without topics it is not split."""
     (member,) = running.members
     intent = SplitBundle(bundle=running.bundle_of(), algorithm=TOPIC_COUNT_EQUALLY_DIVIDE, reason="a test")
     await member.worker.request(intent, timeout_ms=PATIENCE_MS)
@@ -69,8 +69,8 @@ async def test_a_bundle_is_cut_by_the_topics_in_it(running: Brokers) -> None:
 
 
 @with_brokers(count=2, bundles=2, settings=PATIENT)
-async def test_a_receipt_that_waits_survives_a_merge(running: Brokers) -> None:
-    """Though one of the two tokens ends, what was taken before is receipted after, under the token of the union."""
+async def test_a_held_receipt_survives_a_merge(running: Brokers) -> None:
+    """It is sent under the token of the union."""
     source, destination, client = await busy(running)
     lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
     await running.transfer(destination)
@@ -89,21 +89,21 @@ async def test_a_receipt_that_waits_survives_a_merge(running: Brokers) -> None:
     assert 1 == len(running.view.bundles_of(NAMESPACE))
     await there.consumer(1, name="me")
     await there.receipt(1, 1)
-    assert "1" == (await there.hear_message())[2]
+    assert "1" == (await there.receive_message())[2]
     assert 0 == await destination.metric("receipts_withheld_total")
     assert not client.is_closed
 
 
 @with_brokers()
-async def test_without_the_right_to_serve_there_is_no_receipt(running: Brokers) -> None:
-    """A broker whose lease has run out takes no message; the producer has to connect anew, so that it does not wait in vain."""
+async def test_without_a_lease_there_is_no_receipt(running: Brokers) -> None:
+    """The producer must reconnect."""
     (member,) = running.members
     client = await member.client()
     await client.consumer(1)
     await client.producer(1)
     member.worker.agent.lease.lose()
     client.publish(1, 0, "unheard")
-    closed = (await client.hear(T.CLOSE_PRODUCER)).close_producer
+    closed = (await client.receive(T.CLOSE_PRODUCER)).close_producer
     assert (1, "") == (closed.producer_id, closed.assignedBrokerServiceUrl)
     assert [] == [name for name in client.names() if name in {"SEND_RECEIPT", "MESSAGE"}]
     assert 1 == await member.metric("receipts_withheld_total")
@@ -111,7 +111,6 @@ async def test_without_the_right_to_serve_there_is_no_receipt(running: Brokers) 
 
 @with_brokers(count=2)
 async def test_clients_of_a_dead_broker_are_held_until_there_is_an_owner(running: Brokers) -> None:
-    """A lookup at a living broker is answered once the bundle has a new owner, and producers and consumers find all in order there."""
     source, survivor, _ = await busy(running)
     waiting = await survivor.client()
     await source.worker.abort()
@@ -121,4 +120,4 @@ async def test_clients_of_a_dead_broker_are_held_until_there_is_an_owner(running
     await waiting.consumer(1, name="me")
     await waiting.producer(1, name="mine", epoch=1)
     waiting.publish(1, 1, "1")
-    assert "1" == (await waiting.hear_message())[2]
+    assert "1" == (await waiting.receive_message())[2]

@@ -1,4 +1,4 @@
-"""What is delivered, receipted and handed on, and under which right: none of it without the second check."""
+"""Test that messages, receipts and handovers pass the second check of ownership."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def holding(running: Brokers) -> tuple[Member, WireClient]:
     return destination, there
 
 
-async def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: Path) -> None:
-    """What is written to a client that does not read leads back to the topic; the message just taken passes its check all the same."""
+async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(tmp_path: Path) -> None:
+    """A write to that client calls the topic again before the receipt."""
     path = tmp_path / "evidence"
     numbers = range(12)
 
@@ -59,8 +59,7 @@ async def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_p
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_without_a_lease_permits_bring_nothing(running: Brokers) -> None:
-    """What waits stays where it is: neither a message nor a receipt comes of a FLOW."""
+async def test_without_a_lease_permits_deliver_nothing(running: Brokers) -> None:
     destination, there = await holding(running)
     destination.worker.agent.lease.lose()
     there.flow(1, 10)
@@ -70,8 +69,7 @@ async def test_without_a_lease_permits_bring_nothing(running: Brokers) -> None:
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_what_had_to_wait_for_the_lease_comes_with_it(running: Brokers) -> None:
-    """Permits granted while the lease is not good are looked at again, without another word of the client."""
+async def test_permits_without_a_lease_take_effect_with_the_next_lease(running: Brokers) -> None:
     destination, there = await holding(running)
     lease = destination.worker.agent.lease
     skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
@@ -80,13 +78,13 @@ async def test_what_had_to_wait_for_the_lease_comes_with_it(running: Brokers) ->
         await asyncio.sleep(0.001)
     assert [] == there.names()
     lease.skew_max_ms = skew_max_ms
-    assert "1" == (await there.hear_message())[2]
+    assert "1" == (await there.receive_message())[2]
     await there.receipt(1, 1)
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_what_fails_its_second_check_is_delivered_to_nobody(running: Brokers) -> None:
-    """The lease ends between a step of the topic and its writing: no message, no receipt, nothing to hand on, and a new start."""
+async def test_an_entry_that_fails_its_second_check_is_not_delivered(running: Brokers) -> None:
+    """It gets no receipt and is not handed over. Its producer must reconnect."""
     destination, there = await holding(running)
     served = served_at(destination)
     (consumer,) = served.topic.consumers
@@ -96,36 +94,34 @@ async def test_what_fails_its_second_check_is_delivered_to_nobody(running: Broke
     destination.service.carry_out(served, outcome)
     assert ({}, 10, 1) == (served.works, consumer.permits, destination.service.counts.receipts_withheld)
     assert () == served.topic.state().entries
-    await there.hear(T.CLOSE_PRODUCER)
+    await there.receive(T.CLOSE_PRODUCER)
     assert 0 == await there.partitions(TOPIC)
     assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_a_receipt_without_its_check_is_withheld(running: Brokers) -> None:
-    """Where nothing is known of a message's right, it counts as having none."""
+async def test_a_receipt_without_a_work_is_withheld(running: Brokers) -> None:
     destination, there = await holding(running)
     served_at(destination).works.clear()
     there.flow(1, 10)
-    await there.hear(T.CLOSE_PRODUCER)
+    await there.receive(T.CLOSE_PRODUCER)
     assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_an_answer_that_would_overtake_withheld_receipts_is_withheld_too(running: Brokers) -> None:
-    """A damaged message at a broker whose lease has run out ends its producer, and is not answered."""
+async def test_a_send_error_behind_withheld_receipts_is_withheld_too(running: Brokers) -> None:
     destination, there = await holding(running)
     destination.worker.agent.lease.lose()
     damaged = bytearray(send(1, 2, entry(b"x")))
     damaged[-1] ^= 1
-    there.say(bytes(damaged))
-    await there.hear(T.CLOSE_PRODUCER)
+    there.write(bytes(damaged))
+    await there.receive(T.CLOSE_PRODUCER)
     assert [] == [name for name in there.names() if name in {"SEND_ERROR", "SEND_RECEIPT"}]
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_what_a_producer_left_without_a_receipt_is_not_handed_on(running: Brokers) -> None:
-    """It leaves before its receipt, comes back to the next owner, and sends again: the message is delivered once."""
+async def test_an_entry_without_a_receipt_leaves_with_its_producer(running: Brokers) -> None:
+    """The producer sends it to the next owner again, which delivers it once."""
     destination, there = await holding(running)
     source = running.other_than(destination)
     leaving = await destination.client()
@@ -136,18 +132,18 @@ async def test_what_a_producer_left_without_a_receipt_is_not_handed_on(running: 
     await metric_becomes(destination, "producers", 1)
     assert {2} == set(served_at(destination).works)
     await running.transfer(source)
-    await there.hear(T.CLOSE_PRODUCER)
+    await there.receive(T.CLOSE_PRODUCER)
     back = await source.client()
     await back.producer(1, name="leaving", epoch=1)
     back.publish(1, 0, "again")
     back.publish(1, 1, "last")
     await back.consumer(1, name="me")
-    assert ["again", "last"] == [(await back.hear_message())[2] for _ in range(2)]
+    assert ["again", "last"] == [(await back.receive_message())[2] for _ in range(2)]
 
 
 @with_brokers(count=2, settings=HASTY)
-async def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(running: Brokers) -> None:
-    """Its destination died before it took over: what had been put aside for it is taken up again, without anybody to ask."""
+async def test_a_bundle_that_returns_to_its_former_owner_keeps_its_messages(running: Brokers) -> None:
+    """Its destination died before it took over."""
     destination, there = await published_behind_a_move(running)
     await there.receipt(1, 1)
     service, former = destination.service, served_at(destination).ownership
@@ -156,13 +152,13 @@ async def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(runnin
     former.fetch = None
     await service.open(former, handover)
     await there.consumer(1, name="me")
-    assert "1" == (await there.hear_message())[2]
+    assert "1" == (await there.receive_message())[2]
     assert await service.fetch(former.bundle, former.token) is None
 
 
 @with_brokers(count=2, bundles=2, settings=HASTY)
-async def test_a_merge_right_behind_a_transfer_loses_nothing(running: Brokers) -> None:
-    """The union begins while one half is being opened, so both are closed for nobody: what the source handed over is still known."""
+async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) -> None:
+    """One half is still opening, so both are closed without a destination."""
     _, destination, _ = await busy(running)
     lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
     if running.owner_of(lone) is not destination:
@@ -188,11 +184,11 @@ async def test_a_merge_right_behind_a_transfer_loses_nothing(running: Brokers) -
     there.publish(1, 1, "1")
     await there.receipt(1, 1)
     await there.consumer(1, name="me")
-    assert (1, 2, "1") == await there.hear_message()
+    assert (1, 2, "1") == await there.receive_message()
 
 
-async def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
-    """One that leaves a fenced topic makes another active there; its client has the id for something else by now."""
+async def test_a_fenced_topic_notifies_no_consumer(tmp_path: Path) -> None:
+    """Its client may have given the id to another consumer."""
     failover = CommandSubscribe.Failover
     async with brokers(tmp_path, count=2, settings=Settings(drain_wait_ms=PATIENCE_MS)) as running:
         source = running.owner_of()
@@ -203,9 +199,9 @@ async def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Pat
         await client.producer(1)
         slow.answers_pings = False
         client.publish(1, 0, "0")
-        await slow.hear_message()
+        await slow.receive_message()
         await running.transfer(destination)
-        await quick.hear(T.CLOSE_CONSUMER)
+        await quick.receive(T.CLOSE_CONSUMER)
         await running.transfer(source)
         third = await source.client()
         await third.consumer(1, name="a", kind=failover)
@@ -220,8 +216,8 @@ async def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Pat
 
 
 @with_brokers(count=2, settings=PATIENT)
-async def test_what_was_receipted_before_outlives_a_receipt_that_is_refused(running: Brokers) -> None:
-    """The former owner's promise is kept: its entry is delivered, and only what is sent again goes back."""
+async def test_an_entry_with_a_receipt_is_delivered_beside_a_refused_one(running: Brokers) -> None:
+    """The former owner sent its receipt."""
     source = running.owner_of()
     destination, there = await holding(running)
     served_at(destination).topic.release_receipts()
@@ -241,7 +237,7 @@ async def test_what_was_receipted_before_outlives_a_receipt_that_is_refused(runn
     skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
     source.service.carry_out(served, outcome)
     lease.skew_max_ms = skew_ms
-    assert "1" == (await back.hear_message())[2]
-    await back.hear(T.CLOSE_PRODUCER)
+    assert "1" == (await back.receive_message())[2]
+    await back.receive(T.CLOSE_PRODUCER)
     assert "MESSAGE" not in back.names()
     there.vanish()

@@ -1,4 +1,4 @@
-"""Sessions: what a client says over a socket, and what comes of it; the good, the bad, and the silent."""
+"""Test sessions: clients that connect to a broker over a socket, and those that violate the protocol or are silent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def neighbour_is_served(member: Member) -> None:
     await client.consumer(1, NEIGHBOUR)
     await client.producer(1, NEIGHBOUR)
     client.publish(1, 0, "on we go")
-    assert "on we go" == (await client.hear_message())[2]
+    assert "on we go" == (await client.receive_message())[2]
     await client.receipt(1, 0)
     await client.close()
 
@@ -34,7 +34,6 @@ async def metric_becomes(member: Member, name: str, value: float, **labels: str)
 
 @with_brokers()
 async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) -> None:
-    """It arrives as it was sent, and its receipt bears its sequence; both are counted."""
     (member,) = running.members
     client = await member.client()
     assert member.url == await client.located()
@@ -43,14 +42,14 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) ->
     assert (await client.producer(5)).startswith("equipoise-")
     for number in range(3):
         client.publish(5, number, f"message {number}")
-    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [await client.hear_message() for _ in range(3)]
+    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [await client.receive_message() for _ in range(3)]
     for number in range(3):
         await client.receipt(5, number)
     assert 3 == await member.metric("messages_published_total")
     assert 3 == await member.metric("messages_delivered_total")
     assert (1, 1, 1) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
-    client.say(close_producer(5, 900) + close_consumer(3, 901))
-    await client.hear(T.SUCCESS, lambda said: said.success.request_id == 901)
+    client.write(close_producer(5, 900) + close_consumer(3, 901))
+    await client.receive(T.SUCCESS, lambda said: said.success.request_id == 901)
     assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
 
 
@@ -65,7 +64,7 @@ async def test_a_client_that_violates_the_protocol_is_disconnected(running: Brok
     (member,) = running.members
     before = await member.client()
     client = await member.client(handshake=handshake)
-    client.say(data)
+    client.write(data)
     await client.closed()
     assert 1 == await member.metric("disconnections_total", reason=reason)
     assert not before.is_closed
@@ -74,13 +73,13 @@ async def test_a_client_that_violates_the_protocol_is_disconnected(running: Brok
 
 @with_brokers()
 async def test_a_damaged_message_is_refused_alone(running: Brokers) -> None:
-    """A wrong checksum gets a SEND_ERROR in the order of the receipts, and the next message its receipt."""
+    """Its SEND_ERROR comes in the order of the receipts."""
     (member,) = running.members
     client = await member.client()
     await client.producer(1)
     damaged = bytearray(entry())
     damaged[-1] ^= 1
-    client.say(send(1, 0, entry()) + send(1, 1, bytes(damaged)) + send(1, 2, entry()))
+    client.write(send(1, 0, entry()) + send(1, 1, bytes(damaged)) + send(1, 2, entry()))
     await client.receipt(1, 0)
     await client.receipt(1, 2)
     (error,) = [command.send_error for command, _ in client.inbox if command.type == T.SEND_ERROR]
@@ -98,40 +97,39 @@ async def test_a_damaged_message_is_refused_alone(running: Brokers) -> None:
 )
 @with_brokers()
 async def test_a_topic_that_is_not_served_is_refused(running: Brokers, topic: str, error: ServerError) -> None:
-    """Lookups, producers and consumers are refused with the code that tells clients what to do, and nothing is left of them."""
+    """The code tells clients what to do."""
     (member,) = running.members
     client = await member.client()
-    client.say(lookup(1, topic))
-    assert error == (await client.hear(T.LOOKUP_RESPONSE)).lookup_response.error
+    client.write(lookup(1, topic))
+    assert error == (await client.receive(T.LOOKUP_RESPONSE)).lookup_response.error
     client.ask_producer(1, topic)
-    assert error == (await client.hear(T.ERROR)).error.error
+    assert error == (await client.receive(T.ERROR)).error.error
     client.ask_consumer(1, topic)
-    assert error == (await client.hear(T.ERROR)).error.error
+    assert error == (await client.receive(T.ERROR)).error.error
     assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), "only where the client is to try again"
     assert 0 == await member.metric("topics")
 
 
 @with_brokers()
-async def test_what_is_refused_leaves_no_topic(running: Brokers) -> None:
-    """A producer or consumer that its topic does not let in is told why, and the topic that was made for it is not kept."""
+async def test_a_refused_producer_or_consumer_leaves_no_topic(running: Brokers) -> None:
     (member,) = running.members
     client = await member.client()
     client.ask_producer(1, producer_access_mode=2)
-    assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
+    assert ServerError.NotAllowedError == (await client.receive(T.ERROR)).error.error
     client.ask_consumer(1, read_compacted=True)
-    assert ServerError.NotAllowedError == (await client.hear(T.ERROR)).error.error
+    assert ServerError.NotAllowedError == (await client.receive(T.ERROR)).error.error
     assert 0 == await member.metric("topics")
 
 
 @with_brokers()
 async def test_a_creation_may_be_cancelled(running: Brokers) -> None:
-    """A producer closed before it was opened is not opened behind its client's back, and its id can be used again."""
+    """The id can be used again."""
     (member,) = running.members
     client = await member.client()
     first = client.ask_producer(1)
-    client.say(close_producer(1, 900))
+    client.write(close_producer(1, 900))
     client.ask_consumer(1)
-    client.say(close_consumer(1, 901))
+    client.write(close_consumer(1, 901))
     name = await client.producer(1, name="mine")
     assert "mine" == name
     assert ["SUCCESS", "SUCCESS"] == client.names(), "the closings, and not the first opening"
@@ -140,8 +138,8 @@ async def test_a_creation_may_be_cancelled(running: Brokers) -> None:
 
 
 @with_brokers(settings=Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024))
-async def test_a_slow_consumer_loses_what_it_does_not_take(running: Brokers) -> None:
-    """Messages for a client that does not read are dropped and counted; one beside it gets all, and the slow one the later ones."""
+async def test_a_slow_consumer_loses_messages(running: Brokers) -> None:
+    """They are dropped and counted. It gets the later ones, and other consumers get all."""
     (member,) = running.members
     producer, quick, slow = await member.client(), await member.client(), await member.client()
     await quick.consumer(1, subscription="quick", permits=1_000_000)
@@ -156,20 +154,20 @@ async def test_a_slow_consumer_loses_what_it_does_not_take(running: Brokers) -> 
         for number in range(sent - 50, sent):
             await producer.receipt(1, number)
     for number in range(sent):
-        assert str(number) == (await quick.hear_message())[2]
+        assert str(number) == (await quick.receive_message())[2]
     slow.read()
-    texts = [(await slow.hear_message())[2]]
+    texts = [(await slow.receive_message())[2]]
     while texts[-1] != "the end":
         producer.publish(1, sent, "the end")
         sent += 1
-        texts.append((await slow.hear_message())[2])
+        texts.append((await slow.receive_message())[2])
     numbers = [int(text) for text in texts if text != "the end"]
     assert sorted(numbers) == numbers
 
 
 @with_brokers(settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 150})
-async def test_a_client_that_does_not_answer_a_ping_is_given_up(running: Brokers) -> None:
-    """Silence is asked about, and then ended; a client that answers stays, though it says nothing else."""
+async def test_a_client_that_answers_no_ping_is_disconnected(running: Brokers) -> None:
+    """A client that only answers PINGs stays."""
     (member,) = running.members
     silent, alive = await member.client(), await member.client()
     silent.answers_pings = False
@@ -184,7 +182,6 @@ async def test_a_client_that_does_not_answer_a_ping_is_given_up(running: Brokers
 
 @with_brokers()
 async def test_clients_that_come_and_go_leave_nothing(running: Brokers) -> None:
-    """A client that connects anew again and again, with a producer and a consumer each time, leaves no trace but its count."""
     (member,) = running.members
     for round_ in range(60):
         client = await member.client()
@@ -199,7 +196,7 @@ async def test_clients_that_come_and_go_leave_nothing(running: Brokers) -> None:
 
 @with_brokers()
 async def test_a_half_closed_connection_is_closed(running: Brokers) -> None:
-    """A client that says it will say no more, and takes nothing more either, does not keep its place."""
+    """Its client may read nothing either."""
     (member,) = running.members
     client = await member.client()
     await client.consumer(1)
@@ -209,8 +206,7 @@ async def test_a_half_closed_connection_is_closed(running: Brokers) -> None:
 
 
 @with_brokers(config={"pulsar_connections_per_address_max": 2})
-async def test_one_address_cannot_have_all_connections(running: Brokers) -> None:
-    """One connection too many of an address is closed at once, and there is room again when another goes."""
+async def test_the_connections_of_one_address_are_bounded(running: Brokers) -> None:
     (member,) = running.members
     first, second = await member.client(), await member.client()
     third = await member.client(handshake=False)
@@ -223,18 +219,18 @@ async def test_one_address_cannot_have_all_connections(running: Brokers) -> None
 
 
 @with_brokers()
-async def test_a_name_of_a_living_producer_is_not_given_away(running: Brokers) -> None:
-    """Its holder is asked for a sign of life, and gives it."""
+async def test_the_name_of_a_live_producer_is_refused(running: Brokers) -> None:
+    """Its holder answers a PING first."""
     holder, other = await running.members[0].client(), await running.members[0].client()
     await holder.producer(1, name="mine")
     other.ask_producer(1, name="mine", epoch=1)
-    assert ServerError.ProducerBusy == (await other.hear(T.ERROR)).error.error
+    assert ServerError.ProducerBusy == (await other.receive(T.ERROR)).error.error
     assert "PING" in holder.names()
 
 
 @with_brokers(settings=Settings(probe_ms=50))
 async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers) -> None:
-    """A producer's name and an Exclusive subscription go to who wants them; what the new ones publish, all the topic hears."""
+    """This holds for a producer's name and for an Exclusive subscription. The topic stays the same."""
     (member,) = running.members
     dead, other, listener = await member.client(), await member.client(), await member.client()
     dead.answers_pings = False
@@ -243,15 +239,14 @@ async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers
     await dead.closed()
     await listener.consumer(1, subscription="other")
     other.publish(4, 0, "hello")
-    assert "hello" == (await listener.hear_message())[2], "the topic must not have ended with the one that held the name"
+    assert "hello" == (await listener.receive_message())[2], "the topic must not have ended with the one that held the name"
     listener.answers_pings = False
     await other.consumer(9, subscription="other")
     assert 1 == await member.metric("topics")
 
 
 @with_brokers(settings=Settings(probe_ms=200))
-async def test_whoever_wants_a_place_cannot_make_its_holder_say_pong_for_ever(running: Brokers) -> None:
-    """Many who want one name share one PING to its holder."""
+async def test_many_requests_for_one_name_share_a_ping(running: Brokers) -> None:
     (member,) = running.members
     holder, other = await member.client(), await member.client()
     holder.answers_pings = False
@@ -263,17 +258,17 @@ async def test_whoever_wants_a_place_cannot_make_its_holder_say_pong_for_ever(ru
 
 
 @with_brokers()
-async def test_who_becomes_active_as_a_connection_ends_is_told_once(running: Brokers) -> None:
-    """However many consumers leave with it: nobody is made active between the first of them and the last."""
+async def test_the_next_active_consumer_is_notified_once_when_a_connection_ends(running: Brokers) -> None:
+    """None of the consumers that leave with it becomes active in between."""
     first, second = await running.members[0].client(), await running.members[0].client()
     # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
     for number, name in enumerate("abcde"):
         await (first if name in "ab" else second).consumer(number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name)
-    assert (await first.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+    assert (await first.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
     for _ in range(3):
-        assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+        assert not (await second.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
     first.vanish()
-    change = (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
+    change = (await second.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
     assert (3, True) == (change.consumer_id, change.is_active)
     await second.located()
     assert "ACTIVE_CONSUMER_CHANGE" not in second.names()
@@ -281,26 +276,25 @@ async def test_who_becomes_active_as_a_connection_ends_is_told_once(running: Bro
 
 @with_brokers()
 async def test_small_questions_are_answered(running: Brokers) -> None:
-    """Stats of a consumer, the topics of a namespace, the end of a subscription."""
     (member,) = running.members
     client = await member.client()
     await client.consumer(1, name="me")
     client.ask(T.CONSUMER_STATS, consumer_id=1)
-    stats = (await client.hear(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
+    stats = (await client.receive(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
     assert ("me", "Exclusive", False) == (stats.consumerName, stats.type, stats.HasField("error_code"))
     client.ask_topics()
-    assert [TOPIC] == list((await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
+    assert [TOPIC] == list((await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
     client.ask_topics("no/where")
-    assert ServerError.TopicNotFound == (await client.hear(T.ERROR)).error.error
-    client.say(unsubscribe(1, 900))
-    await client.hear(T.SUCCESS)
+    assert ServerError.TopicNotFound == (await client.receive(T.ERROR)).error.error
+    client.write(unsubscribe(1, 900))
+    await client.receive(T.SUCCESS)
     assert 0 == await member.metric("consumers")
-    client.say(ping())
-    await client.hear(T.PONG)
+    client.write(ping())
+    await client.receive(T.PONG)
 
 
 async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What nobody thought of ends the connection that asked, is told with its traceback, and nothing else."""
+    """It is logged with its traceback."""
     async with brokers(tmp_path) as running:
         (member,) = running.members
         client = await member.client()
@@ -313,8 +307,7 @@ async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.Mo
     assert "a request of a Pulsar client failed" in caplog.text
 
 
-async def test_clients_are_parted_with_at_the_end(tmp_path: Path) -> None:
-    """A broker that stops tells producers and consumers to look elsewhere, and closes their connections."""
+async def test_a_broker_that_stops_redirects_its_clients(tmp_path: Path) -> None:
     async with brokers(tmp_path) as running:
         client = await running.members[0].client()
         await client.producer(1)

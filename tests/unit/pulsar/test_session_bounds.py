@@ -1,4 +1,4 @@
-"""What clients can make a broker keep, or do at once: the bounds of a session, and of all together."""
+"""Test what clients can make a broker keep or do at once: the bounds of one session and of all together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask_schema(request_id: int) -> bytes:
 async def know_schema(client: WireClient) -> None:
     """Tell the broker a schema of SCHEMA_BYTES, so that small questions have large answers."""
     client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema={"name": "s", "schema_data": b"s" * SCHEMA_BYTES, "type": 1})
-    await client.hear(T.GET_OR_CREATE_SCHEMA_RESPONSE)
+    await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
 
 
 def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -52,7 +52,7 @@ def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that asks on and on, and takes no answer, costs a bounded amount of memory, also within one turn; then it is cut off."""
+    """Before that it costs a bounded amount of memory, also within one turn."""
     settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
     peak_bytes = watch_behind(monkeypatch)
 
@@ -62,7 +62,7 @@ async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeyp
         await know_schema(client)
         await client.stop_reading()
         while await member.metric("disconnections_total", reason="never_reads") == 0:
-            client.say(b"".join(ask_schema(client.request_id()) for _ in range(200)))
+            client.write(b"".join(ask_schema(client.request_id()) for _ in range(200)))
         await metric_becomes(member, "connections", 0)
         await neighbour_is_served(member)
         client.vanish()
@@ -71,7 +71,7 @@ async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeyp
 
 
 async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
-    """Many that are each within their own bound are cut off all the same, once they are too much together."""
+    """Each of them is within its own bound."""
     settings = Settings(write_buffer_bytes=32 * 1024, all_messages_behind_bytes_max=256 * 1024, all_behind_bytes_max=512 * 1024)
 
     async with brokers(tmp_path, settings=settings) as running:
@@ -82,7 +82,7 @@ async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
             await client.stop_reading()
         while await member.metric("disconnections_total", reason="no_room") == 0:
             for client in clients:
-                client.say(b"".join(ask_schema(client.request_id()) for _ in range(50)))
+                client.write(b"".join(ask_schema(client.request_id()) for _ in range(50)))
         assert 0 == await member.metric("disconnections_total", reason="never_reads")
         for client in clients:
             client.vanish()
@@ -90,15 +90,14 @@ async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
         await neighbour_is_served(member)
 
 
-async def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> None:
-    """Where all have begun more than there is room for, the one whose frame was begun first is cut off, and no other."""
+async def test_the_client_with_the_oldest_unfinished_frame_makes_room(tmp_path: Path) -> None:
     settings = Settings(all_unfinished_bytes_max=250_000)
 
     async with brokers(tmp_path, settings=settings) as running:
         (member,) = running.members
         slow, other, last = [await member.client() for _ in range(3)]
         for client in (slow, other, last):
-            client.say(struct.pack(">II", 1_000_000, 20) + b"x" * 100_000)
+            client.write(struct.pack(">II", 1_000_000, 20) + b"x" * 100_000)
             await client.drained()
             if client is slow:
                 while await member.metric("unfinished_bytes") == 0:
@@ -108,8 +107,8 @@ async def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> No
         assert (False, False) == (other.is_closed, last.is_closed)
 
 
-async def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many come in one chunk, a turn takes so many; others are served between, and all are answered in the end."""
+async def test_the_requests_of_one_client_per_turn_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are answered in the end."""
     turns = list[int]()
     receive = Connection.receive
 
@@ -123,15 +122,14 @@ async def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Pa
     async with brokers(tmp_path) as running:
         (member,) = running.members
         client = await member.client()
-        client.say(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
-        await client.hear(T.PONG)
+        client.write(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
+        await client.receive(T.PONG)
         for _ in range(500):
-            await client.hear(T.PRODUCER_SUCCESS)
+            await client.receive(T.PRODUCER_SUCCESS)
     assert 64 == max(turns)
 
 
-async def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often one client asks at once, its questions are answered one after the other, in order."""
+async def test_topic_lists_are_sent_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way, most = 0, 0
     encode_topics = Server.encoded_topics
 
@@ -151,27 +149,27 @@ async def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: p
         await client.producer(1)
         for _ in range(10):
             client.ask_topics()
-        told = [(await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
+        told = [(await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
         assert [[TOPIC]] * 10 == [list(each.topics) for each in told]
         assert sorted(each.request_id for each in told) == [each.request_id for each in told]
     assert 1 == most
 
 
 @with_brokers(config={"pulsar_message_bytes_max": 1_024})
-async def test_more_topics_than_a_client_takes_are_not_told(running: Brokers) -> None:
-    """A list larger than a message would make clients close the connection: they are told why instead."""
+async def test_a_topic_list_that_is_too_long_is_refused(running: Brokers) -> None:
+    """Clients would close the connection."""
     client = await running.members[0].client()
     for number in range(3):
         await client.producer(number, f"non-persistent://{NAMESPACE}/{number}{'x' * 400}")
     client.ask_topics()
-    error = (await client.hear(T.ERROR)).error
+    error = (await client.receive(T.ERROR)).error
     assert ServerError.NotAllowedError == error.error
     assert "the names of the 3 topics of namespace public/default are " in error.message
     await client.producer(3)
 
 
-async def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who share a list share what is made of it, and it is not kept for longer."""
+async def test_concurrent_questions_share_an_encoded_topic_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not kept for longer."""
     spelled = list[Sequence[str]]()
     encode_topics = replies.encode_topics
 
@@ -193,7 +191,7 @@ async def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_pat
 
 
 async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
-    """Where more waits after moves than a broker has room for, it waits no longer, and is dropped and counted."""
+    """Beyond it the broker stops waiting, and drops and counts the messages."""
     forever = TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=3_600_000)
 
     async with brokers(tmp_path, count=2, settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20)) as running:
@@ -207,8 +205,7 @@ async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
         await metric_becomes(destination, "topics_waiting", 0)
 
 
-async def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there once, and topics go on waiting as long as there is room for that."""
+async def test_an_entry_that_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forever = TopicLimits(receipt_wait_ms=10, absent_wait_ms=3_600_000, reconnect_wait_ms=3_600_000)
     swept = asyncio.Event()
     relieve = Server._relieve  # noqa: SLF001 - what is waited for has no other name
@@ -236,7 +233,7 @@ async def test_what_several_subscriptions_wait_for_counts_once(tmp_path: Path, m
 
 
 async def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages for one that is within its own bound are dropped all the same, once all that waits for clients is too much."""
+    """Each of them is within its own bound."""
     peak_bytes = watch_behind(monkeypatch)
     bounds = Settings(all_messages_behind_bytes_max=256 * 1024)
 

@@ -1,4 +1,4 @@
-"""Counters of topics as the load of their bundle."""
+"""Test the load of a bundle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def served(number: int) -> Served:
     return made
 
 
-def test_a_bundle_carries_what_its_topics_do() -> None:
-    """Messages count as they come in, and for each subscription that they go out to; sessions are who is connected."""
+def test_the_load_of_a_bundle_is_the_sum_of_its_topics() -> None:
+    """An outgoing message counts once per subscription."""
     topics = [served(0), served(1)]
     now = {each.name: totals_of(each.topic) for each in topics}
     messaging = Messaging(
@@ -41,8 +41,8 @@ def test_a_bundle_carries_what_its_topics_do() -> None:
     assert BundleLoad(calls_per_second=3, bytes_per_second=15, sessions=6, messaging=messaging) == load_of(topics, {}, now, 2.0)
 
 
-def test_only_what_was_counted_since_the_last_look_is_load() -> None:
-    """A topic that went away and came again, so that it has counted less than before, has carried nothing."""
+def test_only_new_messages_are_load() -> None:
+    """A topic whose counters are lower than before has no load."""
     quiet, anew = served(0), served(1)
     now = {each.name: totals_of(each.topic) for each in (quiet, anew)}
     before = {quiet.name: now[quiet.name], anew.name: Totals(9, 99, 9, 99)}
@@ -50,8 +50,7 @@ def test_only_what_was_counted_since_the_last_look_is_load() -> None:
     assert (0.0, 0.0, 6) == (load.calls_per_second, load.bytes_per_second, load.sessions)
 
 
-def test_topics_are_told_with_their_points_and_rates() -> None:
-    """What a split is cut by: the point of each topic, and what it carried both ways over its last window of rates."""
+def test_topic_loads_have_points_and_rates() -> None:
     quiet, busy = served(0), served(1)
     busy.topic.roll(2_000)
     expected = TopicLoad(point=topic_hash(NAMES[1]), messages_per_second=1.5, bytes_per_second=7.5)

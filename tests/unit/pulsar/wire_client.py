@@ -1,4 +1,4 @@
-"""A client of Pulsar's protocol that says what a test wants it to say, and brokers of one loop to say it to."""
+"""A scripted client of Pulsar's protocol, and brokers on one loop that it connects to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
-from tests.pulsar.pulsar_speech import connect, entry, flow, frame_of, lookup, pong, send
+from tests.pulsar.pulsar_speech import connect, entry, flow, frame_of, pong, send
 from tests.unit.http.cluster import Test, story
 
 NAMESPACE = "public/default"
@@ -36,7 +36,7 @@ T = BaseCommand.Type
 
 
 class WireClient:
-    """One connection. It answers no PING unless told to, and reads all that it is sent, unless told not to."""
+    """One connection. By default it answers PINGs and reads all that it gets."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -50,39 +50,39 @@ class WireClient:
 
     @classmethod
     async def connected(cls, url: str, *, handshake: bool = True) -> Self:
-        """A connection to `pulsar://host:port`, behind its handshake unless told otherwise."""
+        """Connect to `pulsar://host:port`. Without `handshake` send nothing."""
         host, _, port = url.removeprefix("pulsar://").rpartition(":")
         client = cls(*await asyncio.open_connection(host, int(port)))
         client.read()
         if handshake:
-            client.say(connect())
-            await client.hear(T.CONNECTED)
+            client.write(connect())
+            await client.receive(T.CONNECTED)
         return client
 
-    def say(self, data: bytes) -> None:
-        """Write bytes, whatever they are."""
+    def write(self, data: bytes) -> None:
+        """Write any bytes."""
         self._writer.write(data)
 
     async def drained(self) -> None:
-        """Wait until what was said has gone out."""
+        """Wait until all bytes are sent."""
         await self._writer.drain()
 
     def read(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         self._reading = asyncio.ensure_future(self._read())
 
     async def stop_reading(self) -> None:
-        """Read nothing from now on, so that the broker's writes pile up."""
+        """Stop reading, so that the broker's writes accumulate."""
         assert self._reading is not None
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
     def half_close(self) -> None:
-        """Say that nothing more will be said."""
+        """End the stream to the broker."""
         self._writer.write_eof()
 
     def vanish(self) -> None:
-        """Be gone without a word."""
+        """Abort the connection."""
         if self._reading is not None:
             self._reading.cancel()
         self._writer.transport.abort()
@@ -94,7 +94,7 @@ class WireClient:
             await asyncio.wait([self._reading])
 
     async def outlive(self) -> None:
-        """Hear the last words of a broker that has ended, and close the connection."""
+        """Read all that a broker sent before it ended, and close the connection."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
         self.vanish()
@@ -107,24 +107,24 @@ class WireClient:
                 command = BaseCommand.FromString(body[:size])
                 assert command.IsInitialized()
                 if command.type == T.PING and self.answers_pings:
-                    self.say(pong())
+                    self.write(pong())
                 self.inbox.append((command, body[size:]))
                 self._news.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             self.is_closed = True
             self._news.set()
 
-    async def hear(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool] = lambda _: True) -> BaseCommand:
-        """The next command of a type, taken from the inbox; waits for it. Fails if the connection is closed instead."""
-        return (await self._hear(kind, matches))[0]
+    async def receive(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool] = lambda _: True) -> BaseCommand:
+        """Wait for the next command of a type, and take it from the inbox. Fail if the connection is closed before."""
+        return (await self._receive(kind, matches))[0]
 
-    async def hear_message(self) -> tuple[int, int, str]:
-        """The next MESSAGE: its consumer, its entry id, and the text that `publish` was given."""
-        command, block = await self._hear(T.MESSAGE, lambda _: True)
+    async def receive_message(self) -> tuple[int, int, str]:
+        """Wait for the next MESSAGE: its consumer, its entry id, and the text that was published."""
+        command, block = await self._receive(T.MESSAGE, lambda _: True)
         text = block[block.index(PAYLOAD_HEAD) + len(PAYLOAD_HEAD) :]
         return command.message.consumer_id, command.message.message_id.entryId, text.decode()
 
-    async def _hear(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]) -> tuple[BaseCommand, bytes]:
+    async def _receive(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]) -> tuple[BaseCommand, bytes]:
         while True:
             for place, (command, block) in enumerate(self.inbox):
                 if command.type == kind and matches(command):
@@ -145,31 +145,30 @@ class WireClient:
         return [T.Name(command.type) for command, _ in self.inbox]
 
     def request_id(self) -> int:
-        """An id that was not used yet."""
+        """A new request id."""
         return next(self._request_ids)
 
     # --- conversations ---
 
     async def located(self, topic: str = TOPIC) -> str:
-        """Where a lookup sends the client."""
-        request_id = self.request_id()
-        self.say(lookup(request_id, topic))
-        return (await self.hear(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
+        """Look a topic up: the address that the broker answers."""
+        self.ask(T.LOOKUP, topic=topic)
+        return (await self.receive(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
 
     def ask(self, kind: BaseCommand.Type, **body: Any) -> int:  # noqa: ANN401 - the fields that Pulsar gives it
-        """Say a request; returns its id."""
+        """Send a request. Return its id."""
         request_id = self.request_id()
-        self.say(frame_of(kind, request_id=request_id, **body))
+        self.write(frame_of(kind, request_id=request_id, **body))
         return request_id
 
     def ask_producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> int:  # noqa: ANN401 - as above
-        """Say PRODUCER; returns the request's id."""
+        """Send PRODUCER. Return the request's id."""
         return self.ask(T.PRODUCER, topic=topic, producer_id=producer_id, producer_name=name, **body)
 
     async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> str:  # noqa: ANN401 - as above
-        """Open a producer; returns its name."""
+        """Open a producer. Return its name."""
         request_id = self.ask_producer(producer_id, topic, name=name, **body)
-        answer = await self.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+        answer = await self.receive(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
         return answer.producer_success.producer_name
 
     def ask_consumer(
@@ -182,38 +181,38 @@ class WireClient:
         name: str = "",
         **body: Any,  # noqa: ANN401 - as above
     ) -> int:
-        """Say SUBSCRIBE; returns the request's id."""
+        """Send SUBSCRIBE. Return the request's id."""
         who = {"consumer_id": consumer_id, "consumer_name": name}
         return self.ask(T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **who, **body)
 
     async def consumer(self, consumer_id: int, topic: str = TOPIC, *, permits: int = 1_000, **body: Any) -> None:  # noqa: ANN401 - as above
         """Subscribe as `ask_consumer` does, and grant permits."""
         request_id = self.ask_consumer(consumer_id, topic, **body)
-        await self.hear(T.SUCCESS, lambda said: said.success.request_id == request_id)
+        await self.receive(T.SUCCESS, lambda said: said.success.request_id == request_id)
         if permits:
             self.flow(consumer_id, permits)
 
     def flow(self, consumer_id: int, permits: int) -> None:
         """Grant permits."""
-        self.say(flow(consumer_id, permits))
+        self.write(flow(consumer_id, permits))
 
     def publish(self, producer_id: int, sequence_id: int, text: str, *, padding: int = 0) -> None:
-        """Send one message of this text, and do not wait for its receipt."""
-        self.say(send(producer_id, sequence_id, entry(b" " * padding + PAYLOAD_HEAD + text.encode())))
+        """Send a message without waiting for its receipt."""
+        self.write(send(producer_id, sequence_id, entry(b" " * padding + PAYLOAD_HEAD + text.encode())))
 
     async def receipt(self, producer_id: int, sequence_id: int) -> None:
-        """Wait for the next receipt of a producer, which must be this one: they come in the order of the messages."""
-        receipt = (await self.hear(T.SEND_RECEIPT, lambda said: said.send_receipt.producer_id == producer_id)).send_receipt
+        """Wait for the next receipt of a producer, which must be this one."""
+        receipt = (await self.receive(T.SEND_RECEIPT, lambda said: said.send_receipt.producer_id == producer_id)).send_receipt
         assert sequence_id == receipt.sequence_id
 
     def ask_topics(self, namespace: str = NAMESPACE) -> None:
-        """Say GET_TOPICS_OF_NAMESPACE."""
+        """Send GET_TOPICS_OF_NAMESPACE."""
         self.ask(T.GET_TOPICS_OF_NAMESPACE, namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
 
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has."""
         self.ask(T.PARTITIONED_METADATA, topic=topic)
-        answer = await self.hear(T.PARTITIONED_METADATA_RESPONSE)
+        answer = await self.receive(T.PARTITIONED_METADATA_RESPONSE)
         return answer.partitioned_metadata_response.partitions
 
 
@@ -229,7 +228,7 @@ class Member:
 
     @property
     def url(self) -> str:
-        """Where Pulsar's clients find it."""
+        """Its Pulsar address."""
         return self._address("pulsar")
 
     def _address(self, protocol: str) -> str:
@@ -238,20 +237,20 @@ class Member:
         return entry_.joined.addresses[protocol]
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, object]:
-        """An answer over HTTP: its status, and what its JSON says; redirects are followed."""
+        """Make a request over HTTP, and follow redirects. Return the status and the JSON or text."""
         url = URL(self._address("http") + path, encoded=True)
         async with self.http.request(method, url, json=body) as response:
             text = await response.text()
             return response.status, await response.json() if response.content_type == "application/json" and text else text
 
     async def get(self, path: str) -> object:
-        """What a GET gives, which must succeed."""
+        """Return the answer of a GET, which must succeed."""
         status, answer = await self.ask("GET", path)
         assert 200 == status, answer
         return answer
 
     async def metric(self, name: str, **labels: str) -> float:
-        """One metric, as Prometheus reads it; 0 if it is not there."""
+        """Return a metric, or 0 if it is absent."""
         text = str(await self.get("/metrics"))
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         for line in text.splitlines():
@@ -260,11 +259,11 @@ class Member:
         return 0.0
 
     async def stop(self) -> None:
-        """Stop it gracefully, with nothing of it left."""
+        """Stop it gracefully."""
         await self.broker.__aexit__(None, None, None)
 
     async def client(self, *, handshake: bool = True) -> WireClient:
-        """A new connection to it."""
+        """Connect a new client."""
         client = await WireClient.connected(self.url, handshake=handshake)
         self.clients.append(client)
         return client
@@ -297,7 +296,7 @@ class Brokers:
         return next(member for member in self.members if member not in those)
 
     async def transfer(self, destination: Member, topic: str = TOPIC) -> None:
-        """Have a topic's bundle moved, and wait until that is done everywhere."""
+        """Move a topic's bundle, and wait until every broker has read of it."""
         bundle = self.bundle_of(topic)
         worker = self.members[0].worker
         await worker.request(Transfer(bundle=bundle, destination=destination.worker.broker_id, reason="a test"), timeout_ms=PATIENCE_MS)
@@ -333,7 +332,7 @@ async def brokers(
     log_url: str | None = None,
     others: Mapping[str, Service] | None = None,
 ) -> AsyncIterator[Brokers]:
-    """So many brokers on one loop, over a log in memory unless told otherwise. `config` is added to each one's configuration.
+    """Run `count` brokers on one loop, by default over a log in memory. `config` is added to each one's configuration.
 
     `others` are services of other namespaces, by pattern.
     """

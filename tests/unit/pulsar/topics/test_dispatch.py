@@ -1,4 +1,4 @@
-"""The four ways of choosing a consumer, seen through their dispatchers."""
+"""Test the four ways to choose a consumer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def made(kind: SubscriptionKind, *, is_sticky: bool = False, partition: int = -1
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
-def test_only_who_is_ready_is_chosen(kind: SubscriptionKind) -> None:
-    """Without a consumer, permits, or room on the connection nobody is chosen."""
+def test_only_a_ready_consumer_is_chosen(kind: SubscriptionKind) -> None:
     among = made(kind)
     assert among.choose(SLOT) is None
     consumer = ready("a")
@@ -49,8 +48,8 @@ def test_only_who_is_ready_is_chosen(kind: SubscriptionKind) -> None:
     assert among.choose(SLOT) is None
 
 
-def test_exclusive_lets_nobody_in_beside_its_consumer() -> None:
-    """The second consumer is refused, and the refusal names the holder, whose connection may be dead."""
+def test_exclusive_refuses_a_second_consumer() -> None:
+    """The refusal names the holder, whose connection may be dead."""
     among = made(SubscriptionKind.EXCLUSIVE)
     holder = ready("a")
     assert [] == among.add(holder)
@@ -62,8 +61,8 @@ def test_exclusive_lets_nobody_in_beside_its_consumer() -> None:
     assert [] == among.add(ready("b"))
 
 
-def test_failover_activates_the_first_by_priority_and_name_and_tells_whom_it_concerns() -> None:
-    """Told are who becomes active, who ceases to be, and who comes to stand by."""
+def test_failover_activates_the_first_consumer_by_priority_and_name() -> None:
+    """The new, the former and the joining consumer are notified."""
     among = made(SubscriptionKind.FAILOVER)
     b, c, a, low = ready("b"), ready("c"), ready("a"), ready("0", priority=1)
     assert [(b, True)] == among.add(b)
@@ -82,16 +81,15 @@ def test_failover_activates_the_first_by_priority_and_name_and_tells_whom_it_con
 
 
 @pytest.mark.parametrize(("partition", "active"), [(-1, "a"), (0, "a"), (1, "b"), (2, "a"), (3, "b")])
-def test_failover_spreads_partitions_over_those_of_the_best_priority(partition: int, active: str) -> None:
-    """The partition's index chooses among the best, one after another."""
+def test_failover_spreads_partitions_over_the_best_priority(partition: int, active: str) -> None:
     among = made(SubscriptionKind.FAILOVER, partition=partition)
     for consumer in (ready("b"), ready("a"), ready("z", priority=5)):
         among.add(consumer)
     assert [active] == names_chosen(among, 1)
 
 
-def test_failover_tells_a_newcomer_that_makes_another_one_active() -> None:
-    """In a partition the place in the order decides, and whoever comes may shift it from one of the others to the next."""
+def test_failover_notifies_a_newcomer_that_activates_another_consumer() -> None:
+    """In a partition each newcomer may shift which consumer is active."""
     among = made(SubscriptionKind.FAILOVER, partition=2)
     b, c, d, a = ready("b"), ready("c"), ready("d"), ready("a")
     assert [(b, True)] == among.add(b)
@@ -103,7 +101,6 @@ def test_failover_tells_a_newcomer_that_makes_another_one_active() -> None:
 
 
 def test_failover_chooses_once_when_many_leave() -> None:
-    """Nobody is made active who leaves in the same step, and who leaves is told nothing."""
     among = made(SubscriptionKind.FAILOVER)
     consumers = [ready(f"{number:03}") for number in range(100)]
     for consumer in consumers:
@@ -113,7 +110,7 @@ def test_failover_chooses_once_when_many_leave() -> None:
 
 
 def test_shared_takes_turns_within_a_priority() -> None:
-    """Those of the lowest number take turns as far as they are ready; the others only if none of those is."""
+    """A worse priority is used only if no consumer of a better one is ready."""
     among = made(SubscriptionKind.SHARED)
     low, a, b, c = ready("low", priority=1), ready("a"), ready("b"), ready("c")
     for consumer in (low, a, b, c):
@@ -126,8 +123,7 @@ def test_shared_takes_turns_within_a_priority() -> None:
     assert among.active is None
 
 
-def test_shared_skips_nobody_when_somebody_leaves() -> None:
-    """Whoever would have been next is next, although one before it has gone."""
+def test_shared_keeps_its_turn_when_a_consumer_leaves() -> None:
     among = made(SubscriptionKind.SHARED)
     consumers = [ready(name) for name in "abcd"]
     for consumer in consumers:
@@ -140,7 +136,7 @@ def test_shared_skips_nobody_when_somebody_leaves() -> None:
 
 
 def test_key_shared_keeps_each_key_with_one_consumer() -> None:
-    """All entries of a key go to one consumer, ready or not, and the keys are spread over all."""
+    """The other consumers do not get its keys while it is not ready."""
     among = made(SubscriptionKind.KEY_SHARED)
     consumers = [ready("same"), ready("same"), ready("c")]
     for consumer in consumers:
@@ -157,8 +153,8 @@ def test_key_shared_keeps_each_key_with_one_consumer() -> None:
     assert all(old is new for old, new in kept)
 
 
-def test_sticky_consumers_take_what_they_asked_for() -> None:
-    """A slot that nobody asked for is nobody's; ranges that overlap are refused; a consumer that goes frees its range."""
+def test_sticky_consumers_get_the_ranges_that_they_name() -> None:
+    """Overlapping ranges are refused. Other slots have no consumer."""
     among = made(SubscriptionKind.KEY_SHARED, is_sticky=True)
     low = make_consumer("low", key_shared=sticky((0, 30_000)))
     low.permits = 1

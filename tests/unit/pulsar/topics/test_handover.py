@@ -1,4 +1,4 @@
-"""Topics as bytes: what a handover says, what is fetched, and what comes of damage."""
+"""Test how topics are encoded for their next owner."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unlike(number: int) -> TopicState:
 
 
 def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
-    """Names compress: the usual bundle moves without a second request."""
+    """Names compress, so the usual bundle moves without a second request."""
     states = {
         f"non-persistent://tenant/namespace/orders-partition-{number}": TopicState(
             last_entry_id=number * 1000,
@@ -63,7 +63,7 @@ def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
 
 
 def test_undelivered_entries_are_fetched() -> None:
-    """The fetched bytes hold everything; the handover alone still says who was there."""
+    """The handover alone still names the consumers."""
     states = {"t1": QUIET, "t2": WAITING}
     encoded = encode(states)
     assert not encoded.is_complete
@@ -74,7 +74,7 @@ def test_undelivered_entries_are_fetched() -> None:
 
 
 def test_more_topics_than_fit_are_fetched() -> None:
-    """The handover stays within its bound, and says of as many topics as fit."""
+    """The handover names as many as fit."""
     states = {f"t{number:04}": unlike(number) for number in range(1000)}
     encoded = encode(states)
     assert len(encoded.handover) <= HANDOVER_BYTES_MAX
@@ -85,8 +85,7 @@ def test_more_topics_than_fit_are_fetched() -> None:
     assert all(states[name] == state for name, state in few.items())
 
 
-def test_one_topic_that_is_too_large_alone_leaves_an_empty_handover() -> None:
-    """Halving ends at nothing, and the fetched bytes have it."""
+def test_a_topic_too_large_for_the_handover_is_only_fetched() -> None:
     names = tuple(blake2b(str(number).encode()).hexdigest() for number in range(1000))
     states = {"t": TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))}
     encoded = encode(states)
@@ -94,8 +93,8 @@ def test_one_topic_that_is_too_large_alone_leaves_an_empty_handover() -> None:
     assert states == decode(encoded.handover, fetchable(encoded.states))
 
 
-def test_entries_without_room_are_left_out_from_the_newest_on() -> None:
-    """What is left out is counted in messages, and no id of it is left."""
+def test_the_newest_entries_without_room_are_cut() -> None:
+    """They are counted in messages, and none of their ids is left."""
     encoded = encode({"t": WAITING}, entry_bytes_max=145)
     assert not encoded.is_complete
     state = decode(encoded.handover, fetchable(encoded.states))["t"]
@@ -106,9 +105,7 @@ def test_entries_without_room_are_left_out_from_the_newest_on() -> None:
     )
 
 
-def test_one_entry_without_room_leaves_the_room_to_others() -> None:
-    """Topics behind it in the alphabet keep what fits, and only what is kept is charged."""
-
+def test_an_entry_without_room_leaves_it_to_other_topics() -> None:
     def waiting(*sizes: int) -> TopicState:
         entries = tuple(Entry(number, b"x" * size, 1) for number, size in enumerate(sizes))
         subscription = SubscriptionState(name="s", kind=SubscriptionKind.SHARED, waiting=tuple(entry.entry_id for entry in entries))
@@ -120,8 +117,8 @@ def test_one_entry_without_room_leaves_the_room_to_others() -> None:
     assert 2 == encoded.dropped
 
 
-def test_names_without_room_are_not_expected_and_counted() -> None:
-    """As many names of a topic as fit are waited for; what a subscription without room for its own name held is dropped."""
+def test_names_without_room_are_cut_and_counted() -> None:
+    """The messages of a subscription without room for its own name are dropped."""
     states = {
         "t": TopicState(
             subscriptions=(
@@ -140,7 +137,6 @@ def test_names_without_room_are_not_expected_and_counted() -> None:
 
 
 def test_the_names_of_one_topic_are_bounded() -> None:
-    """One topic cannot make a move long, nor take the room of the others."""
     names = tuple(f"{number:01000}" for number in range(1_000))
     large = TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))
     encoded = encode({"a": large, "b": QUIET})
@@ -151,8 +147,8 @@ def test_the_names_of_one_topic_are_bounded() -> None:
     assert QUIET == states["b"]
 
 
-def test_what_cannot_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compressing all again and again to see whether it fits would take longer than the whole move."""
+def test_a_handover_that_cannot_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressing it would take longer than the whole move."""
     compressed: list[int] = []
     original = zlib.compress
 
@@ -192,7 +188,6 @@ def checked(document: object, blocks: bytes = b"") -> bytes:
     ],
 )
 def test_a_damaged_handover_is_a_typed_error(damaged: bytes) -> None:
-    """Cut off, too long, too large, or of another shape: neither function raises anything else."""
     with pytest.raises(PeerError, match="the handover of"):
         is_complete(damaged)
     with pytest.raises(PeerError, match="the handover of"):
@@ -214,7 +209,7 @@ def test_a_damaged_handover_is_a_typed_error(damaged: bytes) -> None:
     ],
 )
 def test_a_topic_of_the_wrong_shape_is_a_typed_error(topic: object) -> None:
-    """What has a good checksum is looked at all the same."""
+    """A good checksum does not replace the check."""
     with pytest.raises(PeerError, match="cannot be read"):
         decode(packed({"format": 1, "complete": True, "topics": [topic]}), None)
 

@@ -1,4 +1,4 @@
-"""Key_Shared: keys of entries, Murmur3, and who holds which slot."""
+"""Test Key_Shared: keys of entries, Murmur3, and which consumer has which slot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ FIXED = b"\x91\x01" + bytes(8) + b"\x95\x01" + bytes(4)  # Fields 18 of the wron
 
 @pytest.mark.parametrize("text", VECTORS)
 def test_murmur3_is_pulsars(text: str) -> None:
-    """The hash is MurmurHash3 (32 bits) without its sign bit."""
     assert VECTORS[text] & 0x7FFFFFFF == murmur3(text.encode())
 
 
@@ -60,7 +59,7 @@ def test_murmur3_is_pulsars(text: str) -> None:
     ],
 )
 def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
-    """The ordering key comes before the partition key, which may travel as Base64; other fields are passed over."""
+    """The ordering key comes before the partition key, which may be Base64."""
     assert expected == key_of(block_of(metadata))
 
 
@@ -75,13 +74,11 @@ def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
     ],
 )
 def test_damaged_metadata_has_no_key(block: bytes) -> None:
-    """Entries with unreadable or excessive metadata go to the slot of entries without a key."""
     assert key_of(block) is None
     assert murmur3(b"NONE_KEY") % SLOTS == slot_of(block)
 
 
-def test_a_key_in_base64_is_the_same_key() -> None:
-    """A key has one slot, however it travels."""
+def test_a_key_in_base64_has_the_same_slot() -> None:
     plain = block_of(PRODUCER + b"\x32\x06a key!")
     encoded = base64.b64encode(b"a key!")
     assert slot_of(plain) == slot_of(block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01"))
@@ -92,8 +89,8 @@ def ordered(key: bytes) -> bytes:
     return block_of(PRODUCER + b"\x92\x01" + bytes([len(key) & 0x7F | 0x80, len(key) >> 7]) + key)
 
 
-def test_a_long_key_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to a bound the slot is Pulsar's; beyond it Murmur3 sees a digest, so that no key can stop the loop."""
+def test_a_long_key_is_reduced_to_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Murmur3 in Python would stop the loop. Shorter keys get Pulsar's slot."""
     hashed: list[bytes] = []
 
     def noting(data: bytes) -> int:
@@ -108,8 +105,8 @@ def test_a_long_key_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPat
     assert 1 < len({slot_of(ordered(longer + bytes([last]))) for last in range(9)})
 
 
-def test_the_ring_forgets_the_order_in_which_holders_came() -> None:
-    """Who has a slot depends only on who is there; one more holder takes slots, and moves none between the others."""
+def test_the_ring_depends_only_on_its_holders() -> None:
+    """A new holder takes slots, and moves none between the others."""
     one, other = Ring(), Ring()
     for name in ("a", "b", "c"):
         one.add(name, 0)
@@ -124,8 +121,7 @@ def test_the_ring_forgets_the_order_in_which_holders_came() -> None:
     assert ("d", 0) in after
 
 
-def test_the_ring_shares_fairly_and_tells_like_names_apart() -> None:
-    """Of two holders, even of one name, neither has less than a third of the slots."""
+def test_the_ring_shares_slots_fairly_between_equal_names() -> None:
     ring = Ring()
     assert ring.holder(1) is None
     ring.add("same", 0)
@@ -134,8 +130,7 @@ def test_the_ring_shares_fairly_and_tells_like_names_apart() -> None:
     assert all(held.count(("same", number)) > SLOTS / 3 for number in (0, 1))
 
 
-def test_the_ring_closes() -> None:
-    """What lies behind the last point belongs to the first one."""
+def test_the_slots_behind_the_last_point_belong_to_the_first() -> None:
     for name in "abcdefgh":
         ring = Ring()
         ring.add(name, 0)
@@ -143,8 +138,8 @@ def test_the_ring_closes() -> None:
         assert ring.holder(0) == ring.holder(SLOTS - 1)
 
 
-def test_stripes_belong_to_who_asked_for_them() -> None:
-    """Both ends of a range are in it, slots that nobody asked for have no holder, and a holder that goes leaves a gap."""
+def test_a_stripe_includes_both_ends() -> None:
+    """Slots that no holder named have none."""
     stripes = Stripes()
     stripes.add("a", 0, [(10, 20), (30, 30)])
     stripes.add("b", 0, [(21, 29)])
@@ -166,8 +161,7 @@ def test_stripes_belong_to_who_asked_for_them() -> None:
         ("hash 3", [(1, 3), (3, 5)]),
     ],
 )
-def test_ranges_that_cannot_be_had(word: str, ranges: list[tuple[int, int]]) -> None:
-    """No range, too many, none within the slots, or one that overlaps another: refused, with the reason."""
+def test_impossible_ranges_are_refused_with_the_reason(word: str, ranges: list[tuple[int, int]]) -> None:
     stripes = Stripes()
     stripes.add("a", 0, [(20, 30)])
     assert word in (stripes.conflict(ranges) or "")

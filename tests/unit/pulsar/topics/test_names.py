@@ -1,4 +1,4 @@
-"""Names of topics: which are served, which are partitions, and how many partitions a topic has."""
+"""Test topic names: which are served, which are partitions, and how many partitions a topic has."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from equipoise.channel.core.ranges import topic_hash
     ],
 )
 def test_a_partition_ends_with_its_decimal_index(name: str, index: int, parent: str) -> None:
-    """What is not spelled as Pulsar spells it is part of an ordinary name."""
     assert (index, parent) == (partition_of(name), partitioned_name(name))
 
 
-def test_a_topic_that_need_not_be_stored_is_served() -> None:
-    """By its full name, the one that is hashed."""
+def test_a_non_persistent_topic_is_served() -> None:
     topic = served_topic("non-persistent://public/default/t")
     assert ("public/default", "t", 0xC9179F49) == (topic.namespace, topic.local, topic_hash(topic.full))
 
@@ -38,23 +36,21 @@ def test_a_topic_that_need_not_be_stored_is_served() -> None:
 @pytest.mark.parametrize(
     "name", ["", "non-persistent://public/default/", "non-persistent://a/b/c/d", "kafka://a/b/c", "non-persistent://a b/c/d"]
 )
-def test_what_is_no_name_is_refused_as_that(name: str) -> None:
-    """With the code for it, and a sentence."""
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(NotServed) as caught:
         served_topic(name)
     assert ServerError.INVALID_TOPIC_NAME == caught.value.error
 
 
 @pytest.mark.parametrize("name", ["persistent://public/default/t", "t", "public/default/t"])
-def test_a_topic_that_would_have_to_be_stored_is_refused_with_the_one_that_would_not(name: str) -> None:
-    """The sentence says how the same topic is called without a store."""
+def test_a_persistent_topic_is_refused_with_its_non_persistent_name(name: str) -> None:
     with pytest.raises(NotServed, match="use non-persistent://public/default/t") as caught:
         served_topic(name)
     assert ServerError.NOT_ALLOWED == caught.value.error
 
 
-def test_the_policies_say_how_many_partitions_there_are() -> None:
-    """Each policy of the kind is a topic; other policies, and what is no sensible number, are none."""
+def test_partition_counts_are_read_from_policies() -> None:
+    """Other policies and invalid counts are skipped."""
     topic = "non-persistent://public/default/t"
     policies: dict[str, str | int | bool] = {
         policy_of(topic): 4,

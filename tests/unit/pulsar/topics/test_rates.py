@@ -1,4 +1,4 @@
-"""Meters: counts, and the rates of the last closed window."""
+"""Test meters: counts, and the rates of the last closed window."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from equipoise.brokers.pulsar.topics.rates import Meter
 
 
 def test_rates_are_those_of_the_last_window() -> None:
-    """A roll makes rates of what was counted since the roll before, by the time that really passed."""
     meter = Meter(now_ms=1_000)
     meter.messages += 30
     meter.bytes += 600
@@ -20,7 +19,6 @@ def test_rates_are_those_of_the_last_window() -> None:
 
 
 def test_a_window_without_time_changes_nothing() -> None:
-    """Rolling twice at one moment keeps the rates, and loses no count."""
     meter = Meter(now_ms=0)
     meter.messages += 5
     meter.roll(1_000)

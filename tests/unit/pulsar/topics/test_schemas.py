@@ -1,4 +1,4 @@
-"""The schemas that a broker remembers."""
+"""Test the table of schemas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def schema(definition: bytes, kind: int = 2) -> Schema:
 
 
 def test_the_newest_schema_is_found_and_older_ones_by_version() -> None:
-    """A schema that is told again is the newest again."""
+    """A schema that is added again is the newest again."""
     schemas = Schemas()
     first, second = schemas.add("t", schema(b"1")), schemas.add("t", schema(b"2"))
     assert (second, schema(b"2")) == schemas.find("t", None)
@@ -26,8 +26,8 @@ def test_the_newest_schema_is_found_and_older_ones_by_version() -> None:
     assert schemas.find("t", b"12345678") is None
 
 
-def test_a_version_says_what_the_schema_is() -> None:
-    """It is the same at every broker, differs by type and definition, and is a positive number for Java."""
+def test_a_version_depends_on_type_and_definition() -> None:
+    """Java reads it as a positive number."""
     one, other = Schemas(), Schemas()
     version = one.add("t", schema(b"x"))
     assert version == other.add("u", schema(b"x"))
@@ -36,8 +36,7 @@ def test_a_version_says_what_the_schema_is() -> None:
     assert 8 == len(version)
 
 
-def test_of_too_many_the_one_unused_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look counts as use."""
+def test_the_least_recently_used_schema_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
     schemas = Schemas()
     version = schemas.add("a", schema(b"a"))
@@ -47,8 +46,7 @@ def test_of_too_many_the_one_unused_for_longest_is_forgotten(monkeypatch: pytest
     assert [True, False, True] == [schemas.find(topic, None) is not None for topic in "abc"]
 
 
-def test_an_older_schema_is_found_when_the_newest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that are still there the one told last is the newest."""
+def test_an_older_schema_is_the_newest_once_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
     schemas = Schemas()
     old = schemas.add("t", schema(b"old"))
@@ -59,7 +57,7 @@ def test_an_older_schema_is_found_when_the_newest_is_forgotten(monkeypatch: pyte
 
 
 def test_schemas_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever brings large ones costs others theirs, and not the broker its memory; the same one twice counts once."""
+    """A schema that is added twice counts once."""
     monkeypatch.setattr(module, "SCHEMAS_BYTES_MAX", 25)
     schemas = Schemas()
     for topic in "aabc":
@@ -67,8 +65,7 @@ def test_schemas_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [False, True, True] == [schemas.find(topic, None) is not None for topic in "abc"]
 
 
-def test_what_is_no_news_is_not_the_newest() -> None:
-    """A schema that was known before keeps its place, too; the only one is the newest all the same."""
+def test_a_consumers_schema_is_the_newest_only_if_it_is_the_only_one() -> None:
     schemas = Schemas()
     read_by = schemas.add("t", schema(b"1"), is_newest=False)
     assert (read_by, schema(b"1")) == schemas.find("t", None)

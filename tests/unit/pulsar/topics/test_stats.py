@@ -1,4 +1,4 @@
-"""The stats of a topic, under the names that Pulsar prints."""
+"""Test the stats of a topic, under Pulsar's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.pulsar.topics import joined, make_consumer, make_topic, produced, sen
 
 
 def test_the_stats_of_a_busy_topic() -> None:
-    """Rates of the last window, counters since the beginning, and everybody by name."""
     topic, producer = produced()
     joined(topic, "a", "s1", permits=3)
     joined(topic, "b", "s2", SubscriptionKind.SHARED)
@@ -34,7 +33,7 @@ def test_the_stats_of_a_busy_topic() -> None:
 
 
 def test_the_stats_of_a_topic_that_waits() -> None:
-    """What waits for consumers is the backlog, and a topic without messages has no average."""
+    """Waiting entries are the backlog. A topic without messages has no average."""
     state = SubscriptionState(name="s", kind=SubscriptionKind.FAILOVER, expected=("a",), waiting=(1,))
     topic = make_topic(TopicState(last_entry_id=1, subscriptions=(state,), entries=(Entry(1, b"12345", 3),)))
     stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))
@@ -44,7 +43,6 @@ def test_the_stats_of_a_topic_that_waits() -> None:
 
 
 def test_the_mode_of_a_key_shared_subscription() -> None:
-    """AUTO_SPLIT or STICKY, as its consumers asked."""
     topic = make_topic()
     joined(topic, "a", "auto", SubscriptionKind.KEY_SHARED)
     topic.subscribe(make_consumer("b", key_shared=sticky((0, 9))), "sticky", SubscriptionKind.KEY_SHARED, is_durable=False, now_ms=0)

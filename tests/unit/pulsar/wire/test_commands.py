@@ -1,4 +1,4 @@
-"""How a SEND is read without its envelope."""
+"""Test how a SEND is read without its envelope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection by example: the handshake, what it answers by itself, what breaks the protocol, silence and bounds."""
+"""Test a connection by example: handshake, own answers, violations, keep-alive and bounds."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from equipoise.brokers.pulsar.wire.requests import (
 from tests.pulsar.pulsar_speech import (
     TOPIC,
     asked_for_producer,
+    commands_in,
     connect,
     connected,
     entry,
     frame_of,
     framed,
-    heard,
     lookup,
+    outgoing,
     ping,
     pong,
     producer,
     refused,
-    said,
     seek,
     send,
     subscribe,
@@ -56,25 +56,25 @@ MINUS_ONE = 2**64 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    said: int
+    client: int
     expected: int
 
 
-@pytest.mark.parametrize("version", [Version(said=6, expected=6), Version(said=20, expected=20), Version(said=21, expected=20)], ids=repr)
-def test_handshake_settles_on_the_older_version(version: Version) -> None:
-    """CONNECT is answered at once, with the older of both versions and the size of the largest message."""
+@pytest.mark.parametrize(
+    "version", [Version(client=6, expected=6), Version(client=20, expected=20), Version(client=21, expected=20)], ids=repr
+)
+def test_the_handshake_agrees_on_the_older_version(version: Version) -> None:
     connection = Connection(limits=Limits(message_bytes_max=1_000_000), now_ms=0)
     expected = [Connected(client_version="a test")]
-    assert expected == connection.receive(connect(version.said), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
+    assert expected == connection.receive(connect(version.client), 0)
+    ((reply, _),) = commands_in(connection.take_outgoing())
     assert (version.expected, 1_000_000) == (reply.connected.protocol_version, reply.connected.max_message_size)
 
 
-def test_a_client_too_old_is_told_so() -> None:
-    """A client that knows no checksums is told why before its connection ends."""
+def test_a_client_that_is_too_old_learns_why() -> None:
     connection = Connection(limits=Limits(), now_ms=0)
     assert Violation.UNSUPPORTED_VERSION is violation(connection.receive(connect(5), 0))
-    ((reply, _),) = heard(connection.take_outgoing())
+    ((reply, _),) = commands_in(connection.take_outgoing())
     assert (MINUS_ONE, ServerError.UNSUPPORTED_VERSION) == (reply.error.request_id, int(reply.error.error))
 
 
@@ -108,8 +108,8 @@ BREACHES = (
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.name)
-def test_a_breach_of_the_protocol_ends_the_connection(breach: Breach) -> None:
-    """What no client sends ends the connection, counted by its kind; what came before it is handled, what comes after is not."""
+def test_a_violation_ends_the_connection(breach: Breach) -> None:
+    """Commands before it are handled, commands behind it are not."""
     connection = with_producer()
     requests = connection.receive(lookup(99) + breach.data + lookup(100), 0)
     lookup_asked = LookupAsked(request_id=99, topic=TOPIC)
@@ -121,43 +121,39 @@ def test_a_breach_of_the_protocol_ends_the_connection(breach: Breach) -> None:
     assert b"" == connection.take_outgoing()
 
 
-def test_nothing_goes_before_the_handshake() -> None:
-    """A command before CONNECT ends the connection."""
+def test_a_command_before_the_handshake_is_a_violation() -> None:
     connection = Connection(limits=Limits(), now_ms=0)
     assert Violation.UNEXPECTED_COMMAND is violation(connection.receive(ping(), 0))
 
 
-def test_pong_overtakes_all_that_is_long() -> None:
-    """A PING is answered at once, before messages that wait to be written."""
+def test_a_pong_overtakes_messages() -> None:
     connection = with_consumer()
     connection.message(2, 1, -1, entry())
     connection.receive(ping(), 0)
-    assert ["PONG", "MESSAGE"] == said(connection)
+    assert ["PONG", "MESSAGE"] == outgoing(connection)
 
 
-def test_a_silent_client_is_asked_and_then_left() -> None:
-    """After one interval without a byte a PING goes out, once; after another, the connection ends."""
+def test_a_silent_client_gets_one_ping_and_is_then_disconnected() -> None:
     connection = connected(Limits(keep_alive_ms=100))
     assert [] == connection.tick(99)
-    assert [] == said(connection)
+    assert [] == outgoing(connection)
     assert [] == connection.tick(100) + connection.tick(199)
-    assert ["PING"] == said(connection)
+    assert ["PING"] == outgoing(connection)
     assert Violation.NO_ANSWER is violation(connection.tick(200))
 
 
 def test_any_byte_is_a_sign_of_life() -> None:
-    """Whatever comes after a PING, the client has another interval."""
     connection = connected(Limits(keep_alive_ms=100))
     connection.tick(100)
     connection.receive(b"\x00", 150)
     assert [] == connection.tick(249)
-    assert ["PING"] == said(connection)
+    assert ["PING"] == outgoing(connection)
     assert [] == connection.tick(250)
-    assert ["PING"] == said(connection)
+    assert ["PING"] == outgoing(connection)
 
 
-def test_a_client_that_never_connects_is_left() -> None:
-    """A connection without a handshake ends at its deadline, however many bytes trickle in."""
+def test_a_client_without_a_handshake_is_disconnected() -> None:
+    """Other bytes do not extend the deadline."""
     connection = Connection(limits=Limits(handshake_ms=100), now_ms=1000)
     connection.receive(b"\x00", 1099)
     assert [] == connection.tick(1099)
@@ -165,19 +161,18 @@ def test_a_client_that_never_connects_is_left() -> None:
 
 
 def test_a_probe_is_answered_by_its_own_pong() -> None:
-    """A probe goes out behind what was said before, and PONGs that nobody asked for answer none."""
+    """A PONG without a PING answers none."""
     connection = with_consumer()
     connection.receive(pong(), 0)
     connection.message(2, 1, -1, entry())
     probe = connection.probe()
-    assert ["MESSAGE", "PING"] == said(connection)
+    assert ["MESSAGE", "PING"] == outgoing(connection)
     assert connection.pongs < probe
     connection.receive(pong(), 0)
     assert connection.pongs == probe
 
 
-def test_reads_all_of_a_producer() -> None:
-    """Every field of PRODUCER that the broker cares for arrives."""
+def test_all_fields_of_producer_are_read() -> None:
     data = producer(
         0,
         0,
@@ -199,8 +194,7 @@ def test_reads_all_of_a_producer() -> None:
     assert [expected] == connected().receive(data, 0)
 
 
-def test_reads_all_of_a_subscription() -> None:
-    """Every field of SUBSCRIBE that the broker cares for arrives."""
+def test_all_fields_of_subscribe_are_read() -> None:
     data = subscribe(
         4,
         5,
@@ -229,8 +223,7 @@ def test_reads_all_of_a_subscription() -> None:
     assert [expected] == connected().receive(data, 0)
 
 
-def test_a_message_comes_with_what_was_attached_to_its_producer() -> None:
-    """A message names the object that the service attached, and carries its entry untouched."""
+def test_an_entry_comes_unchanged_with_its_producer() -> None:
     block = entry(b"a batch of three")
     requests = with_producer().receive(send(1, 5, block, messages=3), 0)
     assert [Published(producer="the producer", entries=[Sent(5, 0, 3, block)])] == requests
@@ -256,8 +249,7 @@ class Batch:
     ],
     ids=repr,
 )
-def test_a_batch_holds_no_more_messages_than_there_is_room_for(batch: Batch) -> None:
-    """Whatever a client claims, its entry counts for as many as its bytes can hold, compressed as well as can be."""
+def test_a_batch_counts_at_most_as_many_messages_as_fit_into_it(batch: Batch) -> None:
     block = entry(bytes(batch.payload_bytes), compression=batch.compression, uncompressed_size=batch.uncompressed_size)
     (request,) = with_producer().receive(send(1, 5, block, messages=2**31 - 1), 0)
     assert isinstance(request, Published)
@@ -265,31 +257,29 @@ def test_a_batch_holds_no_more_messages_than_there_is_room_for(batch: Batch) -> 
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [(-1, 1), (0, 1), (7, 7), (2**31 - 1, 10)])
-def test_a_batch_counts_for_a_sane_number(claimed: int, expected: int) -> None:
-    """A batch that claims to hold no message, or absurdly many, is counted within bounds."""
+def test_the_messages_of_a_batch_are_bounded(claimed: int, expected: int) -> None:
     (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(b"x" * 100), messages=claimed), 0)
     assert isinstance(request, Published)
     assert [expected] == [sent.messages for sent in request.entries]
 
 
 def test_a_damaged_message_goes_to_the_service() -> None:
-    """A wrong checksum is not answered at once, since the error must not overtake receipts, and harms nobody else."""
+    """The error must not overtake receipts."""
     connection = with_producer()
     damaged = entry()[:-1] + b"\x00"
     first, second = connection.receive(send(1, 5, damaged) + send(1, 6, entry()), 0)
     assert Damaged(producer="the producer", sequence_id=5) == first
     assert isinstance(second, Published)
-    assert [] == said(connection)
+    assert [] == outgoing(connection)
 
 
-def test_topics_that_store_nothing_answer_by_themselves() -> None:
-    """SEEK, GET_LAST_MESSAGE_ID and ACK with an id are answered without the service, as topics without a store answer them."""
+def test_seek_last_message_and_ack_are_answered_without_the_service() -> None:
     connection = with_consumer()
     last = frame_of(B.GET_LAST_MESSAGE_ID, consumer_id=2, request_id=23)
     acknowledgement = frame_of(B.ACK, consumer_id=2, request_id=24)
     expected: list[Request] = [Sought(consumer="the consumer"), Acked(consumer="the consumer")]
     assert expected == connection.receive(seek(2, 22) + last + acknowledgement, 0)
-    (success, _), (last_id, _), (acknowledged, _) = heard(connection.take_outgoing())
+    (success, _), (last_id, _), (acknowledged, _) = commands_in(connection.take_outgoing())
     assert 22 == success.success.request_id
     response = last_id.get_last_message_id_response
     assert (23, MINUS_ONE, MINUS_ONE) == (response.request_id, response.last_message_id.ledgerId, response.last_message_id.entryId)
@@ -297,27 +287,26 @@ def test_topics_that_store_nothing_answer_by_themselves() -> None:
 
 
 def test_lookups_beyond_the_bound_are_refused() -> None:
-    """More unanswered requests than the bound are refused at once, and one answer makes room for one more."""
+    """An answer makes room for one more."""
     connection = connected(Limits(requests_pending_max=1))
     (waiting,) = connection.receive(lookup(1), 0)
     assert isinstance(waiting, LookupAsked)
     assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
-    ((reply, _),) = heard(connection.take_outgoing())
+    ((reply, _),) = commands_in(connection.take_outgoing())
     assert (2, ServerError.TOO_MANY_REQUESTS) == (reply.lookup_response.request_id, int(reply.lookup_response.error))
     connection.answer(waiting, replies.located(1, "pulsar://broker:6650"))
     assert [LookupAsked(request_id=3, topic=TOPIC)] == connection.receive(lookup(3), 0)
 
 
-def test_creations_beyond_the_bound_are_for_later() -> None:
-    """Creations beyond the bound of unanswered requests are told to try again, not that it is over."""
+def test_creations_beyond_the_bound_should_be_retried() -> None:
     connection = connected(replace(Limits(), pending_bytes_max=10))
     connection.receive(producer(1, 1) + subscribe(2, 2), 0)
-    codes = [int(reply.error.error) for reply, _ in heard(connection.take_outgoing()) if reply.type == B.ERROR]
+    codes = [int(reply.error.error) for reply, _ in commands_in(connection.take_outgoing()) if reply.type == B.ERROR]
     assert [ServerError.SERVICE_NOT_READY, ServerError.SERVICE_NOT_READY] == codes
 
 
-def test_a_connection_has_only_so_many_producers() -> None:
-    """A producer beyond the bound is refused, whether the others are live or under way, and a closed one makes room."""
+def test_the_producers_of_a_connection_are_bounded() -> None:
+    """Pending ones count, closed ones do not."""
     connection = with_producer(Limits(producers_max=2))
     asked_for_producer(connection, 2, 11)
     assert [("PRODUCER", 12, ServerError.TOO_MANY_REQUESTS)] == refused(connection, producer(3, 12))
@@ -349,15 +338,15 @@ def with_ranges(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count:
     ],
     ids=["topic", "name", "properties", "bytes of properties", "many properties", "mode", "no subscription", "ranges", "transaction"],
 )
-def test_what_cannot_be_had_is_refused(data: bytes, what: str, error: ServerError) -> None:
-    """What is too long to be kept, unknown or not served gets an error of its own, and the connection goes on."""
+def test_an_impossible_request_is_refused(data: bytes, what: str, error: ServerError) -> None:
+    """The connection continues."""
     connection = connected(Limits(name_characters_max=10, properties_bytes_max=70))
     assert [(what, 5, error)] == refused(connection, data)
     assert not connection.is_ended
 
 
-def test_what_is_kept_for_all_of_a_connection_is_bounded() -> None:
-    """Names and properties of producers and consumers count together, for as long as what they were told with is asked for, or live."""
+def test_kept_names_and_properties_are_bounded_per_connection() -> None:
+    """Producers and consumers share the bound, pending or live."""
     connection = connected(Limits(kept_bytes_max=600))
     metadata = [{"key": "k", "value": "v" * 99}] * 3
 
@@ -370,7 +359,7 @@ def test_what_is_kept_for_all_of_a_connection_is_bounded() -> None:
     too_many = [("PRODUCER", 2, ServerError.TOO_MANY_REQUESTS), ("SUBSCRIBE", 3, ServerError.TOO_MANY_REQUESTS)]
     assert too_many == refused(connection, asked(2) + subscribed)
     connection.producer_opened(first, "n", "the producer")
-    said(connection)
+    outgoing(connection)
     assert too_many[:1] == refused(connection, asked(2))
     connection.close_producer(1)
     (second,) = connection.receive(asked(2), 0)
@@ -384,24 +373,21 @@ def test_what_is_kept_for_all_of_a_connection_is_bounded() -> None:
     ("kind", "mode", "expected"),
     [(SHARED, KeySharedMeta.STICKY, None), (KEY_SHARED, KeySharedMeta.AUTO_SPLIT, KeyShared(is_sticky=False, ranges=()))],
 )
-def test_ranges_of_hashes_are_kept_of_sticky_consumers_alone(
+def test_only_sticky_consumers_keep_their_hash_ranges(
     kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, expected: KeyShared | None
 ) -> None:
-    """Of others they have no meaning, however many there are."""
     (request,) = connected().receive(with_ranges(kind, mode, 25_000), 0)
     assert isinstance(request, SubscribeAsked)
     assert expected == request.key_shared
 
 
 def test_a_long_client_version_is_cut() -> None:
-    """What a client says of itself is kept, but not without bound."""
     connection = Connection(limits=Limits(name_characters_max=10), now_ms=0)
     expected = [Connected(client_version="v" * 10)]
     assert expected == connection.receive(connect(client_version="v" * 99), 0)
 
 
-def test_counts_what_is_outgoing() -> None:
-    """What waits to be written is counted to the byte, until it is taken."""
+def test_outgoing_bytes_are_counted() -> None:
     connection = with_consumer()
     connection.message(2, 1, -1, entry())
     connection.receive(ping(), 0)
@@ -410,8 +396,7 @@ def test_counts_what_is_outgoing() -> None:
     assert 0 == connection.outgoing_bytes
 
 
-def test_an_answer_frees_what_its_request_took() -> None:
-    """The bytes of requests are bounded while they wait, not over the life of a connection."""
+def test_the_bytes_of_requests_are_bounded_only_while_they_wait() -> None:
     connection = connected(Limits(pending_bytes_max=len(lookup(1))))
     for request_id in range(10):
         (request,) = connection.receive(lookup(request_id), 0)
@@ -419,8 +404,8 @@ def test_an_answer_frees_what_its_request_took() -> None:
         connection.answer(request, replies.located(request_id, "pulsar://broker:6650"))
 
 
-def test_a_turn_takes_only_so_much() -> None:
-    """Of many requests in one chunk some are taken at once, and the others in the turns after it, in order."""
+def test_the_work_of_one_turn_is_bounded() -> None:
+    """The rest follows in order in later turns."""
     connection = connected(Limits(turn_cost_max=16))
     taken = [connection.receive(b"".join(lookup(request_id) for request_id in range(5)), 0)]
     while connection.reader.has_more:
@@ -430,8 +415,7 @@ def test_a_turn_takes_only_so_much() -> None:
     assert list(range(5)) == asked
 
 
-def test_who_has_not_said_connect_cannot_say_much() -> None:
-    """Before the handshake a frame as large as an entry is refused when it is announced; behind CONNECT it is awaited."""
+def test_a_frame_before_the_handshake_cannot_be_large() -> None:
     announced = (1_000_000).to_bytes(4, "big")
     connection = Connection(limits=Limits(), now_ms=0)
     assert Violation.FRAME_TOO_LARGE is violation(connection.receive(announced, 0))

@@ -1,4 +1,4 @@
-"""Pulsar's frames and checksums by example."""
+"""Test frames and checksums by example."""
 
 from __future__ import annotations
 
@@ -34,45 +34,38 @@ VECTORS = (
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.checksum:08x}")
 def test_checksum_is_crc_32c(vector: Vector) -> None:
-    """The checksum is the published one of CRC-32C, and one bit beside it is refused."""
     assert checksum_is_good(b"\x0e\x01" + struct.pack(">I", vector.checksum) + vector.data)
     assert not checksum_is_good(b"\x0e\x01" + struct.pack(">I", vector.checksum ^ 1) + vector.data)
 
 
-def test_checksum_of_an_entry_covers_all_behind_it() -> None:
-    """A changed bit anywhere behind the magic of an entry is seen."""
+def test_the_checksum_covers_all_bytes_behind_it() -> None:
     block = entry()
     assert checksum_is_good(block)
     for at in range(2, len(block)):
         assert not checksum_is_good(block[:at] + bytes([block[at] ^ 4]) + block[at + 1 :])
 
 
-def test_an_entry_without_checksum_is_good() -> None:
-    """An entry that carries no checksum is taken, since clients need not send one."""
+def test_an_entry_without_a_checksum_is_good() -> None:
     assert checksum_is_good(entry()[6:])
 
 
-def test_a_checksum_cut_short_is_bad() -> None:
-    """The magic of a checksum without a whole checksum behind it is refused."""
+def test_a_cut_checksum_is_bad() -> None:
     assert not checksum_is_good(b"\x0e\x01\x00\x00")
 
 
 @pytest.mark.parametrize("has_checksum", [True, False])
-def test_metadata_is_found_behind_a_checksum_or_without(*, has_checksum: bool) -> None:
-    """The metadata of an entry is the same whether a checksum stands before it."""
+def test_metadata_is_found_with_and_without_a_checksum(*, has_checksum: bool) -> None:
     covered = b"\x00\x00\x00\x03abcpayload"
     assert b"abc" == metadata_of(with_checksum(covered) if has_checksum else covered)
 
 
 @pytest.mark.parametrize("block", [b"", b"\x00\x00", b"\x00\x00\x00\x04abc", b"\x0e\x01\x00\x00\x00\x00\x00"])
-def test_metadata_beyond_the_entry_is_refused(block: bytes) -> None:
-    """An entry too short for the metadata that it announces is malformed."""
+def test_metadata_larger_than_its_entry_is_refused(block: bytes) -> None:
     with pytest.raises(PulsarProtocolError, match="entry of"):
         metadata_of(block)
 
 
-def test_frame_has_both_sizes() -> None:
-    """A frame is its size without itself, the size of the command, the command and the block."""
+def test_a_frame_has_both_sizes() -> None:
     assert b"\x00\x00\x00\x09\x00\x00\x00\x02abxyz" == frame(b"ab", b"xyz")
 
 
@@ -92,7 +85,7 @@ DAMAGES = (
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.data.hex())
 def test_impossible_sizes_end_the_stream_as_soon_as_they_are_known(damage: Damage) -> None:
-    """Sizes too large or contradicting each other are refused before what they announce, behind the good frames before them."""
+    """The frames before them are returned."""
     under_test = reader()
     assert [Frame(command=b"ab", block=None)] == under_test.feed(frame(b"ab") + damage.data)
     assert under_test.problem is not None
@@ -100,8 +93,8 @@ def test_impossible_sizes_end_the_stream_as_soon_as_they_are_known(damage: Damag
     assert [] == under_test.feed(frame(b"ab"))
 
 
-def test_what_costs_too_much_at_once_is_left_for_later() -> None:
-    """An entry costs 1 and a command 8; what was left comes in its order, with more bytes or without."""
+def test_frames_beyond_the_cost_of_a_turn_are_left_for_later() -> None:
+    """An entry costs 1, a command 8."""
     entries, commands = [Frame(command=b"e", block=b"x")] * 4, [Frame(command=b"c", block=None)] * 3
     stream = b"".join(frame(each.command, each.block or b"") for each in (*entries, *commands))
     under_test = reader()

@@ -1,4 +1,4 @@
-"""What a service's answers look like to a client, field by field."""
+"""Test what clients read of each reply."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsMode,
 )
 from tests.pulsar.pulsar_service import DumbService
-from tests.pulsar.pulsar_speech import command, framed, heard, with_consumer
+from tests.pulsar.pulsar_speech import command, commands_in, framed, with_consumer
 
 B = BaseCommand
 
 
 def reply(data: bytes) -> BaseCommand:
     """The one command in a frame."""
-    ((command, block),) = heard(data)
+    ((command, block),) = commands_in(data)
     assert b"" == block
     return command
 
 
-def test_a_producer_gets_all_that_java_reads() -> None:
-    """PRODUCER_SUCCESS sets what some clients read without asking whether it is there."""
+def test_producer_success_sets_all_fields_that_java_reads() -> None:
     success = reply(replies.producer_success(1, "p", b"")).producer_success
     assert (1, "p", -1, b"", True) == (
         success.request_id,
@@ -53,8 +52,7 @@ def test_a_producer_gets_all_that_java_reads() -> None:
     assert success.HasField("producer_ready")
 
 
-def test_a_lookup_is_final() -> None:
-    """LOOKUP_RESPONSE sends the client straight to the owner, and never asks it to go through this broker."""
+def test_a_lookup_response_is_final() -> None:
     found = reply(replies.located(1, "pulsar://a:1")).lookup_response
     assert (1, "pulsar://a:1", CommandLookupTopicResponse.Connect, True) == (
         found.request_id,
@@ -66,8 +64,7 @@ def test_a_lookup_is_final() -> None:
     assert not found.proxy_through_service_url
 
 
-def test_zero_partitions_are_said() -> None:
-    """A topic without partitions is answered with a 0 that is there."""
+def test_zero_partitions_are_set() -> None:
     found = reply(replies.partitions(1, 0)).partitioned_metadata_response
     assert found.HasField("partitions")
     assert CommandPartitionedTopicMetadataResponse.Success == found.response
@@ -85,8 +82,8 @@ def test_zero_partitions_are_said() -> None:
         ("GET_TOPICS_OF_NAMESPACE", B.ERROR),
     ],
 )
-def test_a_refusal_has_the_form_that_is_waited_for(command: str, expected: B.Type) -> None:
-    """A refusal comes in the response to its command if that can say failure, else as ERROR, with code and text."""
+def test_a_refusal_has_the_form_that_its_client_expects(command: str, expected: B.Type) -> None:
+    """It is the response to the command if that can fail, else ERROR."""
     refused = reply(replies.refusal(command, 1, ServerError.NOT_ALLOWED, "why"))
     assert expected == refused.type
     values = [value for _, value in getattr(refused, B.DESCRIPTOR.fields_by_number[expected].name).ListFields()]
@@ -94,7 +91,7 @@ def test_a_refusal_has_the_form_that_is_waited_for(command: str, expected: B.Typ
 
 
 def test_success_leaves_the_error_unset() -> None:
-    """Replies in which the mere presence of an error means failure leave it out on success."""
+    """Its mere presence would mean failure."""
     stats = replies.ConsumerStats(name="c", kind="Shared", address="a", connected_since="s", permits=-3, message_rate=1.5, byte_rate=2.5)
     told = reply(replies.consumer_stats(1, stats)).consumer_stats_response
     assert not told.HasField("error_code")
@@ -107,7 +104,6 @@ def test_success_leaves_the_error_unset() -> None:
 
 
 def test_topics_are_not_filtered() -> None:
-    """The names of topics go out whole, and say that the client is to filter them."""
     told = reply(replies.topics(1, replies.encode_topics(["a", "b"]))).get_topics_of_namespace_response
     assert (["a", "b"], False, True) == (list(told.topics), told.filtered, told.changed)
 
@@ -130,8 +126,7 @@ QUESTIONS = (
 
 @pytest.mark.parametrize("favourably", [True, False])
 @pytest.mark.parametrize(("question", "expected"), QUESTIONS, ids=[B.Type.Name(question.type) for question, _ in QUESTIONS])
-def test_each_question_is_read_whole_and_has_its_answers(question: BaseCommand, expected: Request, *, favourably: bool) -> None:
-    """Every field that the broker cares for arrives; granted or refused, a question gets one reply, under its own id."""
+def test_each_question_is_read_and_answered(question: BaseCommand, expected: Request, *, favourably: bool) -> None:
     connection = with_consumer()
     service = DumbService(connection=connection)
     service.handle(connection.receive(framed(question), 0))
