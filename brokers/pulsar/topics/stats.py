@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, TypeGuard
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Subscription
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
@@ -143,16 +144,10 @@ def _producer_stats(producer: Producer) -> Stats:
 
 
 def _subscription_stats(subscription: Subscription) -> Stats:
-    delivered = subscription.delivered
     arrivals = subscription.arrivals
     active = subscription.active
     return {
-        "msgRateOut": delivered.message_rate,
-        "msgThroughputOut": delivered.byte_rate,
-        "bytesOutCounter": delivered.bytes,
-        "msgOutCounter": delivered.messages,
-        "msgRateRedeliver": 0.0,
-        "messageAckRate": 0.0,
+        **_delivered_stats(subscription.delivered),
         "msgBacklog": arrivals.messages if arrivals is not None else 0,
         "backlogSize": arrivals.bytes if arrivals is not None else 0,
         "msgDropRate": subscription.dropped.message_rate,
@@ -176,14 +171,8 @@ def _key_shared_mode(subscription: Subscription) -> str | None:
 
 
 def _consumer_stats(consumer: Consumer) -> Stats:
-    delivered = consumer.delivered
     return {
-        "msgRateOut": delivered.message_rate,
-        "msgThroughputOut": delivered.byte_rate,
-        "bytesOutCounter": delivered.bytes,
-        "msgOutCounter": delivered.messages,
-        "msgRateRedeliver": 0.0,
-        "messageAckRate": 0.0,
+        **_delivered_stats(consumer.delivered),
         "consumerName": consumer.name,
         "availablePermits": consumer.permits,
         "unackedMessages": 0,
@@ -192,6 +181,17 @@ def _consumer_stats(consumer: Consumer) -> Stats:
         "connectedSince": consumer.connected_since,
         "clientVersion": consumer.client_version,
         "metadata": dict(consumer.properties),
+    }
+
+
+def _delivered_stats(delivered: Meter) -> Stats:
+    return {
+        "msgRateOut": delivered.message_rate,
+        "msgThroughputOut": delivered.byte_rate,
+        "bytesOutCounter": delivered.bytes,
+        "msgOutCounter": delivered.messages,
+        "msgRateRedeliver": 0.0,
+        "messageAckRate": 0.0,
     }
 
 
