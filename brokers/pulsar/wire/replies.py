@@ -72,6 +72,9 @@ class ConsumerStats:
 
 
 def _framed(command: BaseCommand) -> bytes:
+    """Frame a command. Its type has the number of its body."""
+    ((body, _),) = command.ListFields()
+    command.type = cast("BaseCommand.Type", body.number)
     return frame(command.SerializeToString())
 
 
@@ -80,25 +83,24 @@ def _wire(error: ServerError) -> WireError:
     return cast("WireError", int(error))
 
 
-PING: Final = _framed(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
-PONG: Final = _framed(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+PING: Final = _framed(BaseCommand(ping=CommandPing()))
+PONG: Final = _framed(BaseCommand(pong=CommandPong()))
 
 
 def connected(protocol_version: int, message_bytes_max: int) -> bytes:
     """CONNECTED. It sets no feature flag, because none of those features is served."""
     body = CommandConnected(server_version=SERVER_VERSION, protocol_version=protocol_version, max_message_size=message_bytes_max)
-    return _framed(BaseCommand(type=BaseCommand.CONNECTED, connected=body))
+    return _framed(BaseCommand(connected=body))
 
 
 def success(request_id: int) -> bytes:
     """SUCCESS."""
-    return _framed(BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id)))
+    return _framed(BaseCommand(success=CommandSuccess(request_id=request_id)))
 
 
 def error(request_id: int, code: ServerError, message: str) -> bytes:
     """ERROR."""
-    body = CommandError(request_id=request_id, error=_wire(code), message=message)
-    return _framed(BaseCommand(type=BaseCommand.ERROR, error=body))
+    return _framed(BaseCommand(error=CommandError(request_id=request_id, error=_wire(code), message=message)))
 
 
 def partitions(request_id: int, count: int) -> bytes:
@@ -106,7 +108,7 @@ def partitions(request_id: int, count: int) -> bytes:
     body = CommandPartitionedTopicMetadataResponse(
         request_id=request_id, partitions=count, response=CommandPartitionedTopicMetadataResponse.Success
     )
-    return _framed(BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+    return _framed(BaseCommand(partitioned_metadata_response=body))
 
 
 def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
@@ -114,7 +116,7 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
     body = CommandPartitionedTopicMetadataResponse(
         request_id=request_id, response=CommandPartitionedTopicMetadataResponse.Failed, error=_wire(code), message=message
     )
-    return _framed(BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+    return _framed(BaseCommand(partitioned_metadata_response=body))
 
 
 def located(request_id: int, url: str) -> bytes:
@@ -129,13 +131,13 @@ def located(request_id: int, url: str) -> bytes:
         authoritative=True,
         proxy_through_service_url=False,
     )
-    return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
+    return _framed(BaseCommand(lookup_response=body))
 
 
 def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
     """LOOKUP_RESPONSE: a failure. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
     body = CommandLookupTopicResponse(request_id=request_id, response=CommandLookupTopicResponse.Failed, error=_wire(code), message=message)
-    return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
+    return _framed(BaseCommand(lookup_response=body))
 
 
 def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes:
@@ -143,25 +145,25 @@ def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes
     body = CommandProducerSuccess(
         request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=schema_version, producer_ready=True
     )
-    return _framed(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=body))
+    return _framed(BaseCommand(producer_success=body))
 
 
 def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
     """SEND_ERROR."""
     body = CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message)
-    return _framed(BaseCommand(type=BaseCommand.SEND_ERROR, send_error=body))
+    return _framed(BaseCommand(send_error=body))
 
 
 def close_producer(producer_id: int, url: str | None) -> bytes:
     """CLOSE_PRODUCER from the broker, with the new address if known. Clients do not reply."""
     body = CommandCloseProducer(producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
-    return _framed(BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer=body))
+    return _framed(BaseCommand(close_producer=body))
 
 
 def close_consumer(consumer_id: int, url: str | None) -> bytes:
     """CLOSE_CONSUMER from the broker; see `close_producer`."""
     body = CommandCloseConsumer(consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
-    return _framed(BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=body))
+    return _framed(BaseCommand(close_consumer=body))
 
 
 def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
@@ -172,21 +174,19 @@ def consumer_refused(consumer_id: int, request_id: int, code: ServerError, messa
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     """ACTIVE_CONSUMER_CHANGE."""
-    body = CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
-    return _framed(BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body))
+    return _framed(BaseCommand(active_consumer_change=CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)))
 
 
 def ack_response(consumer_id: int, request_id: int) -> bytes:
     """ACK_RESPONSE with success. An error field would mean failure by its presence."""
-    body = CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
-    return _framed(BaseCommand(type=BaseCommand.ACK_RESPONSE, ack_response=body))
+    return _framed(BaseCommand(ack_response=CommandAckResponse(consumer_id=consumer_id, request_id=request_id)))
 
 
 def no_last_message(request_id: int) -> bytes:
     """GET_LAST_MESSAGE_ID_RESPONSE of a topic that stores nothing."""
     nothing = MessageIdData(ledgerId=MINUS_ONE, entryId=MINUS_ONE)
     body = CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=nothing, consumer_mark_delete_position=nothing)
-    return _framed(BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body))
+    return _framed(BaseCommand(get_last_message_id_response=body))
 
 
 def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
@@ -207,13 +207,13 @@ def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
         msgBacklog=0,
         messageAckRate=0.0,
     )
-    return _framed(BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=body))
+    return _framed(BaseCommand(consumer_stats_response=body))
 
 
 def consumer_stats_failed(request_id: int, code: ServerError, message: str) -> bytes:
     """CONSUMER_STATS_RESPONSE: a failure."""
     body = CommandConsumerStatsResponse(request_id=request_id, error_code=_wire(code), error_message=message)
-    return _framed(BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=body))
+    return _framed(BaseCommand(consumer_stats_response=body))
 
 
 def schema_found(request_id: int, version: bytes, schema: Schema) -> bytes:
@@ -224,26 +224,25 @@ def schema_found(request_id: int, version: bytes, schema: Schema) -> bytes:
         type=schema.kind,
         properties=[KeyValue(key=key, value=value) for key, value in schema.properties],
     )
-    body = CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)
-    return _framed(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    return _framed(BaseCommand(get_schema_response=CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)))
 
 
 def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
     """GET_SCHEMA_RESPONSE: a failure, with `TOPIC_NOT_FOUND` if there is no schema."""
     body = CommandGetSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
-    return _framed(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    return _framed(BaseCommand(get_schema_response=body))
 
 
 def schema_accepted(request_id: int, version: bytes) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE: the schema's version."""
     body = CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
-    return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+    return _framed(BaseCommand(get_or_create_schema_response=body))
 
 
 def schema_refused(request_id: int, code: ServerError, message: str) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE: a failure."""
     body = CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
-    return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+    return _framed(BaseCommand(get_or_create_schema_response=body))
 
 
 _OWN_REFUSALS: Final[Mapping[str, Callable[[int, ServerError, str], bytes]]] = {
