@@ -1,4 +1,4 @@
-"""A broker whose process may open few files, and callers who open all the connections that they get."""
+"""Test a broker whose process may open few files, and callers that open all connections that they get."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 60.0
 
 @contextmanager
 def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subprocess.Popen[str]]:
-    """A broker with so few files; it is ready."""
+    """Run a broker with at most `FILES_MAX` files. It is ready."""
     command = [
         sys.executable,
         "-m",
@@ -55,7 +55,7 @@ def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subproces
 
 
 def is_served(port: int) -> bool:
-    """Whether a client of Pulsar that connects now is answered."""
+    """Return whether a Pulsar client that connects now is answered."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
         client.sendall(pulsar_speech.connect())
         return bool(client.recv(1))
@@ -63,7 +63,7 @@ def is_served(port: int) -> bool:
 
 
 def asked(url: str) -> tuple[int, str]:
-    """The answer to a caller who asks until there is one: of a crowd that is turned away, not all are told why."""
+    """Ask until there is an answer: a broker that refuses many connections answers only some of them."""
     while True:
         try:
             with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:  # noqa: S310 - it is ours
@@ -75,8 +75,8 @@ def asked(url: str) -> tuple[int, str]:
             continue
 
 
-def test_idle_callers_over_http_shut_nobody_out_of_the_other_port(tmp_path: Path) -> None:
-    """With more idle connections than there are files, clients of Pulsar connect, and callers over HTTP are told why not."""
+def test_idle_http_connections_do_not_block_pulsar_clients(tmp_path: Path) -> None:
+    """Pulsar clients connect beside more idle HTTP connections than files. Callers over HTTP get the reason of the refusal."""
     http_port = free_row(2)
     with broker(tmp_path, http_port, http_port + 1), ExitStack() as idle:
         for _ in range(2 * FILES_MAX):

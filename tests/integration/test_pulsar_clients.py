@@ -1,4 +1,4 @@
-"""Real Pulsar clients against real brokers: transfers, and a `kill -9`, while messages flow; the judge of messages has the last word."""
+"""Test real Pulsar clients with real brokers that move bundles and die while messages flow. The checker judges the messages."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.load.cluster import READY_MS, running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.lookups import LookupProxy
-from tests.pulsar.programs import EVERYDAY, Language, is_required, lacking
+from tests.pulsar.programs import EVERYDAY, Language, require
 
-# A program may have to be built first, which takes minutes.
+# Building a program for the first time takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 NAMESPACE = "public/default"
@@ -41,14 +41,8 @@ LOOK_S = 0.02
 PARTITIONED, PARTITIONS = f"non-persistent://{NAMESPACE}/partitioned", 4
 
 
-def required(*languages: Language) -> None:
-    """Skip the test where this machine cannot run a client of these, or fail it in CI."""
-    for problem in filter(None, map(lacking, languages)):
-        (pytest.fail if is_required() else pytest.skip)(problem)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Running:
     """A cluster, its channel, and an operator's HTTP session."""
 
     cluster: LocalCluster
@@ -56,20 +50,20 @@ class Stage:
     http: aiohttp.ClientSession
 
     def bundles(self) -> Sequence[BundleEntry]:
-        """The bundles of the namespace, as they are now."""
+        """Return the current bundles of the namespace."""
         return self.table.view.bundles_of(NAMESPACE)
 
     def owner(self, bundle: BundleEntry) -> str:
-        """The id of the broker that owns a bundle."""
+        """Return the id of a bundle's owner."""
         assert bundle.owner is not None, f"{bundle.name} has an owner while nothing moves"
         return self.table.view.live[bundle.owner].broker
 
     def bundle_of(self, topic: str) -> BundleEntry:
-        """The bundle that a topic is in."""
+        """Return the bundle of a topic."""
         return next(bundle for bundle in self.bundles() if bundle.low <= topic_hash(topic) < bundle.high)
 
     def pulsar_url(self, broker: str) -> str:
-        """Where Pulsar's clients find a broker."""
+        """Return a broker's Pulsar address."""
         hosts = self.cluster.pulsar_url.removeprefix("pulsar://").split(",")
         return f"pulsar://{hosts[self.cluster.broker_ids.index(broker)]}"
 
@@ -83,38 +77,38 @@ class Stage:
             await asyncio.sleep(LOOK_S)
 
     async def transfer(self, bundle: BundleEntry, turn: int) -> None:
-        """Move a bundle to a broker that has it not: another one each turn."""
+        """Move a bundle to another broker, a different one each turn."""
         others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
         await self.make(Move(operation=Operation.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
 
     async def make(self, move: Move) -> None:
-        """Have the first broker that lives make a move."""
+        """Ask the first live broker for a move."""
         address = f"http://{self.table.view.live_brokers()[0].broker}"
         problem = await operator.make(self.http, address, move)
         assert problem is None, f"{move.text}: {problem}"
         await settle(self.cluster, self.table, NAMESPACE)
 
     async def move_everything(self, fleet: Fleet, rounds: int) -> None:
-        """Transfer each bundle `rounds` times; after each transfer all clients must get on."""
+        """Transfer each bundle `rounds` times. After each transfer all clients must make progress."""
         for turn in range(rounds):
             for bundle in self.bundles():
                 await self.transfer(bundle, turn)
                 await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
 
     def evidence(self) -> list[Path]:
-        """What the brokers wrote down."""
+        """Return the files with the brokers' evidence."""
         return sorted(path for folder in self.cluster.directories for path in folder.glob("accepts-*.jsonl"))
 
     async def finish(self, fleet: Fleet) -> Verdict:
-        """Stop the clients, and have the judge judge."""
+        """Stop the clients, and return the checker's verdict."""
         verdict = await asyncio.to_thread(fleet.finish, evidence=self.evidence)
         assert verdict.problem is None
         return verdict
 
 
 @asynccontextmanager
-async def stage(folder: Path, log_url: str) -> AsyncIterator[Stage]:
-    """Brokers that take Pulsar's clients, and write down what they accept; nobody moves anything but the test."""
+async def running_brokers(folder: Path, log_url: str) -> AsyncIterator[Running]:
+    """Run brokers with the Pulsar service and evidence. Only the test moves bundles."""
     settings = ClusterSettings(
         directory=folder / "cluster",
         brokers=BROKERS,
@@ -127,12 +121,12 @@ async def stage(folder: Path, log_url: str) -> AsyncIterator[Stage]:
     )
     cluster = LocalCluster(settings)
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
-        yield Stage(cluster=cluster, table=table, http=http)
+        yield Running(cluster=cluster, table=table, http=http)
 
 
 @asynccontextmanager
 async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
-    """Clients whose messages flow; none is left at the end."""
+    """Run clients, and kill those that are left at the end."""
     fleet = Fleet(folder, crew)
     try:
         await asyncio.to_thread(fleet.start)
@@ -145,10 +139,10 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
 @pytest.mark.parametrize(
     "language", [pytest.param(Language.PYTHON, marks=pytest.mark.on_every_log), *(each for each in EVERYDAY if each is not Language.PYTHON)]
 )
-async def test_a_client_hardly_notices(language: Language, tmp_path: Path, log_url: str) -> None:
-    """Transfers and a graceful stop cost a client nothing, an unload and a death hardly anything, and it meets one owner at a time."""
-    required(language)
-    async with stage(tmp_path, log_url) as on:
+async def test_a_client_goes_through_every_kind_of_move(language: Language, tmp_path: Path, log_url: str) -> None:
+    """Transfers and a graceful stop lose nothing. An unload and a death may lose messages only while they last."""
+    require(language)
+    async with running_brokers(tmp_path, log_url) as on:
         url = on.cluster.pulsar_url
         async with flowing(tmp_path, everyday_crew(language, url)) as fleet:
             await on.move_everything(fleet, 2)
@@ -163,7 +157,7 @@ async def test_a_client_hardly_notices(language: Language, tmp_path: Path, log_u
 
 
 def everyday_crew(language: Language, url: str) -> Crew:
-    """One producer; one consumer that has its subscription alone, and two that share one."""
+    """One producer, an exclusive consumer, and two that share a subscription."""
     return [
         (language, Consuming(url=url, name="alone", subscription="exclusive", topics=PLAIN)),
         (language, Consuming(url=url, name="shared-0", subscription="shared", topics=PLAIN, type=Type.SHARED)),
@@ -172,16 +166,16 @@ def everyday_crew(language: Language, url: str) -> Crew:
     ]
 
 
-async def retire(on: Stage, fleet: Fleet) -> None:
-    """A broker is stopped gracefully, and started again: all that it has moves away first, as in a transfer."""
+async def retire(on: Running, fleet: Fleet) -> None:
+    """Stop a broker gracefully and start it again. Its bundles move away first, as in a transfer."""
     await asyncio.to_thread(on.cluster.stop, BROKERS - 1)
     await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
     await settle(on.cluster, on.table, NAMESPACE)
     await asyncio.to_thread(on.cluster.restart, BROKERS - 1)
 
 
-async def give_up(on: Stage, fleet: Fleet) -> None:
-    """A bundle is unloaded to nobody in particular: its next owner knows nothing of consumers, and drops what comes before they do."""
+async def give_up(on: Running, fleet: Fleet) -> None:
+    """Unload a bundle without a destination. Its next owner knows no consumers, and drops messages until they are back."""
     loop = asyncio.get_running_loop()
     move = Move(operation=Operation.TRANSFER, bundle=on.bundles()[0].name)
 
@@ -192,8 +186,8 @@ async def give_up(on: Stage, fleet: Fleet) -> None:
     await asyncio.to_thread(unload)
 
 
-async def die(on: Stage, fleet: Fleet) -> None:
-    """The owner of the first topic is killed, and started again when all clients have got over it."""
+async def die(on: Running, fleet: Fleet) -> None:
+    """Kill the owner of the first topic, and start it again once all clients make progress."""
     number = on.cluster.broker_ids.index(on.owner(on.bundle_of(PLAIN[0])))
 
     def kill() -> None:
@@ -207,9 +201,9 @@ async def die(on: Stage, fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("language", Language)
 async def test_a_stale_lookup_costs_no_message(language: Language, tmp_path: Path, log_url: str) -> None:
-    """A client may find a former owner, at its start and in each transfer: every receipted message arrives, and only once."""
-    required(language)
-    async with stage(tmp_path, log_url) as on:
+    """A client may find a former owner at its start and in each transfer. Every message with a receipt arrives once."""
+    require(language)
+    async with running_brokers(tmp_path, log_url) as on:
         target = on.cluster.pulsar_url.removeprefix("pulsar://").partition(",")[0]
         async with LookupProxy(target) as of_consumer, LookupProxy(target) as of_producer:
             crew: Crew = [
@@ -234,8 +228,8 @@ async def test_a_stale_lookup_costs_no_message(language: Language, tmp_path: Pat
         assert verdict.totals["receipted"] == verdict.totals["deliveries"] > 5 * RATE
 
 
-async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupProxy, of_producer: LookupProxy) -> None:
-    """Send the consumer, and then the producer, to a broker that is not the owner; wait until messages flow."""
+async def begin_at_a_wrong_broker(on: Running, fleet: Fleet, of_consumer: LookupProxy, of_producer: LookupProxy) -> None:
+    """Send the consumer, and then the producer, to a broker that is not the owner. Wait until messages flow."""
     owner = on.owner(on.bundle_of(STALE))
     other = next(each for each in on.cluster.broker_ids if each != owner)
     for proxy, clients in ((of_consumer, fleet.consumers), (of_producer, fleet.producers)):
@@ -251,9 +245,9 @@ async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupPr
 
 @pytest.mark.slow
 async def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log_url: str) -> None:
-    """Through transfers a partitioned topic, a pattern, Failover and Key_Shared work on as they should, and nothing is lost."""
-    required(Language.JAVA, Language.GO)
-    async with stage(tmp_path, log_url) as on:
+    """A partitioned topic, a pattern, Failover and Key_Shared lose nothing in transfers."""
+    require(Language.JAVA, Language.GO)
+    async with running_brokers(tmp_path, log_url) as on:
         url = on.cluster.pulsar_url
         await make_partitions(on)
         async with flowing(tmp_path, every_kind(url)) as fleet:
@@ -271,15 +265,15 @@ async def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log
         assert partitions == consumers(fleet, "partitions", 0, lambda said: said["topic"]).keys()
 
 
-async def make_partitions(on: Stage) -> None:
-    """Make the partitioned topic, as an administrator does."""
+async def make_partitions(on: Running) -> None:
+    """Create the partitioned topic over HTTP."""
     path = f"{on.cluster.addresses[0]}/admin/v2/{PARTITIONED.replace('://', '/')}/partitions"
     async with on.http.put(path, data=str(PARTITIONS), headers={"Content-Type": "application/json"}) as answer:
         assert answer.ok, await answer.text()
 
 
 def every_kind(url: str) -> Crew:
-    """Producers of all languages, and each kind of subscription by two languages where it can have two consumers."""
+    """Producers of two languages, and each type of subscription, with consumers of two languages if it can have two."""
     pattern = f"non-persistent://{NAMESPACE}/plain-.*"
     consumers: list[tuple[Language, str, str, dict[str, Any]]] = [
         (Language.PYTHON, "failover-0", "failover", {"topics": PLAIN, "type": Type.FAILOVER}),
@@ -298,7 +292,7 @@ def every_kind(url: str) -> Crew:
 
 
 def consumers(fleet: Fleet, subscription: str, since_ns: int, by: Callable[[dict[str, Any]], object]) -> dict[object, set[str]]:
-    """The consumers of a subscription that received something after `since_ns`, grouped by something of what they received."""
+    """Return the consumers that received messages of a subscription after `since_ns`, grouped `by` a property of the message."""
     found: defaultdict[object, set[str]] = defaultdict(set)
     for client in fleet.consumers:
         for line in client.history.read_bytes().splitlines():

@@ -1,4 +1,4 @@
-"""Real Pulsar clients as processes: started, read as they speak, and stopped."""
+"""Run real Pulsar clients as processes, and read their events."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import orjson
 
 from tests.pulsar.programs import ROOT, Language, command
 
-# A lookup may be held until a dead broker's lease has run out, and a JVM starts on a machine that is busy.
+# A lookup may wait for the end of a dead broker's lease, and a JVM starts slowly on a busy machine.
 READY_S: Final = 60.0
-# A program needs 15 s at most for its end; see README.md.
+# A program ends within 15 s; see README.md.
 _END_S: Final = 30.0
 _KILL_S: Final = 5.0
 _OUTPUT_BYTES: Final = 2_000
 
 
 class Type(StrEnum):
-    """Of a subscription."""
+    """The types of a subscription."""
 
     EXCLUSIVE = "Exclusive"
     SHARED = "Shared"
@@ -34,7 +34,7 @@ class Type(StrEnum):
 
 
 class Event(StrEnum):
-    """What clients tell."""
+    """The events that clients write; see README.md."""
 
     READY = "ready"
     SENT = "sent"
@@ -45,7 +45,7 @@ class Event(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producing:
-    """Send to each of `topics` so many messages a second; batched, `batch` at a time, if it is not 0."""
+    """Send `rate` messages per second to each of `topics`, in batches of `batch` unless it is 0."""
 
     url: str
     name: str
@@ -54,14 +54,14 @@ class Producing:
     batch: int = 0
 
     def words(self) -> list[str]:
-        """The command line."""
+        """Return the arguments of the program."""
         words = ["produce", "--url", self.url, "--name", self.name, "--topics", ",".join(self.topics), "--rate", str(self.rate)]
         return [*words, "--batch", str(self.batch)] if self.batch else words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consuming:
-    """Receive from `topics`, or from those whose names match `pattern`."""
+    """Receive from `topics`, or from the topics whose names match `pattern`."""
 
     url: str
     name: str
@@ -71,23 +71,22 @@ class Consuming:
     type: Type = Type.EXCLUSIVE
 
     def words(self) -> list[str]:
-        """The command line."""
+        """Return the arguments of the program."""
         what = ["--topics", ",".join(self.topics)] if self.pattern is None else ["--pattern", self.pattern]
         return ["consume", "--url", self.url, "--name", self.name, *what, "--subscription", self.subscription, "--type", self.type]
 
 
 class ClientFailedError(AssertionError):
-    """A client ended before its time, or did not do in time what was waited for; the message has its last words."""
+    """A client ended early, or did not do something in time. The message has its last output."""
 
 
 class Tally:
-    """What one client has said, in numbers: bounded by the number of its topics. Not safe for several threads by itself."""
+    """The events of one client in numbers. It is bounded by the number of topics, and not safe for threads."""
 
     def __init__(self) -> None:
         self.ready: dict[str, object] | None = None
         self.counts: defaultdict[tuple[Event, str], int] = defaultdict(int)
         self.last_ns: dict[tuple[Event, str], int] = {}
-        self.longest_ns: dict[tuple[Event, str], int] = {}
         self.last_problem: str | None = None
 
     def note(self, line: dict[str, object]) -> None:
@@ -101,25 +100,23 @@ class Tally:
             self.last_problem = str(line["why"])
         what = event, str(line["topic"])
         self.counts[what] += 1
-        if what in self.last_ns:
-            self.longest_ns[what] = max(self.longest_ns.get(what, 0), at_ns - self.last_ns[what])
         self.last_ns[what] = at_ns
 
     def count(self, event: Event, topic: str | None = None) -> int:
-        """How many of an event; of one topic, or of all."""
+        """Return the number of an event, on one topic or on all."""
         return sum(number for (one, of), number in self.counts.items() if one is event and topic in (None, of))
 
 
 class Client:
-    """A client process, from `start` to `stop`; also a context, which does both, and kills it where the body raised.
+    """A client process. As a context it is started and stopped, and killed if the body raises.
 
-    `history` is the file with its lines, and `complaints` the one with its standard error, in `folder`.
+    In `folder`, the file `history` gets its events and `complaints` its standard error.
     """
 
     def __init__(
         self, language: Language, task: Producing | Consuming, folder: Path, *, program: Sequence[str] | None = None, end_s: float = _END_S
     ) -> None:
-        """Nothing is started yet. `program` stands for that of the language."""
+        """Do not start yet. `program` replaces the program of the language."""
         self.language = language
         self.task = task
         self.history = folder / f"{task.name}.jsonl"
@@ -135,30 +132,20 @@ class Client:
 
     @property
     def name(self) -> str:
-        """Of its producer or consumer."""
+        """The name of its producer or consumer."""
         return self.task.name
 
-    # --- what it has said ---
+    # --- its events ---
 
     def count(self, event: Event, topic: str | None = None) -> int:
-        """How many of an event; of one topic, or of all."""
+        """Return the number of an event, on one topic or on all."""
         with self._changed:
             return self._tally.count(event, topic)
 
     def last_ns(self, event: Event) -> dict[str, int]:
-        """When each topic had its last event of a kind."""
+        """Return the time of the last event of a kind by topic."""
         with self._changed:
             return {topic: at_ns for (one, topic), at_ns in self._tally.last_ns.items() if one is event}
-
-    def longest_pauses_ms(self, event: Event) -> dict[str, float]:
-        """The longest time between two successive events of a kind, by topic, since `forget_pauses`."""
-        with self._changed:
-            return {topic: pause_ns / 1e6 for (one, topic), pause_ns in self._tally.longest_ns.items() if one is event}
-
-    def forget_pauses(self) -> None:
-        """Begin to look for the longest pauses anew; one that goes on counts in full."""
-        with self._changed:
-            self._tally.longest_ns.clear()
 
     def check(self) -> None:
         """Raise `ClientFailedError` if it has ended."""
@@ -169,20 +156,12 @@ class Client:
     # --- waiting; each raises `ClientFailedError` ---
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
-        """Wait until it produces or consumes."""
+        """Wait for its event `ready`."""
         self._wait(lambda tally: tally.ready is not None, "being ready", timeout_s)
 
     def wait_count(self, event: Event, count: int, *, topic: str | None = None, timeout_s: float) -> None:
-        """Wait until an event has been told so often."""
+        """Wait until there are `count` of an event."""
         self._wait(lambda tally: tally.count(event, topic) >= count, f"{event} {count} times", timeout_s)
-
-    def wait_after(self, event: Event, since_ns: int, *, topics: Sequence[str], timeout_s: float) -> None:
-        """Wait until each of the topics had the event after `since_ns`, of CLOCK_MONOTONIC."""
-
-        def holds(tally: Tally) -> bool:
-            return all(tally.last_ns.get((event, topic), 0) > since_ns for topic in topics)
-
-        self._wait(holds, f"{event} anew for each of {len(topics)} topics", timeout_s)
 
     def _wait(self, condition: Callable[[Tally], bool], what: str, timeout_s: float) -> None:
         with self._changed:
@@ -195,12 +174,12 @@ class Client:
     # --- life ---
 
     def start(self) -> Self:
-        """Start it; `wait_ready` waits until it has begun. Raises `BuildFailedError`."""
+        """Start it without waiting for its event `ready`. Raises `BuildFailedError`."""
         program = command(self.language) if self._program is None else self._program
         with self.complaints.open("ab") as complaints:
             self._process = subprocess.Popen(
                 [*program, *self.task.words()],
-                stdin=subprocess.PIPE,  # We hold its other end: a client does not outlive us, however we end.
+                stdin=subprocess.PIPE,  # A client ends with this process, because the other end closes.
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 cwd=ROOT,
@@ -212,13 +191,13 @@ class Client:
         return self
 
     def end(self) -> None:
-        """Tell it to end, and do not wait for that."""
+        """Let it end, without waiting."""
         assert self._process is not None, "it was started"
         assert self._process.stdin is not None, "it was started with one"
         self._process.stdin.close()
 
     def stop(self) -> None:
-        """Tell it to end, and wait for its last line. Raises `ClientFailedError` if it has to be killed, or ended with an error."""
+        """Let it end, and wait for its last event. Raises `ClientFailedError` if it does not end, or ends with an error."""
         self.end()
         assert self._process is not None, "it was started"
         try:
@@ -231,7 +210,7 @@ class Client:
             raise ClientFailedError(f"{self.name} ({self.language}) ended with {code}; {self._last_words()}")
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_KILL_S)

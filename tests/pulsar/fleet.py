@@ -1,4 +1,4 @@
-"""Several clients at once, whose messages flow, and are judged at the end."""
+"""Run several clients at once, and have the checker judge their messages at the end."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.pulsar.programs import Language
 
 Crew = Sequence[tuple[Language, Producing | Consuming]]
 
-# A lease and its margin, 16 s on Kafka and 3.5 s elsewhere, and the clients' back-off after it, several times over.
+# Several times a lease with its grace period (16 s on Kafka, 3.5 s elsewhere) and the clients' back-off.
 FLOW_S: Final = 60.0
-# After the last receipt everything has been delivered, but for what is on its way in sockets and queues of this machine.
+# After the last receipt, some messages are still in sockets and queues of this machine.
 QUIET_S: Final = 0.5
 _LOOK_S: Final = 0.02
-# What a dead broker said last may be read so much later, and what it had receipted so much earlier may still have lain in it.
+# A client may read the last bytes of a dead broker this much later. The broker may have kept messages this long after their receipts.
 _SLACK_NS: Final = 250_000_000
-# Of these each consumer gets messages of every topic; of the others only some consumer does.
+# Each consumer of these types gets messages of every topic. Of the other types only one consumer does.
 _EVERYBODY_GETS: Final = frozenset({Type.EXCLUSIVE, Type.SHARED})
 
 
 class Fleet:
-    """Clients, from `start` to `finish`; `kill` is to be called in any case.
+    """Clients, from `start` to `finish`. Call `kill` in any case.
 
-    Consumers are there before producers, and stay until these have ended, so that everything is owed to everybody.
+    Consumers start before producers and end after them, so that every consumer must get everything.
     """
 
     def __init__(self, folder: Path, crew: Crew) -> None:
@@ -44,11 +44,11 @@ class Fleet:
 
     @property
     def clients(self) -> list[Client]:
-        """All of them, consumers first."""
+        """All clients, consumers first."""
         return [*self.consumers, *self.producers]
 
     def start(self) -> None:
-        """Start all, and wait until each topic has had receipts, and each subscription messages of it."""
+        """Start all. Wait until each topic has had receipts, and each subscription its messages."""
         for clients in (self.consumers, self.producers):
             for client in clients:
                 client.start()
@@ -56,10 +56,10 @@ class Fleet:
                 client.wait_ready()
         self.wait_flowing(time.monotonic_ns())
 
-    # --- do they get on? ---
+    # --- progress ---
 
     def stalled(self, since_ns: int) -> list[str]:
-        """Who has had nothing since then, and of which topic: producers receipts, consumers messages."""
+        """Return which producers have had no receipts since then, and which consumers no messages, with the topics."""
         found: list[str] = []
         groups: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for client in self.producers:
@@ -77,17 +77,17 @@ class Fleet:
         return found
 
     def wait_flowing(self, since_ns: int, *, timeout_s: float = FLOW_S) -> None:
-        """Wait until nobody is stalled since then. Raises `ClientFailedError` that says who is."""
+        """Wait until no client is `stalled` since then. Raises `ClientFailedError`."""
         _wait(lambda: self.stalled(since_ns), self.clients, timeout_s)
 
     def wait_receipts(self, more: int, *, timeout_s: float = FLOW_S) -> None:
-        """Wait until each producer has had so many more receipts. Raises `ClientFailedError`."""
+        """Wait until each producer has had `more` receipts. Raises `ClientFailedError`."""
         for client, before in [(client, client.count(Event.RECEIPTED)) for client in self.producers]:
             client.wait_count(Event.RECEIPTED, before + more, timeout_s=timeout_s)
 
     @contextmanager
     def excused(self) -> Iterator[None]:
-        """In the body a broker dies, or bundles are given up to nobody: from then until all get on again, losses are excused."""
+        """Excuse losses until all clients make progress again, because a broker dies or a bundle is unloaded in the body."""
         began_ns = time.monotonic_ns()
         self.is_excused = True
         yield
@@ -98,14 +98,14 @@ class Fleet:
     # --- the end ---
 
     def finish(self, *, evidence: Callable[[], Sequence[Path]] = tuple) -> Verdict:
-        """Stop producers, then consumers, and have all judged, together with `evidence`, which is asked for when all have ended."""
+        """Stop producers, then consumers. Return the checker's verdict on their histories and on the `evidence` after their end."""
         self._stop(self.producers)
         _wait(self._noise, self.consumers, FLOW_S)
         self._stop(self.consumers)
         return check_messages([client.history for client in self.clients], evidence=evidence(), windows=self.windows)
 
     def longest_pauses_ms(self) -> dict[str, float]:
-        """Of each producer the longest time between two receipts on one topic, where no loss was excused; after `finish`."""
+        """Return each producer's longest time between two receipts on one topic without an excused loss. Call it after `finish`."""
         longest = dict.fromkeys((client.name for client in self.producers), 0)
         for client in self.producers:
             last_ns: dict[str, int] = {}
@@ -118,7 +118,7 @@ class Fleet:
         return {name: pause_ns / 1e6 for name, pause_ns in longest.items()}
 
     def _noise(self) -> list[str]:
-        """Who has received something of late."""
+        """Return which consumers have received a message lately."""
         since_ns = time.monotonic_ns() - int(QUIET_S * 1e9)
         return [
             f"silence of {client.name}" for client in self.consumers if max(client.last_ns(Event.RECEIVED).values(), default=0) > since_ns
@@ -131,13 +131,13 @@ class Fleet:
                 stopping.result()
 
     def kill(self) -> None:
-        """End all that have not ended, at once."""
+        """Kill all clients that still run."""
         for client in self.clients:
             client.kill()
 
 
 def _expected(task: Consuming, seen: dict[str, int]) -> Sequence[str]:
-    """The topics of a consumer; by pattern or of partitions, those that it has seen."""
+    """Return the topics of a consumer. For patterns and partitions these are the topics that it has seen."""
     unseen = [topic for topic in task.topics if not any(one.startswith(f"{topic}-partition-") for one in seen)]
     return [*unseen, *(topic for topic in seen if topic not in unseen)] or ["any topic"]
 

@@ -1,4 +1,4 @@
-"""The programs with real Pulsar clients, one for each language: which this machine can run, and how they are built."""
+"""Build the programs with real Pulsar clients, one for each language that this machine can run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
 
-# On a new machine Maven fetches some 60 MB, and Go compiles a client with all that it drags in for three minutes on two slow cores.
+# On a new machine Maven fetches some 60 MB, and Go compiles for three minutes on two slow cores.
 _BUILD_S: Final = 900.0
 
 _JAVA: Final = HERE / "java"
 _GO: Final = HERE / "go"
 _RUST: Final = HERE / "rust"
-# Small clients on a machine that is busy with brokers: little memory, and no second compilation of what is hot.
+# Brokers need the machine: little memory, and no optimising compiler.
 _JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 
 class Language(StrEnum):
-    """Whose client: Python's stands on the C++ core."""
+    """The languages of the clients. Python's uses the C++ core."""
 
     PYTHON = "python"
     JAVA = "java"
@@ -39,29 +41,35 @@ class Language(StrEnum):
 
 
 EVERYDAY: Final = (Language.PYTHON, Language.JAVA, Language.GO)
-"""Apache's own clients, which go through every test. Rust's is another project's, and goes through stale lookups only."""
+"""Apache's own clients, for all tests. Rust's belongs to another project, and is only tested with stale lookups."""
 
 _TOOLS: Final = {Language.PYTHON: (), Language.JAVA: ("javac", "java", "mvn"), Language.GO: ("go",), Language.RUST: ("cargo", "protoc")}
 
 
 class BuildFailedError(Exception):
-    """A program could not be built; the message is what its tool said."""
+    """A program could not be built. The message is the output of its tool."""
 
 
 def lacking(language: Language) -> str | None:
-    """What this machine lacks for the client of a language; None if it has all."""
+    """Return what this machine lacks for the client of a language, or None."""
     missing = [tool for tool in _TOOLS[language] if shutil.which(tool) is None]
     return f"the {language} client needs {' and '.join(missing)}" if missing else None
 
 
 def is_required() -> bool:
-    """Whether a missing tool is a failure, as in CI, and no reason to skip."""
+    """Return whether a missing tool is a failure, as in CI, instead of a reason to skip."""
     return os.environ.get("CI", "").lower() == "true"
+
+
+def require(*languages: Language) -> None:
+    """Skip the test if this machine cannot run the clients of these languages, or fail it in CI."""
+    for problem in filter(None, map(lacking, languages)):
+        (pytest.fail if is_required() else pytest.skip)(problem)
 
 
 @cache
 def command(language: Language) -> tuple[str, ...]:
-    """The words that start the program of a language, which is built if it has to be. Raises `BuildFailedError`."""
+    """Return the command of a language's program, built if necessary. Raises `BuildFailedError`."""
     if language is Language.PYTHON:
         return (sys.executable, "-m", "tests.pulsar.python_client")
     if language is Language.GO:
@@ -79,7 +87,7 @@ def command(language: Language) -> tuple[str, ...]:
 
 
 def _build(project: Path, words: Sequence[str], environment: dict[str, str]) -> None:
-    """Build a project, unless what was built last came from the same sources."""
+    """Build a project, unless its last build had the same sources."""
     with _locked(project):
         stamp, digest = project / "build" / "sources.sha256", _digest(project)
         if stamp.exists() and stamp.read_text() == digest:
@@ -97,7 +105,7 @@ def _build(project: Path, words: Sequence[str], environment: dict[str, str]) -> 
 
 @contextmanager
 def _locked(project: Path) -> Iterator[None]:
-    """One build of a project at a time; two runs of the tests share it."""
+    """Allow one build of a project at a time, because runs of the tests share it."""
     (project / "build").mkdir(exist_ok=True)
     with (project / "build" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -105,7 +113,7 @@ def _locked(project: Path) -> Iterator[None]:
 
 
 def _digest(project: Path) -> str:
-    """Changes when a source, a list of dependencies, or the folder does: what is built names places."""
+    """Return a digest of sources, dependencies and the folder, whose path is in the build."""
     sources = sorted(path for path in project.rglob("*") if path.is_file() and (project / "build") not in path.parents)
     content = b"".join(f"{path}\n".encode() + path.read_bytes() for path in sources)
     return hashlib.sha256(content).hexdigest()
