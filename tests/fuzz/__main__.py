@@ -1,4 +1,4 @@
-"""`make fuzz`: atheris looks for inputs that break the harness, guided by the coverage of what strangers can reach."""
+"""Fuzz the Pulsar protocol with atheris, guided by coverage (`make fuzz`)."""
 
 from __future__ import annotations
 

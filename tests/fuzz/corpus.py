@@ -1,4 +1,4 @@
-"""Conversations to start from: a fuzzer that begins with good frames gets behind the first check at once."""
+"""The inputs that the fuzzer starts from. Good frames pass the first check at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pulsar.pulsar_speech import (
     unsubscribe,
 )
 
-# In pieces of 64 bytes and of 7; each input begins with the size of its pieces.
+# Chunks of 64 and 7 bytes. Each input begins with the size of its chunks, less one.
 _PIECES: Final = (b"\x3f", b"\x06")
 _STREAMS: Final = (
     b"",

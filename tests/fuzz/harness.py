@@ -1,4 +1,4 @@
-"""What the fuzzer throws at the Pulsar service: bytes of a stranger, and how they are cut."""
+"""Check the Pulsar protocol with any bytes in any chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMITS = Limits(message_bytes_max=4_096, command_bytes_max=1_024, requests_pendi
 
 
 def take(data: bytes) -> None:
-    """One input: its first byte says in which pieces the rest arrives; raises if anything is wrong."""
+    """Check one input. Its first byte is the size of the chunks of the rest. Raises `AssertionError`."""
     if not data:
         return
     piece_bytes = data[0] % 64 + 1
@@ -22,12 +22,12 @@ def take(data: bytes) -> None:
 
 
 def pieces(stream: bytes, piece_bytes: int) -> list[bytes]:
-    """A stream in pieces of one size."""
+    """Split a stream into chunks of one size."""
     return [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
 
 
 def check_frames(stream: bytes, piece_bytes: int) -> None:
-    """The same frames come out of a stream whole and in pieces, and memory is bounded."""
+    """Check that chunks do not change the frames, and that the reader keeps a bounded number of bytes."""
     whole = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
     cut = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
     expected = whole.feed(stream)
@@ -40,7 +40,7 @@ def check_frames(stream: bytes, piece_bytes: int) -> None:
 
 
 def check_connection(stream: bytes, piece_bytes: int) -> None:
-    """A connection with a producer and a consumer takes anything, answers in whole frames, and says nothing after its end."""
+    """Check that a connection answers in whole frames, and sends nothing after its end."""
     connection = Connection(limits=LIMITS, now_ms=0)
     service = DumbService(connection=connection)
     service.handle(connection.receive(connect() + producer(0, 0) + subscribe(0, 0), 0))
@@ -51,5 +51,5 @@ def check_connection(stream: bytes, piece_bytes: int) -> None:
         service.answer(favourably=len(requests) % 2 == 0)
         commands_in(connection.take_outgoing())
     ends = [isinstance(request, Ended) for request in service.seen]
-    assert ends.count(True) == connection.is_ended, "an end is said once, and only when it is one"
+    assert ends.count(True) == connection.is_ended, "the end is not reported exactly once"
     assert not connection.is_ended or ends[-1], "something follows the end"

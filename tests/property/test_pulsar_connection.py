@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.wire.requests import Damaged, Ended
 from tests.pulsar.pulsar_service import DumbService
 from tests.pulsar.pulsar_speech import commands_in, connect, entry, frame_of, producer, send, subscribe
 
-# Small enough to be reached, so that what is turned away is turned away in these tests too.
+# Small enough for these tests to reach them.
 LIMITS = Limits(message_bytes_max=2_000, requests_pending_max=6, producers_max=2, consumers_max=2, closed_ids_max=2)
 
 
@@ -35,8 +35,8 @@ class MoveAway:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
-    """A command by its name, about an id; each that is a request gets a request id of its own."""
+class Command:
+    """A command by its name, about an id. Each request gets its own request id."""
 
     name: str
     id: int
@@ -47,12 +47,12 @@ class Garbage:
     data: bytes
 
 
-Step = Answer | Pass | MoveAway | Say | Garbage
+Step = Answer | Pass | MoveAway | Command | Garbage
 T = BaseCommand.Type
 ids = st.integers(min_value=0, max_value=2)
 
 
-def spoken(name: str, id_: int, request_id: int) -> bytes:
+def frame_from(name: str, id_: int, request_id: int) -> bytes:
     """The frame of a command."""
     match name:
         case "PRODUCER":
@@ -96,42 +96,42 @@ civil = st.one_of(
     st.builds(Answer, st.booleans()),
     st.builds(MoveAway, ids),
     st.builds(Pass, st.integers(min_value=0, max_value=40_000)),
-    st.builds(Say, names, ids),
-    st.builds(Say, names, ids),
+    st.builds(Command, names, ids),
+    st.builds(Command, names, ids),
 )
 wild = st.one_of(civil, st.builds(Garbage, st.binary(max_size=40)), st.builds(Garbage, st.just(frame_of(T.SUCCESS, request_id=1))))
 
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """What was asked, and what was heard."""
+    """The requests of a client, and the bytes that it got."""
 
     connection: Connection
     service: DumbService
     asked: set[int]
-    spoken: bytes
+    outgoing: bytes
 
     def replies(self) -> Counter[int]:
-        """How many replies each request got."""
+        """Return the number of replies to each request."""
         counts = Counter[int]()
-        for command, _ in commands_in(self.spoken):
+        for command, _ in commands_in(self.outgoing):
             body = getattr(command, BaseCommand.DESCRIPTOR.fields_by_number[command.type].name)
-            # What brokers say unasked has this id, or none.
+            # A command without a request has this id, or none.
             if "request_id" in body.DESCRIPTOR.fields_by_name and body.request_id != 2**64 - 1:
                 counts[body.request_id] += 1
         return counts
 
     def count(self, kind: int) -> int:
-        """How many commands of one type were heard."""
-        return sum(command.type == kind for command, _ in commands_in(self.spoken))
+        """Return the number of outgoing commands of one type."""
+        return sum(command.type == kind for command, _ in commands_in(self.outgoing))
 
 
 def held(steps: list[Step]) -> Conversation:
-    """A conversation, up to its end if it has one; then the service answers all that is left."""
+    """Hold a conversation up to its end. Then the service answers all that still waits."""
     connection = Connection(limits=LIMITS, now_ms=0)
     service = DumbService(connection=connection)
     service.handle(connection.receive(connect(), 0))
-    conversation = Conversation(connection=connection, service=service, asked=set(), spoken=b"")
+    conversation = Conversation(connection=connection, service=service, asked=set(), outgoing=b"")
     now_ms = 0
     for number, step in enumerate(steps):
         match step:
@@ -145,15 +145,15 @@ def held(steps: list[Step]) -> Conversation:
                 connection.close_consumer(step.id, "pulsar://other:6650")
             case Garbage():
                 service.handle(connection.receive(step.data, now_ms))
-            case Say():
+            case Command():
                 if step.name not in WITHOUT_REQUEST_ID:
                     conversation.asked.add(number)
-                service.handle(connection.receive(spoken(step.name, step.id, number), now_ms))
-        conversation.spoken += connection.take_outgoing()
+                service.handle(connection.receive(frame_from(step.name, step.id, number), now_ms))
+        conversation.outgoing += connection.take_outgoing()
         if connection.is_ended:
             break
     service.answer()
-    conversation.spoken += connection.take_outgoing()
+    conversation.outgoing += connection.take_outgoing()
     return conversation
 
 
@@ -194,8 +194,8 @@ def test_garbage_ends_only_its_connection(steps: list[Step], more: bytes) -> Non
 def test_the_chunks_of_a_conversation_do_not_matter(steps: list[Step], cuts: list[int]) -> None:
     stream = connect()
     for number, step in enumerate(steps):
-        if isinstance(step, Say | Garbage):
-            stream += spoken(step.name, step.id, number) if isinstance(step, Say) else step.data
+        if isinstance(step, Command | Garbage):
+            stream += frame_from(step.name, step.id, number) if isinstance(step, Command) else step.data
     whole = Connection(limits=LIMITS, now_ms=0).receive(stream, 0)
     cut = Connection(limits=LIMITS, now_ms=0)
     asked = []

@@ -18,17 +18,17 @@ frames = st.builds(
 
 
 def reader() -> FrameReader:
-    """A reader with bounds that fit into a test."""
+    """A reader with small bounds."""
     return FrameReader(frame_bytes_max=FRAME_BYTES_MAX, command_bytes_max=100)
 
 
-def spelled(sent: list[Frame]) -> bytes:
-    """The bytes of some frames."""
+def stream_of(sent: list[Frame]) -> bytes:
+    """The bytes of frames."""
     return b"".join(frame(each.command, each.block or b"") for each in sent)
 
 
 def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
-    """What a reader makes of a stream cut at some places: the frames, the problem, and the most it kept."""
+    """Feed a reader with a stream in chunks. Return the frames, the problem, and the most bytes that it kept."""
     under_test = reader()
     found = list[Frame]()
     kept = 0
@@ -41,7 +41,7 @@ def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
 
 @given(st.lists(frames, max_size=6), st.lists(st.integers(min_value=0, max_value=2000), max_size=20))
 def test_the_chunks_of_a_stream_do_not_matter(sent: list[Frame], cuts: list[int]) -> None:
-    found, problem, _ = fed(spelled(sent), cuts)
+    found, problem, _ = fed(stream_of(sent), cuts)
     assert sent == found
     assert problem is None
 
@@ -49,7 +49,7 @@ def test_the_chunks_of_a_stream_do_not_matter(sent: list[Frame], cuts: list[int]
 @given(st.lists(frames, max_size=3), st.binary(max_size=400), st.lists(st.integers(min_value=0, max_value=1200), max_size=20))
 def test_the_chunks_of_garbage_do_not_matter(sent: list[Frame], garbage: bytes, cuts: list[int]) -> None:
     """The reader keeps a bounded number of bytes."""
-    stream = spelled(sent) + garbage
+    stream = stream_of(sent) + garbage
     whole, problem, _ = fed(stream, [])
     found, same_problem, kept = fed(stream, cuts)
     assert (whole, problem) == (found, same_problem)

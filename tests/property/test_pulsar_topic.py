@@ -30,7 +30,7 @@ LIMITS = TopicLimits(
 )
 BLOCKS = tuple(keyed(key) for key in "abcd")
 NAMES = ("x", "y", "z")
-# One kind for each name of a subscription, so that most subscribing succeeds.
+# Each subscription name has one kind, so that most consumers are accepted.
 KINDS = {
     "s0": SubscriptionKind.EXCLUSIVE,
     "s1": SubscriptionKind.FAILOVER,
@@ -46,11 +46,11 @@ class ModelSubscription:
     missing: list[str] = field(default_factory=list)
     coming: list[Consumer] = field(default_factory=list)
     backlog: list[Entry] = field(default_factory=list)
-    # Who has permits, of those who came since the topic did.
+    # The consumers that have been granted permits since the topic moved here.
     ready: list[Consumer] = field(default_factory=list)
     is_waiting: bool = False
-    # Of a Key_Shared subscription: whether it was handed out since who is here has changed. Then nobody waits behind another.
-    is_parted: bool = False
+    # Key_Shared: entries were released since the consumers last changed. A slow consumer then delays no other.
+    is_released: bool = False
     needs_one: bool = False
 
     def is_complete(self) -> bool:
@@ -59,7 +59,7 @@ class ModelSubscription:
 
 @dataclass
 class Model:
-    """What a topic should do, said slowly."""
+    """The slow and obvious counterpart of a topic."""
 
     opened_ms: int = 0
     is_holding: bool = False
@@ -69,15 +69,15 @@ class Model:
     blocked: list[Consumer] = field(default_factory=list)
     flowed: list[Consumer] = field(default_factory=list)
     held: list[tuple[Producer, int]] = field(default_factory=list)
-    # Those to be released with a next step, since what waits is too much for one.
+    # Subscriptions to release in later steps, because one step is bounded.
     noted: list[str] = field(default_factory=list)
-    # The part of the real outcome that is still to be explained.
+    # Deliveries of the real topic that the model has not made yet.
     unexplained: list[tuple[Consumer, Entry]] = field(default_factory=list)
     receipts: list[tuple[Producer, int]] = field(default_factory=list)
     dropped: int = 0
 
     def allowed(self, subscription: ModelSubscription, entry: Entry) -> list[Consumer]:
-        """Who may get this entry now; several only for a Shared subscription."""
+        """Return the consumers that may get this entry now: at most one, except in a Shared subscription."""
         ready = [each for each in subscription.consumers if self.permits[each] > 0 and each not in self.blocked]
         match subscription.kind:
             case SubscriptionKind.SHARED:
@@ -89,11 +89,11 @@ class Model:
         return [chosen] if chosen in ready and chosen is not None else []
 
     def deliver(self, subscription: ModelSubscription, entry: Entry) -> bool:
-        """Explain the next delivery by this entry; False if nobody may get it."""
+        """Match the next real delivery with this entry. Return False if no consumer may get it."""
         allowed = self.allowed(subscription, entry)
         if not allowed:
             return False
-        assert self.unexplained, f"nobody got {entry}"
+        assert self.unexplained, f"no consumer got {entry}"
         consumer, delivered = self.unexplained.pop(0)
         assert consumer in allowed
         assert entry == delivered
@@ -115,26 +115,26 @@ class Model:
         if not self.is_holding:
             self.give_receipts()
         elif len(self.held) > LIMITS.waiting_entries_max:
-            self.let_go()
+            self.stop_holding()
 
     def readier(self, name: str, now_ms: int) -> None:
-        """A consumer of this subscription has more permits, or more room."""
+        """A consumer of this subscription has more permits, or can be written to again."""
         waited = self.anybody_waits()
         if waited:
             self.pass_time(now_ms)
         if self.is_holding:
             if all(not each.is_waiting or each.is_complete() for each in self.subscriptions.values()):
-                self.let_go()
+                self.stop_holding()
         elif name in self.subscriptions:
             self.release(self.subscriptions[name])
 
     def release(self, subscription: ModelSubscription) -> None:
-        """Once nobody need be waited for: what waited, as far as those are ready who should have it."""
+        """Deliver waiting entries to ready consumers, once all needed consumers are back."""
         if subscription.is_waiting and subscription.is_complete():
-            subscription.is_parted = subscription.kind is SubscriptionKind.KEY_SHARED and bool(subscription.consumers)
+            subscription.is_released = subscription.kind is SubscriptionKind.KEY_SHARED and bool(subscription.consumers)
             behind: list[Consumer | None] = []
             for entry in list(subscription.backlog):
-                holder = key_holder(subscription.consumers, entry.block) if subscription.is_parted else None
+                holder = key_holder(subscription.consumers, entry.block) if subscription.is_released else None
                 if holder not in behind and self.deliver(subscription, entry):
                     subscription.backlog.remove(entry)
                 else:
@@ -144,18 +144,18 @@ class Model:
                 subscription.missing, subscription.coming = [], []
 
     def has_free_way(self, subscription: ModelSubscription, entry: Entry) -> bool:
-        """Whether nothing waits for the consumer of this entry."""
+        """Return whether nothing waits for the consumer of this entry."""
         holders = [key_holder(subscription.consumers, each.block) for each in subscription.backlog]
-        return subscription.is_parted and key_holder(subscription.consumers, entry.block) not in holders
+        return subscription.is_released and key_holder(subscription.consumers, entry.block) not in holders
 
-    def let_go(self) -> None:
-        """Hold no more."""
+    def stop_holding(self) -> None:
+        """Stop holding, and send the receipts."""
         self.is_holding = False
         self.settle_for_one([SubscriptionKind.SHARED])
         self.give_receipts()
 
     def settle_for_one(self, kinds: list[SubscriptionKind]) -> None:
-        """Where anybody is here, the others are not waited for."""
+        """Stop waiting for absent consumers where one is present."""
         for name, subscription in list(self.subscriptions.items()):
             subscription.needs_one = subscription.needs_one or subscription.kind in kinds
             if subscription.is_waiting and name not in self.noted:
@@ -163,7 +163,7 @@ class Model:
         self.release_noted()
 
     def release_noted(self) -> None:
-        """As many as one step may, or one."""
+        """Release noted subscriptions, bounded per step."""
         entries = 0
         while self.noted:
             name = self.noted[0]
@@ -177,14 +177,14 @@ class Model:
                 self.subscriptions.pop(name, None)
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed."""
+        """Handle passed deadlines and noted subscriptions."""
         self.pass_time(now_ms)
         if not self.is_holding:
             self.release_noted()
 
     def pass_time(self, now_ms: int) -> None:
         if self.is_holding and now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
-            self.let_go()
+            self.stop_holding()
         if self.anybody_waits() and not self.is_absence_over and not self.is_holding and now_ms >= self.opened_ms + LIMITS.absent_wait_ms:
             self.is_absence_over = True
             self.settle_for_one(list(SubscriptionKind))
@@ -193,7 +193,7 @@ class Model:
         entries = 0
         for name, subscription in list(self.subscriptions.items()):
             if entries and entries + len(subscription.backlog) > LIMITS.step_entries_max:
-                return  # So many in one step.
+                return  # A step is bounded.
             entries += len(subscription.backlog)
             for entry in subscription.backlog:
                 if not self.deliver(subscription, entry):
@@ -213,7 +213,7 @@ class Model:
     def join(self, name: str, consumer: Consumer) -> None:
         subscription = self.subscriptions.setdefault(name, ModelSubscription(KINDS[name], is_waiting=self.is_holding))
         subscription.consumers.append(consumer)
-        subscription.is_parted = False
+        subscription.is_released = False
         self.permits[consumer] = 0
         if consumer.name in subscription.missing:
             subscription.missing.remove(consumer.name)
@@ -222,7 +222,7 @@ class Model:
     def leave(self, name: str, consumer: Consumer) -> None:
         subscription = self.subscriptions[name]
         subscription.consumers.remove(consumer)
-        subscription.is_parted = False
+        subscription.is_released = False
         subscription.ready = [each for each in subscription.ready if each is not consumer]
         if consumer in subscription.coming:
             subscription.coming.remove(consumer)
@@ -236,7 +236,7 @@ class Model:
             subscription.missing += back
             subscription.consumers, subscription.coming, subscription.ready = [], [], []
             subscription.needs_one = subscription.kind is SubscriptionKind.EXCLUSIVE
-            subscription.is_parted = False
+            subscription.is_released = False
             subscription.is_waiting = bool(subscription.missing or subscription.backlog)
         self.subscriptions = {name: each for name, each in self.subscriptions.items() if each.is_waiting}
         self.opened_ms = now_ms
@@ -246,11 +246,11 @@ class Model:
 
 
 def key_holder(consumers: list[Consumer], block: bytes) -> Consumer | None:
-    """The consumer whose nearest point lies least far ahead of the slot; numbers tell like names apart in order of coming."""
+    """Return the consumer with the nearest point at or after the slot."""
     slot = slot_of(block)
     points = []
     for place, consumer in enumerate(consumers):
-        # A consumer takes the lowest number that nobody of its name holds; in these tests names are unique in a subscription.
+        # The number is always 0, because names are unique in a subscription of these tests.
         digest = shake_128(f"{consumer.name}\0{0}".encode()).digest(2 * POINTS_PER_CONSUMER)
         for index in range(POINTS_PER_CONSUMER):
             point = int.from_bytes(digest[2 * index : 2 * index + 2], "big")
@@ -269,13 +269,13 @@ class Pair:
         self.homes: dict[Consumer, str] = {}
         self.published: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
         self.receipted: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
-        # By the key, too, of a Key_Shared subscription: what has another key may be ahead of what waits for a slow consumer.
+        # Key_Shared: by key, too, because entries of other keys may overtake those of a slow consumer.
         self.delivered: dict[tuple[str, bytes], list[int]] = {}
         for producer in self.producers:
             self.topic.add_producer(producer)
 
     def compare(self, outcome: Outcome) -> None:
-        """What the model did must be all that the topic did."""
+        """Check that the topic did exactly what the model did."""
         assert [] == self.model.unexplained
         assert self.model.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
         assert self.model.dropped == outcome.dropped
@@ -292,11 +292,11 @@ class Pair:
             assert self.model.subscriptions[name].backlog == list(waiting.entries if waiting is not None else ())
 
     def step(self, what: str, which: int, amount: int) -> None:
-        """One step, chosen by numbers so that hypothesis can make them small."""
+        """Take one step. Numbers choose it, so that hypothesis can shrink them."""
         consumers = list(self.homes)
         match what:
             case "publish":
-                # As a chunk of a connection brings them: one to three entries at once.
+                # One to three entries at once, as a chunk of a connection brings them.
                 self.publish(
                     self.producers[which % 2],
                     [Sent(0, 0, 1 + (amount + each) % 3, BLOCKS[(amount + each) % 4]) for each in range(1 + which % 3)],
@@ -321,7 +321,7 @@ class Pair:
                 self.step_of(what, consumers[which % len(consumers)], amount)
 
     def step_of(self, what: str, consumer: Consumer, amount: int) -> None:
-        """One step of a consumer that is here."""
+        """Take one step of a present consumer."""
         name = self.homes[consumer]
         is_readier = what == "flow" or bool(amount % 2)
         if what == "leave":
@@ -373,8 +373,8 @@ class Pair:
 
     def move(self) -> None:
         outcome = self.topic.fence()
-        delivered = {entry_id for told in self.delivered.values() for entry_id in told}
-        assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, "what is sent again was delivered already"
+        delivered = {entry_id for entry_ids in self.delivered.values() for entry_id in entry_ids}
+        assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, "an entry that its producer sends again was delivered"
         self.model.give_receipts()
         self.compare(outcome)
         encoded = encode({NAME: self.topic.state()})
@@ -387,7 +387,7 @@ class Pair:
             self.topic.add_producer(producer)
 
     def finish(self) -> None:
-        """After any story: every publish has one receipt, in order; no subscription got anything twice, or out of order."""
+        """Let all deadlines pass. Check that every publish has one receipt and no subscription got an entry twice or out of order."""
         for _ in KINDS:
             self.step("wait", 0, LIMITS.reconnect_wait_ms)
         assert self.published == self.receipted
@@ -396,7 +396,7 @@ class Pair:
         assert self.topic.wake_at_ms is None
 
 
-# How often each step comes: enough consumers that take something, and enough that come back after a move, for waiting to end.
+# Enough consumers join and return after a move for waiting to end.
 WEIGHTS = {"publish": 6, "join": 4, "return": 6, "flow": 5, "writable": 2, "leave": 1, "wait": 1, "move": 1}
 STEP_NAMES = [what for what, weight in WEIGHTS.items() for _ in range(weight)]
 STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.integers(0, 12)), min_size=20, max_size=80)

@@ -22,7 +22,7 @@ PERMITS = 1_000
 
 
 class Clients:
-    """Consumers that come back after each move, and one producer that remembers which of its entries were receipted."""
+    """Consumers that come back after each move, and a producer that records its receipts."""
 
     def __init__(self, groups: dict[str, tuple[SubscriptionKind, list[str]]]) -> None:
         self.groups = groups
@@ -31,11 +31,11 @@ class Clients:
         self.topic.add_producer(self.producer)
         self.receipted: list[int] = []
         self.got: dict[str, list[tuple[int, str]]] = {name: [] for name in groups}
-        for subscription, name in self.seats():
+        for subscription, name in self.places():
             self.come(subscription, name, 0)
 
-    def seats(self) -> list[tuple[str, str]]:
-        """Each consumer: its subscription and its name."""
+    def places(self) -> list[tuple[str, str]]:
+        """Return the subscription and name of each consumer."""
         return [(subscription, name) for subscription, (_, names) in self.groups.items() for name in names]
 
     def come(self, subscription: str, name: str, now_ms: int) -> None:
@@ -69,7 +69,7 @@ def test_moves_keep_all_receipted_entries_in_order(data: st.DataObject) -> None:
     now_ms = 0
     for _ in range(data.draw(st.integers(1, 4), label="moves")):
         clients.move(now_ms)
-        returning = data.draw(st.permutations(clients.seats()))
+        returning = data.draw(st.permutations(clients.places()))
         # A topic may be moved on before all are back.
         back = data.draw(st.integers(0, len(returning)), label="back")
         for subscription, name in returning[:back]:
@@ -79,7 +79,7 @@ def test_moves_keep_all_receipted_entries_in_order(data: st.DataObject) -> None:
             clients.come(subscription, name, now_ms)
     clients.move(now_ms)
     clients.send(0, now_ms)
-    for subscription, name in clients.seats():
+    for subscription, name in clients.places():
         clients.come(subscription, name, now_ms)
     clients.note(clients.topic.tick(now_ms + 100))
     everything = list(range(1, clients.topic.last_entry_id + 1))
@@ -97,7 +97,7 @@ def test_keys_stay_with_their_consumers_over_a_move(consumers: int, keys: list[i
     clients.move(1)
     for key in keys:
         clients.send(key, 2)
-    for subscription, name in reversed(clients.seats()):
+    for subscription, name in reversed(clients.places()):
         clients.come(subscription, name, 3)
     assert before == [name for _, name in clients.got["s"]]
 

@@ -234,12 +234,12 @@ class Client:
         with output, self.history.open("wb") as history:
             for line in output:
                 try:
-                    said = orjson.loads(line)
+                    event = orjson.loads(line)
                     with self._changed:
-                        self._tally.note(said)
+                        self._tally.note(event)
                         self._changed.notify_all()
                 except (ValueError, KeyError, AssertionError) as error:
-                    self._problem = f"it said {line!r:.200}: {error!r}"
+                    self._problem = f"it wrote {line!r:.200}: {error!r}"
                     break
                 history.write(line)
         with self._changed:
@@ -249,4 +249,4 @@ class Client:
     def _last_words(self) -> str:
         words = self.complaints.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace").strip() if self.complaints.exists() else ""
         told = [self._problem, self._tally.last_problem, words]
-        return "its last words: " + (" | ".join(word for word in told if word) or "none")
+        return "its last output: " + (" | ".join(word for word in told if word) or "none")

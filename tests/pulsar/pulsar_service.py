@@ -1,4 +1,4 @@
-"""The dumbest service that a connection can have: it answers whatever waits for an answer, and remembers what it saw."""
+"""A minimal service for a connection: it answers all requests, and records them."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ STATS = replies.ConsumerStats(name="c", kind="Shared", address="a", connected_si
 
 @dataclass(slots=True, kw_only=True)
 class DumbService:
-    """Answers the requests of one connection, each in its turn. What it attaches to an id is that id."""
+    """Answers the requests of one connection, in order. It attaches each id to itself."""
 
     connection: Connection
     seen: list[Request] = field(default_factory=list)
     unanswered: list[Request] = field(default_factory=list)
 
     def handle(self, requests: list[Request]) -> None:
-        """Take note of requests, to be answered later."""
+        """Record requests for a later answer."""
         self.seen += requests
         self.unanswered += requests
 
     def answer(self, *, favourably: bool = True) -> None:
-        """Answer all that waits."""
+        """Answer all waiting requests."""
         for request in self.unanswered:
             if favourably:
                 self._grant(request)
@@ -56,16 +56,16 @@ class DumbService:
         self.unanswered.clear()
 
     def count(self, kind: type[Request]) -> int:
-        """How many requests of one class came."""
+        """Return the number of requests of one class."""
         return sum(isinstance(request, kind) for request in self.seen)
 
     @property
     def entries(self) -> int:
-        """How many entries came whole."""
+        """Return the number of entries with a good checksum."""
         return sum(len(request.entries) for request in self.seen if isinstance(request, Published))
 
     def cancelled(self) -> set[int]:
-        """The ids of the requests for creations that were cancelled."""
+        """Return the request ids of cancelled creations."""
         return {request.request_id for request in self.seen if isinstance(request, CreationCancelled)}
 
     def _grant(self, request: Request) -> None:
@@ -103,7 +103,7 @@ class DumbService:
             self._deliver(request)
 
     def _deliver(self, request: Request) -> None:
-        """Receipts, which are the same in good times and bad."""
+        """Send receipts and errors, favourably or not."""
         match request:
             case Published(producer=int(producer_id)):
                 for sent in request.entries:

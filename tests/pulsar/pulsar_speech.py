@@ -1,4 +1,4 @@
-"""What a Pulsar client says and hears, for tests: frames of commands and entries, and the commands in a stream of replies."""
+"""Build the frames of a Pulsar client, and read the commands in a stream of replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def command(kind: BaseCommand.Type, **body: Any) -> BaseCommand:  # noqa: ANN401
 
 
 def framed(command: BaseCommand, block: bytes = b"") -> bytes:
-    """A frame as Pulsar's documents describe it."""
+    """The frame of a command and its block."""
     encoded = command.SerializeToString()
     return struct.pack(">II", 4 + len(encoded) + len(block), len(encoded)) + encoded + block
 
@@ -68,7 +68,7 @@ def subscribe(
 
 
 def with_checksum(covered: bytes) -> bytes:
-    """What is covered by a checksum, with it."""
+    """Put the checksum of these bytes before them."""
     return b"\x0e\x01" + struct.pack(">I", google_crc32c.value(covered)) + covered
 
 
@@ -84,7 +84,7 @@ def send(producer_id: int, sequence_id: int, block: bytes, messages: int = 1) ->
 
 
 def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
-    """The commands in a stream of whole frames, each with the block behind it; fails on anything else."""
+    """Return the commands in a stream of whole frames, each with the block behind it. Fail on anything else."""
     commands = []
     at = 0
     while at < len(stream):
@@ -99,12 +99,12 @@ def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
 
 
 def outgoing(connection: Connection) -> list[str]:
-    """The names of the commands that a connection has to say, taken from it."""
+    """Take the outgoing commands of a connection. Return their names."""
     return [BaseCommand.Type.Name(command.type) for command, _ in commands_in(connection.take_outgoing())]
 
 
 def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerError]]:
-    """The commands in `data`, all of which a connection must turn away with ERROR: names, request ids and errors."""
+    """Return names, request ids and errors of the commands in `data`, all of which a connection must refuse with ERROR."""
     turned_away = connection.receive(data, 0)
     errors = [command.error for command, _ in commands_in(connection.take_outgoing()) if command.type == T.ERROR]
     return [
@@ -115,7 +115,7 @@ def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerE
 
 
 def connected(limits: Limits | None = None, version: int = 20) -> Connection:
-    """A connection behind its handshake, at time 0, with nothing outgoing."""
+    """A connection after its handshake, at time 0, with nothing outgoing."""
     connection = Connection(limits=limits or Limits(), now_ms=0)
     connection.receive(connect(version), 0)
     connection.take_outgoing()
@@ -153,14 +153,14 @@ def flow(consumer_id: int, permits: int = 5) -> bytes:
 
 
 def asked_for_producer(connection: Connection, producer_id: int, request_id: int) -> ProducerAsked:
-    """Ask a connection for a producer, and return the request that it makes of that."""
+    """Ask a connection for a producer. Return the request to the service."""
     (request,) = connection.receive(producer(producer_id, request_id), 0)
     assert isinstance(request, ProducerAsked)
     return request
 
 
 def asked_for_consumer(connection: Connection, consumer_id: int, request_id: int) -> SubscribeAsked:
-    """Ask a connection for a consumer, and return the request that it makes of that."""
+    """Ask a connection for a consumer. Return the request to the service."""
     (request,) = connection.receive(subscribe(consumer_id, request_id), 0)
     assert isinstance(request, SubscribeAsked)
     return request
@@ -183,7 +183,7 @@ def with_consumer(limits: Limits | None = None) -> Connection:
 
 
 def violation(requests: list[Request]) -> Violation:
-    """What ended a connection, which must have ended."""
+    """Return what ended a connection. Fail if it has not ended."""
     end = requests[-1]
     assert isinstance(end, Ended)
     return end.counted_as

@@ -20,7 +20,7 @@ KEYS: Final = 8
 UNRECEIPTED_MAX: Final = 10_000
 RECEIPTS_S: Final = 10.0
 CLOSE_S: Final = 5.0
-# The longest that a line waits before it is written; receipts come in callbacks, which are not to wait for a pipe.
+# The longest that an event waits before it is written. Receipts come in callbacks, which must not wait for a pipe.
 FLUSH_S: Final = 0.01
 TYPES: Final = {
     "Exclusive": pulsar.ConsumerType.Exclusive,
@@ -36,10 +36,10 @@ def now_ns() -> int:
 
 
 class Lines:
-    """Events on their way to standard output, from several threads; `flush` writes them."""
+    """Buffer the events of several threads for standard output."""
 
     def __init__(self) -> None:
-        # The library may print: what is standard output for it goes to standard error from here on.
+        # The library may print: send its standard output to standard error.
         self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         self._waiting: list[bytes] = []
@@ -48,14 +48,14 @@ class Lines:
         self.is_ready = False
 
     def add(self, event: str, *, at_ns: int, **fields: object) -> None:
-        """Note an event."""
+        """Add an event."""
         line = orjson.dumps({"event": event, **fields, "at_ns": at_ns}, option=orjson.OPT_APPEND_NEWLINE)
         with self._changing:
             self._waiting.append(line)
             self.is_ready |= event == "ready"
 
     def flush(self) -> None:
-        """Write what waits, in the order of `add`."""
+        """Write all events, in the order of `add`."""
         with self._writing:
             with self._changing:
                 data, self._waiting = b"".join(self._waiting), []
@@ -64,7 +64,7 @@ class Lines:
 
 
 class Receipts:
-    """How many messages wait for their receipts, which come in the library's threads."""
+    """Count the messages without a receipt. Receipts come in the library's threads."""
 
     def __init__(self, lines: Lines, name: str) -> None:
         self._lines = lines
@@ -73,12 +73,12 @@ class Receipts:
         self._waiting = 0
 
     def expect(self) -> None:
-        """One more was sent."""
+        """Count a sent message."""
         with self._changed:
             self._waiting += 1
 
     def settle(self, topic: str, n: int, result: object, _: object) -> None:
-        """The receipt of a message has come, or the client has given it up."""
+        """Handle a receipt, or a message that the library has given up."""
         at_ns = now_ns()
         if result == pulsar.Result.Ok:
             self._lines.add("receipted", topic=topic, producer=self._name, n=n, at_ns=at_ns)
@@ -89,13 +89,13 @@ class Receipts:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until none is missing, and no longer than `RECEIPTS_S`."""
+        """Wait for all receipts, at most `RECEIPTS_S`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, RECEIPTS_S)
 
 
 def produce(client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event) -> None:
-    """Send by the clock until `ended`."""
+    """Send at a fixed rate until `ended`."""
     topics = options.topics.split(",")
     batching = {"batching_enabled": True, "batching_max_messages": options.batch} if options.batch else {}
     producers = [
@@ -114,7 +114,7 @@ def produce(client: pulsar.Client, options: argparse.Namespace, lines: Lines, en
         receipts.expect()
         key = None if options.batch else f"{options.name}/{n % KEYS}"
         settle = partial(receipts.settle, topics[turn], n)
-        # Numbered by itself, it would not count what it gives up at once, and each partition alone: brokers' evidence names this number.
+        # The brokers' evidence has this number. The library's own numbers skip messages that it gives up, and count per partition.
         producers[turn].send_async(f"{options.name} {n}".encode(), settle, partition_key=key, sequence_id=n)
     receipts.wait()
 
@@ -123,7 +123,7 @@ def consume(client: pulsar.Client, options: argparse.Namespace, lines: Lines, en
     """Receive until `ended`."""
     topics = None if options.pattern else options.topics.split(",")
     consumer = client.subscribe(
-        # A list even of one: it has a queue that the library does not empty when it connects anew.
+        # A list even for one topic: the library keeps the queue of a list when it reconnects.
         re.compile(options.pattern) if topics is None else topics,
         options.subscription,
         consumer_type=TYPES[options.type],
@@ -145,7 +145,7 @@ def consume(client: pulsar.Client, options: argparse.Namespace, lines: Lines, en
 
 
 def flush_for_ever(lines: Lines) -> None:
-    """Write events soon after they were noted; whoever no longer reads them ends this process."""
+    """Write events within `FLUSH_S`. End the process once its output is closed."""
     try:
         while True:
             time.sleep(FLUSH_S)
@@ -155,14 +155,14 @@ def flush_for_ever(lines: Lines) -> None:
 
 
 def wait_for_the_end(ended: threading.Event) -> None:
-    """Read standard input to its end."""
+    """Wait for the end of standard input."""
     while os.read(sys.stdin.fileno(), 4_096):
         pass
     ended.set()
 
 
 def end_with_the_input(lines: Lines, ended: threading.Event) -> None:
-    """Note the end of standard input; if the library is still at its beginning, which cannot be cancelled, end the process."""
+    """Wait for the end of standard input. If the library is still starting, which cannot be cancelled, end the process."""
     wait_for_the_end(ended)
     if not lines.is_ready:
         sys.stderr.write("error: told to end before it was ready\n")
@@ -178,7 +178,7 @@ def in_a_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.pulsar.python_client")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (producing := commands.add_parser("produce"), consuming := commands.add_parser("consume")):
@@ -196,7 +196,7 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do as the command line says until standard input ends; never returns."""
+    """Produce or consume until standard input ends. Never returns."""
     options = options_of(arguments)
     lines, ended = Lines(), threading.Event()
     in_a_thread(partial(end_with_the_input, lines, ended))
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     in_a_thread(client.close).join(CLOSE_S)
     lines.flush()
     sys.stderr.flush()
-    os._exit(code)  # The library may still be at its closing, and waits for brokers that are gone.
+    os._exit(code)  # The library may still wait for dead brokers.
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ PATH = f"{TOPICS}/orders"
 
 
 async def refused(member: Member, method: str, path: str, body: object = None) -> tuple[int, str]:
-    """The status and the reason of an error."""
+    """Return the status and the reason of an error."""
     status, answer = await member.ask(method, path, body)
     assert isinstance(answer, dict), (status, answer)
     return status, str(answer["reason"])
 
 
 def field(document: object, *path: str) -> object:
-    """A field within a document."""
+    """Return a field of a document."""
     for name in path:
         assert isinstance(document, dict)
         document = document[name]
@@ -43,7 +43,7 @@ def field(document: object, *path: str) -> object:
 
 
 async def used(running: Brokers, topic: str, *, producer_id: int = 1) -> WireClient:
-    """A client with a producer on a topic, wherever that is."""
+    """Connect a client with a producer to the owner of a topic."""
     client = await running.owner_of(topic).client()
     await client.producer(producer_id, topic)
     return client
@@ -155,7 +155,7 @@ async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, m
     moving = asyncio.ensure_future(running.transfer(destination))
     await opening.wait()
     asker.ask_topics()
-    for _ in range(20):  # As long as it would take to ask each of them, many times over.
+    for _ in range(20):  # Longer than the questions to all brokers take.
         for member in (source, destination):
             assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
     assert [] == asker.names()
@@ -291,7 +291,7 @@ async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
 
 
 def bare(path: str) -> str:
-    """A path without the patterns of its variables."""
+    """Return a path without the patterns of its variables."""
     return re.sub(r"{(\w+):[^{}]*(?:{[^{}]*}[^{}]*)*}", r"{\1}", path)
 
 

@@ -14,7 +14,7 @@ ROW_BYTES = 512 + size_of(STATES)
 
 
 def left(name: str, *, place: int = 0, token: int = 1, handover: bytes | None = None, is_awaited: bool = True) -> Left:
-    """What a bundle left that spans ten points."""
+    """What a bundle of ten points left."""
     bundle = Bundle(name=name, namespace="n", low=10 * place, high=10 * place + 10)
     return Left(bundle=bundle, token=token, handover=handover, states=STATES, is_awaited=is_awaited)
 
@@ -27,7 +27,7 @@ class Kept:
         self.table = ClosedBundles(bytes_max=rows_max * ROW_BYTES, kept_ms=kept_ms, on_lost=lambda left: self.lost.append(left.bundle.name))
 
     def names(self) -> str:
-        """Which of the bundles a to f have something to fetch."""
+        """Return which of the bundles a to f have something to fetch."""
         return "".join(bundle for bundle in "abcdef" if self.table.get(bundle) is not None)
 
 

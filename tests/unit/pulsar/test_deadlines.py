@@ -14,7 +14,7 @@ from equipoise.brokers.pulsar.service import now_ms
 
 
 class Waiting:
-    """A topic whose time has come."""
+    """A topic that is due."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -25,7 +25,7 @@ HASTY = TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_m
 
 
 async def waiting(running: Brokers) -> tuple[Member, Member]:
-    """The owner of a topic in which one receipted message waits for a consumer that is late, and another broker."""
+    """Return the owner of a topic and another broker. A message with a receipt waits there for a late consumer."""
     other, owner, _ = await busy(running)
     await running.transfer(owner)
     there = await owner.client()
@@ -36,14 +36,14 @@ async def waiting(running: Brokers) -> tuple[Member, Member]:
 
 
 async def delivered(member: Member) -> str:
-    """What the late consumer gets there."""
+    """Return the message that the late consumer gets."""
     client: WireClient = await member.client()
     await client.consumer(1, name="me")
     return (await client.receive_message())[2]
 
 
 def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
-    """Have next owners fetch in this way, which is given the usual one."""
+    """Replace how next owners fetch. `fetch` gets the usual function."""
     usual = fetch_from
     monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
 
@@ -106,7 +106,7 @@ async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypa
 
     async def late(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
         await leaving.wait()
-        await asyncio.sleep(0.1)  # The stop goes on meanwhile, as far as it goes.
+        await asyncio.sleep(0.1)  # The stop continues meanwhile.
         return await usual(source, bundle)
 
     usual_wait = PulsarService.all_fetched

@@ -21,19 +21,19 @@ LOW, HIGH = [name for name in NAMES if topic_hash(name) < MIDDLE], [name for nam
 
 
 def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
-    """The right to a range of the namespace."""
+    """An ownership of a range of the namespace."""
     name = bundle_name(NAMESPACE, low, high)
     handle = Handle(bundle=name, namespace=NAMESPACE, low=low, high=high, token=9, lease=good_lease(), is_open=True)
     return Ownership(handle, clock=clock_at_start())
 
 
 def hosting(topics_max: int = 100) -> Hosting:
-    """Nothing is open."""
+    """Tables without bundles."""
     return Hosting(limits=TopicLimits(), topics_max=topics_max)
 
 
 def filed(tables: Hosting) -> dict[str, list[str]]:
-    """The topics of each bundle."""
+    """Return the topics of each bundle."""
     return {bundle: sorted(hosted.topics) for bundle, hosted in tables.bundles.items()}
 
 

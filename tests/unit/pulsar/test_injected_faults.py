@@ -98,11 +98,11 @@ async def move_on(running: Brokers, diary: Diary) -> None:
         await diary.subscribe(back, consumer_id)
     # Earlier messages come before this one.
     diary.send(back, 2)
-    await until(lambda: [consumer_id for consumer_id, text in heard(back) if text == "2"] == list(SUBSCRIPTIONS))
+    await until(lambda: [consumer_id for consumer_id, text in messages_in(back) if text == "2"] == list(SUBSCRIPTIONS))
     await diary.receive(back)
 
 
-def heard(client: WireClient) -> list[tuple[int, str]]:
+def messages_in(client: WireClient) -> list[tuple[int, str]]:
     """The messages in a client's inbox: consumers and numbers."""
     blocks = [(command.message.consumer_id, block) for command, block in client.inbox if command.type == T.MESSAGE]
     return sorted((consumer_id, block.rpartition(b" ")[2].decode()) for consumer_id, block in blocks)

@@ -24,7 +24,7 @@ HERE, THERE = bundle_name("t/n", 0, 1 << 31), bundle_name("t/n", 1 << 31, HASH_M
 
 
 class StandIn:
-    """A broker that answers with the bundles and topics that it has once its gate is open."""
+    """A broker that answers with its bundles and topics once its gate is open."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -34,7 +34,7 @@ class StandIn:
         self.status = 200
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Bundles and topics as they were when the question came."""
+        """Answer with the bundles and topics at the time of the question."""
         self.asked += 1
         document = {"bundles": self.bundles, "topics": list(self.topics)}
         assert "true" == request.query["local"]
@@ -44,7 +44,7 @@ class StandIn:
 
 @asynccontextmanager
 async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE, program: str | None = None) -> AsyncIterator[Peers]:
-    """A broker that knows of the stand-in, and has a bundle itself. `program` is where the stand-in's program serves clients."""
+    """Run a broker beside the stand-in, with a bundle of its own. `program` is the address of the stand-in's program."""
     app = web.Application()
     app.router.add_get("/admin/v2/non-persistent/t/n", stand_in.answer)
     runner = web.AppRunner(app)

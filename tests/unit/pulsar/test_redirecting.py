@@ -13,18 +13,18 @@ from tests.pulsar.pulsar_speech import connect, pong
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(drain_wait_ms=60_000)
-"""A client has longer than any test to take what it was sent."""
+"""A client may answer a PING later than any test waits."""
 
 SLOW_S = 0.1
 TICK_MS = 2
-"""What timers are off by."""
+"""The error of timers."""
 
 ELSEWHERE = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
 """A topic of another bundle."""
 
 
 async def behind(source: Member, client: WireClient, *topics: str) -> None:
-    """Have a client, from now on silent, sent a message of each of these topics of `source`; its consumers are numbered from 0."""
+    """Send a client a message of each of these topics of `source`. It answers no PING. Its consumers are numbered from 0."""
     client.answers_pings = False
     publisher = await source.client()
     for number, topic in enumerate(topics):

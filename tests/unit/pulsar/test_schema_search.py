@@ -27,9 +27,9 @@ def schema(definition: bytes = OLD, kind: int = JSON) -> dict[str, object]:
 
 
 async def producer(client: WireClient, producer_id: int, its: dict[str, object], topic: str = TOPIC, *, name: str = "p") -> bytes:
-    """Open a producer with a schema; the version that it is told."""
+    """Open a producer with a schema. Return the version."""
     request_id = client.ask_producer(producer_id, topic, name=name, schema=its)
-    answer = await client.receive(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+    answer = await client.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id)
     return answer.producer_success.schema_version
 
 
@@ -38,10 +38,12 @@ async def consumer(client: WireClient, consumer_id: int, its: dict[str, object])
     await client.consumer(consumer_id, subscription=str(consumer_id), schema=its)
 
 
-async def told(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
-    """What GET_SCHEMA is answered."""
+async def found(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
+    """Return the answer to GET_SCHEMA."""
     request_id = client.ask(T.GET_SCHEMA, topic=topic, schema_version=version)
-    return (await client.receive(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
+    return (
+        await client.receive(T.GET_SCHEMA_RESPONSE, lambda command: command.get_schema_response.request_id == request_id)
+    ).get_schema_response
 
 
 @with_brokers(count=3)
@@ -53,13 +55,13 @@ async def test_any_broker_finds_the_schema_of_a_producer(running: Brokers) -> No
     assert 8 == len(version)
     assert version == await producer(client, 1, schema())
     for member in running.members:
-        answer = await told(await member.client(), version)
+        answer = await found(await member.client(), version)
         assert (version, OLD) == (answer.schema_version, answer.schema.schema_data)
     newer = await producer(client, 2, schema(NEW), name="q")
     for member in running.members:
         there = await member.client()
-        assert newer == (await told(there)).schema_version
-        assert OLD == (await told(there, version)).schema.schema_data
+        assert newer == (await found(there)).schema_version
+        assert OLD == (await found(there, version)).schema.schema_data
 
 
 @with_brokers(count=2)
@@ -69,10 +71,10 @@ async def test_a_schema_outlives_a_move(running: Brokers) -> None:
     version = await producer(await source.client(), 1, schema())
     await running.transfer(destination)
     there = await destination.client()
-    assert version == (await told(there, version)).schema_version
+    assert version == (await found(there, version)).schema_version
     assert version == await producer(there, 1, schema(), name="other")
     await source.stop()
-    assert version == (await told(there)).schema_version
+    assert version == (await found(there)).schema_version
 
 
 @with_brokers()
@@ -80,12 +82,12 @@ async def test_the_schema_of_a_consumer_is_found_and_not_the_newest(running: Bro
     """A consumer that accepts any schema registers none."""
     client = await running.members[0].client()
     await consumer(client, 1, schema(b"", AUTO_CONSUME))
-    assert ServerError.TopicNotFound == (await told(client)).error_code
+    assert ServerError.TopicNotFound == (await found(client)).error_code
     await consumer(client, 2, schema(OLD))
-    assert OLD == (await told(client)).schema.schema_data
+    assert OLD == (await found(client)).schema.schema_data
     newer = await producer(client, 1, schema(NEW))
     await consumer(client, 3, schema(OLD))
-    assert newer == (await told(client)).schema_version
+    assert newer == (await found(client)).schema_version
 
 
 @with_brokers(count=2)
@@ -95,7 +97,7 @@ async def test_the_partitions_of_a_topic_have_one_schema(running: Brokers) -> No
     for member in running.members:
         client = await member.client()
         for topic in (TOPIC, f"{TOPIC}-partition-0"):
-            assert version == (await told(client, version, topic)).schema_version
+            assert version == (await found(client, version, topic)).schema_version
 
 
 @with_brokers(count=2)
@@ -104,17 +106,17 @@ async def test_an_unknown_schema_is_answered(running: Brokers, monkeypatch: pyte
     here = running.other_than(running.owner_of())
     client = await here.client()
     for version in (None, b"12345678", b"1", b""):
-        assert ServerError.TopicNotFound == (await told(client, version)).error_code
-    assert ServerError.NotAllowedError == (await told(client, None, "persistent://public/default/x")).error_code
+        assert ServerError.TopicNotFound == (await found(client, version)).error_code
+    assert ServerError.NotAllowedError == (await found(client, None, "persistent://public/default/x")).error_code
     monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
-    assert "running schema searches is full" in (await told(client)).error_message
+    assert "running schema searches is full" in (await found(client)).error_message
 
     async def fail(*_: object) -> object:
         raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
 
     monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
     monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
-    assert ServerError.MetadataError == (await told(client)).error_code
+    assert ServerError.MetadataError == (await found(client)).error_code
 
 
 async def test_schemas_over_http(tmp_path: Path) -> None:
@@ -147,15 +149,15 @@ async def test_equal_questions_share_an_answer(running: Brokers, monkeypatch: py
 
     monkeypatch.setattr(Peers, "first_answer", first_answer)
     clients = [await server.client() for _ in range(5)]
-    answers = await asyncio.gather(*(told(client, version) for client in clients))
+    answers = await asyncio.gather(*(found(client, version) for client in clients))
     assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
 
 
 def test_the_answer_of_another_broker_is_checked() -> None:
     its = Schema(name="é", kind=15, definition=bytes(range(256)), properties=(("a", "b"),))
     assert its == schema_search.read(schema_search.document(its))
-    told = schema_search.document(its)
-    wrong: tuple[object, ...] = (None, [], {}, {**told, "definition": "!"}, {**told, "properties": [1]})
+    document = schema_search.document(its)
+    wrong: tuple[object, ...] = (None, [], {}, {**document, "definition": "!"}, {**document, "properties": [1]})
     for nonsense in wrong:
         with pytest.raises(NotServed):
             schema_search.read(nonsense)

@@ -27,7 +27,7 @@ from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
 
 
 async def breach(member: Member) -> None:
-    """Connect, break the protocol, and be disconnected."""
+    """Connect, violate the protocol, and wait for the end of the connection."""
     client = await member.client(handshake=False)
     client.write(send(1, 0, entry_of()))
     await client.closed()

@@ -21,14 +21,14 @@ from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
 
 PATIENT = Settings(topics=TopicLimits(receipt_wait_ms=60_000, reconnect_wait_ms=120_000))
-"""Receipts and messages wait until whoever was there is back."""
+"""Receipts and messages wait until all clients are back."""
 
 HASTY = Settings(topics=TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000))
-"""Receipts do not wait for long; messages do."""
+"""Receipts wait for a moment, messages for long."""
 
 
 async def busy(running: Brokers) -> tuple[Member, Member, WireClient]:
-    """The owner, another broker, and a client of the owner with producer 1 (`mine`) and consumer 1, both used."""
+    """Return the owner, another broker, and a client of the owner. Its producer 1 (`mine`) and consumer 1 have exchanged a message."""
     source = running.owner_of()
     destination = running.other_than(source)
     client = await source.client()
@@ -41,7 +41,7 @@ async def busy(running: Brokers) -> tuple[Member, Member, WireClient]:
 
 
 async def published_behind_a_move(running: Brokers) -> tuple[Member, WireClient]:
-    """Where the topic of `busy` has just moved, and a client there whose producer 1 (`mine`) has sent entry 2, `1`; no consumer is back."""
+    """Move the topic of `busy`. Return the new owner and a client there, whose producer 1 (`mine`) has sent entry 2, `1`."""
     _, destination, _ = await busy(running)
     await running.transfer(destination)
     there = await destination.client()
@@ -50,8 +50,8 @@ async def published_behind_a_move(running: Brokers) -> tuple[Member, WireClient]
     return destination, there
 
 
-async def sent_away(client: WireClient) -> tuple[str, str]:
-    """Where the producer and the consumer of a client are sent."""
+async def redirected(client: WireClient) -> tuple[str, str]:
+    """Wait until the producer and the consumer of a client are redirected. Return the addresses."""
     producer = (await client.receive(T.CLOSE_PRODUCER)).close_producer
     consumer = (await client.receive(T.CLOSE_CONSUMER)).close_consumer
     return producer.assignedBrokerServiceUrl, consumer.assignedBrokerServiceUrl
@@ -62,7 +62,7 @@ async def test_clients_are_redirected_to_the_new_owner(running: Brokers) -> None
     """Their connection stays open. Entry ids continue."""
     source, destination, client = await busy(running)
     moving = asyncio.ensure_future(running.transfer(destination))
-    assert (destination.url, destination.url) == await sent_away(client)
+    assert (destination.url, destination.url) == await redirected(client)
     client.publish(1, 1, "too late")
     there = await destination.client()
     await there.producer(1, name="mine", epoch=1)
@@ -179,7 +179,7 @@ async def test_a_client_at_the_wrong_broker_is_redirected(running: Brokers) -> N
     await client.consumer(1, name="me")
     await client.producer(1, name="mine")
     client.publish(1, 0, "ignored")
-    assert (owner.url, owner.url) == await sent_away(client)
+    assert (owner.url, owner.url) == await redirected(client)
     there = await owner.client()
     await there.consumer(1, name="me")
     await there.producer(1, name="mine")
@@ -248,7 +248,7 @@ async def test_a_java_client_has_longer_to_read(running: Brokers) -> None:
     client.publish(1, 1, "1")
     await java.receive_message()
     moving = asyncio.ensure_future(running.transfer(destination))
-    assert (destination.url, destination.url) == await sent_away(client)
+    assert (destination.url, destination.url) == await redirected(client)
     assert "CLOSE_CONSUMER" not in java.names()
     assert destination.url == (await java.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
     await moving
@@ -276,7 +276,7 @@ async def test_a_client_that_answers_no_ping_does_not_delay_a_move(running: Brok
     _, destination, client = await busy(running)
     client.answers_pings = False
     await running.transfer(destination)
-    assert (destination.url, destination.url) == await sent_away(client)
+    assert (destination.url, destination.url) == await redirected(client)
 
 
 async def test_a_damaged_handover_does_not_keep_a_bundle_from_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

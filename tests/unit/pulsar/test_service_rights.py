@@ -24,14 +24,14 @@ ELSEWHERE = Peer(broker="elsewhere")
 
 
 def served_at(member: Member) -> Served:
-    """The topic, as a broker serves it."""
+    """Return the topic that a broker serves."""
     served = member.service.hosting.topics.get(TOPIC)
     assert served is not None
     return served
 
 
 async def holding(running: Brokers) -> tuple[Member, WireClient]:
-    """The topic just moved to a broker, where entry 2, `1`, waits with its receipt for a consumer that has no permits yet."""
+    """Move the topic. Return its owner and a client. Entry 2, `1`, and its receipt wait for a consumer without permits."""
     destination, there = await published_behind_a_move(running)
     await there.consumer(1, name="me", permits=0)
     return destination, there
@@ -74,7 +74,7 @@ async def test_permits_without_a_lease_take_effect_with_the_next_lease(running: 
     lease = destination.worker.agent.lease
     skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
     there.flow(1, 10)
-    while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - nothing tells of it
+    while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)
     assert [] == there.names()
     lease.skew_max_ms = skew_max_ms
@@ -164,7 +164,7 @@ async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) ->
     if running.owner_of(lone) is not destination:
         await running.transfer(destination, lone)
     is_let = asyncio.Event()
-    states = destination.service._states  # noqa: SLF001 - where the next owner waits for the former one
+    states = destination.service._states  # noqa: SLF001 - here the next owner waits for the former one
 
     async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
         await is_let.wait()

@@ -16,7 +16,7 @@ NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"
 
 
 async def neighbour_is_served(member: Member) -> None:
-    """Another client opens, publishes and receives as if nothing had happened."""
+    """Check that another client can publish and receive."""
     client = await member.client()
     await client.consumer(1, NEIGHBOUR)
     await client.producer(1, NEIGHBOUR)
@@ -49,7 +49,7 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) ->
     assert 3 == await member.metric("messages_delivered_total")
     assert (1, 1, 1) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
     client.write(close_producer(5, 900) + close_consumer(3, 901))
-    await client.receive(T.SUCCESS, lambda said: said.success.request_id == 901)
+    await client.receive(T.SUCCESS, lambda command: command.success.request_id == 901)
     assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
 
 

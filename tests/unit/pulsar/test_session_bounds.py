@@ -31,14 +31,14 @@ def ask_schema(request_id: int) -> bytes:
     return frame_of(T.GET_SCHEMA, request_id=request_id, topic=TOPIC)
 
 
-async def know_schema(client: WireClient) -> None:
-    """Tell the broker a schema of SCHEMA_BYTES, so that small questions have large answers."""
+async def register_schema(client: WireClient) -> None:
+    """Register a schema of SCHEMA_BYTES, so that small questions have large answers."""
     client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema={"name": "s", "schema_data": b"s" * SCHEMA_BYTES, "type": 1})
     await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
 
 
 def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What waits for a client, in the connection and in the transport, each time that something more is written."""
+    """Record the bytes that wait for a client, in the connection and the transport, at each write."""
     seen = list[int]()
     flush = Session.flush
 
@@ -59,7 +59,7 @@ async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeyp
     async with brokers(tmp_path, settings=settings) as running:
         (member,) = running.members
         client = await member.client()
-        await know_schema(client)
+        await register_schema(client)
         await client.stop_reading()
         while await member.metric("disconnections_total", reason="never_reads") == 0:
             client.write(b"".join(ask_schema(client.request_id()) for _ in range(200)))
@@ -77,7 +77,7 @@ async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
     async with brokers(tmp_path, settings=settings) as running:
         (member,) = running.members
         clients = [await member.client() for _ in range(4)]
-        await know_schema(clients[0])
+        await register_schema(clients[0])
         for client in clients:
             await client.stop_reading()
         while await member.metric("disconnections_total", reason="no_room") == 0:
@@ -170,11 +170,11 @@ async def test_a_topic_list_that_is_too_long_is_refused(running: Brokers) -> Non
 
 async def test_concurrent_questions_share_an_encoded_topic_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not kept for longer."""
-    spelled = list[Sequence[str]]()
+    encoded = list[Sequence[str]]()
     encode_topics = replies.encode_topics
 
     def counting(names: Sequence[str]) -> bytes:
-        spelled.append(names)
+        encoded.append(names)
         return encode_topics(names)
 
     monkeypatch.setattr(replies, "encode_topics", counting)
@@ -185,9 +185,9 @@ async def test_concurrent_questions_share_an_encoded_topic_list(tmp_path: Path, 
         server = Server(member.service, member.worker, Lookups(member.worker))
         told = await asyncio.gather(*(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
         assert [encode_topics([TOPIC])] * 20 == told
-        assert 2 == len(spelled), "for the first who asked, and for all others"
+        assert 2 == len(encoded), "one for the first caller, and one for all others"
         assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
-        assert 3 == len(spelled)
+        assert 3 == len(encoded)
 
 
 async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_an_entry_that_several_subscriptions_wait_for_counts_once(tmp_path
         await there.producer(1, name="mine", epoch=1)
         there.publish(1, 1, "1", padding=20_000)
         await there.receipt(1, 1)
-        for _ in range(4):  # Of either broker, and some that began before.
+        for _ in range(4):  # Both brokers sweep, and some sweeps began before.
             swept.clear()
             await swept.wait()
         assert (1, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))

@@ -18,7 +18,7 @@ SHARED = CommandSubscribe.Shared
 
 
 async def as_client_of(member: Member, client_version: str) -> WireClient:
-    """A connection of a client that says that it is this one."""
+    """Connect as this version of a client."""
     client = await member.client(handshake=False)
     client.write(connect(client_version=client_version))
     await client.receive(T.CONNECTED)
@@ -26,7 +26,7 @@ async def as_client_of(member: Member, client_version: str) -> WireClient:
 
 
 async def seek(client: WireClient, consumer_id: int) -> None:
-    """SEEK, answered."""
+    """Send SEEK, and wait for the answer."""
     request_id = client.ask(T.SEEK, consumer_id=consumer_id)
     assert request_id == (await client.receive(T.SUCCESS)).success.request_id
 

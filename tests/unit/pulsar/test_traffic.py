@@ -12,7 +12,7 @@ from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
 
 
 def served(number: int) -> Served:
-    """A topic with one producer and two subscriptions, on which one message of 5 bytes was published."""
+    """A topic with a producer, two subscriptions, and a published message of 5 bytes."""
     tables, whole = hosting(), ownership()
     tables.open(whole, {}, now_ms=0)
     made = tables.topic(whole.bundle.name, NAMES[number], now_ms=0)

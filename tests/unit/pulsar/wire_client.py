@@ -168,7 +168,7 @@ class WireClient:
     async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> str:  # noqa: ANN401 - as above
         """Open a producer. Return its name."""
         request_id = self.ask_producer(producer_id, topic, name=name, **body)
-        answer = await self.receive(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+        answer = await self.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id)
         return answer.producer_success.producer_name
 
     def ask_consumer(
@@ -188,7 +188,7 @@ class WireClient:
     async def consumer(self, consumer_id: int, topic: str = TOPIC, *, permits: int = 1_000, **body: Any) -> None:  # noqa: ANN401 - as above
         """Subscribe as `ask_consumer` does, and grant permits."""
         request_id = self.ask_consumer(consumer_id, topic, **body)
-        await self.receive(T.SUCCESS, lambda said: said.success.request_id == request_id)
+        await self.receive(T.SUCCESS, lambda command: command.success.request_id == request_id)
         if permits:
             self.flow(consumer_id, permits)
 
@@ -202,7 +202,7 @@ class WireClient:
 
     async def receipt(self, producer_id: int, sequence_id: int) -> None:
         """Wait for the next receipt of a producer, which must be this one."""
-        receipt = (await self.receive(T.SEND_RECEIPT, lambda said: said.send_receipt.producer_id == producer_id)).send_receipt
+        receipt = (await self.receive(T.SEND_RECEIPT, lambda command: command.send_receipt.producer_id == producer_id)).send_receipt
         assert sequence_id == receipt.sequence_id
 
     def ask_topics(self, namespace: str = NAMESPACE) -> None:

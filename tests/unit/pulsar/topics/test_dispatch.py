@@ -16,14 +16,14 @@ SLOT = 7
 
 
 def ready(name: str, *, priority: int = 0, permits: int = 10) -> Consumer:
-    """A consumer that may be chosen."""
+    """A ready consumer."""
     consumer = make_consumer(name, priority=priority)
     consumer.permits = permits
     return consumer
 
 
 def names_chosen(among: Dispatcher, times: int) -> list[str | None]:
-    """Whom the dispatcher chooses, one after another."""
+    """Return the names that the dispatcher chooses, one after another."""
     return [None if consumer is None else consumer.name for consumer in (among.choose(SLOT) for _ in range(times))]
 
 

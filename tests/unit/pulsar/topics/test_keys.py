@@ -19,8 +19,7 @@ from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
 from tests.pulsar.topics import block_of
 
-# Values of MurmurHash3_x86_32 with seed 0 that other implementations publish in their tests; the first three are those of a
-# Pulsar client, which has the sign bit off already.
+# Published test values of MurmurHash3_x86_32 with seed 0. The first three come from a Pulsar client, without the sign bit.
 VECTORS = {
     "I will not buy this record, it is scratched.": 684731290,
     "Hello world": 764499724,

@@ -87,8 +87,8 @@ class Breach:
 
 BREACHES = (
     Breach(name="second handshake", data=connect(), expected=Violation.UNEXPECTED_COMMAND),
-    Breach(name="what brokers say", data=frame_of(B.SUCCESS, request_id=1), expected=Violation.UNEXPECTED_COMMAND),
-    Breach(name="type of tomorrow", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f", expected=Violation.UNKNOWN_COMMAND),
+    Breach(name="command of brokers", data=frame_of(B.SUCCESS, request_id=1), expected=Violation.UNEXPECTED_COMMAND),
+    Breach(name="unknown type", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f", expected=Violation.UNKNOWN_COMMAND),
     Breach(name="no protobuf", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff", expected=Violation.MALFORMED_COMMAND),
     Breach(name="no body", data=framed(B(type=B.LOOKUP)), expected=Violation.MALFORMED_COMMAND),
     Breach(name="half a body", data=b"\x00\x00\x00\x0b\x00\x00\x00\x07\x08\x17\xba\x01\x02\x10\x01", expected=Violation.MALFORMED_COMMAND),
@@ -98,10 +98,10 @@ BREACHES = (
         data=frame_of(B.LOOKUP, b"x", topic="t", request_id=1),
         expected=Violation.MALFORMED_FRAME,
     ),
-    Breach(name="message of a producer never asked for", data=send(7, 0, entry()), expected=Violation.UNKNOWN_PRODUCER),
+    Breach(name="message of an unknown producer", data=send(7, 0, entry()), expected=Violation.UNKNOWN_PRODUCER),
     Breach(name="message without an entry", data=send(1, 0, b""), expected=Violation.MALFORMED_FRAME),
     Breach(name="message with an entry too short", data=send(1, 0, b"\x00\x00\x00\x09x"), expected=Violation.MALFORMED_FRAME),
-    Breach(name="message with metadata that nobody can read", data=send(1, 0, b"\x00\x00\x00\x01x"), expected=Violation.MALFORMED_COMMAND),
+    Breach(name="message with unreadable metadata", data=send(1, 0, b"\x00\x00\x00\x01x"), expected=Violation.MALFORMED_COMMAND),
     Breach(name="frame too large", data=b"\xff\xff\xff\xff", expected=Violation.FRAME_TOO_LARGE),
     Breach(name="same id twice", data=lookup(1) + lookup(1), expected=Violation.UNEXPECTED_COMMAND),
 )
@@ -318,7 +318,7 @@ SHARED, KEY_SHARED = CommandSubscribe.Shared, CommandSubscribe.Key_Shared
 
 
 def with_ranges(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count: int) -> bytes:
-    """SUBSCRIBE with so many ranges of hashes."""
+    """SUBSCRIBE with `count` hash ranges."""
     ranges = [{"start": n, "end": n} for n in range(count)]
     return subscribe(1, 5, kind=kind, topic="t", keySharedMeta={"keySharedMode": mode, "hashRanges": ranges})
 

@@ -13,7 +13,7 @@ from tests.pulsar.pulsar_speech import entry, with_checksum
 
 
 def reader() -> FrameReader:
-    """A reader with bounds that fit into a test."""
+    """A reader with small bounds."""
     return FrameReader(frame_bytes_max=100, command_bytes_max=50)
 
 
