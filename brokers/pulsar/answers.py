@@ -214,28 +214,23 @@ class Answers:
         """Answer one question at a time: an answer may be megabytes, and must be on its way before the next one is built."""
         while self._topics_asked:
             request = self._topics_asked[0]
-            try:
-                encoded = await self._server.encoded_topics(request.namespace, request.mode)
-            except EquipoiseError as error:
-                self._connection.refuse(request, *_refusal_of(error))
-            else:
-                self._connection.answer(request, replies.topics(request.request_id, encoded))
+            encoded = partial(self._server.encoded_topics, request.namespace, request.mode)
+            await self._answer(request, encoded, partial(replies.topics, request.request_id))
             self._session.write_soon()
             self._topics_asked.popleft()
             await asyncio.sleep(0)
 
     def _ask(self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]) -> None:
-        """Await the answer to a question, and send the reply that it makes, or the error that prevented it."""
+        self._begin(partial(self._answer, request, question, reply))
 
-        async def ask() -> None:
-            try:
-                answer = await question()
-            except EquipoiseError as error:
-                self._connection.refuse(request, *_refusal_of(error))
-            else:
-                self._connection.answer(request, reply(answer))
-
-        self._begin(ask)
+    async def _answer(self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]) -> None:
+        """Await the answer to a question. Send the reply that it makes, or the error that prevented it."""
+        try:
+            answer = await question()
+        except EquipoiseError as error:
+            self._connection.refuse(request, *_refusal_of(error))
+        else:
+            self._connection.answer(request, reply(answer))
 
     def _on_producer_asked(self, request: ProducerAsked) -> None:
         self._create(request, partial(self._open_producer, request))

@@ -24,9 +24,9 @@ _TURN_MS: Final = 20
 class Deadlines:
     """The waiting topics and their due times. A due time may move closer."""
 
-    def __init__(self, look: Callable[[Served], None], *, now_ms: Callable[[], int]) -> None:
-        """`look` handles a due topic and then watches it again or puts it off. `now_ms` is the clock of topics."""
-        self._look = look
+    def __init__(self, handle: Callable[[Served], None], *, now_ms: Callable[[], int]) -> None:
+        """`handle` handles a due topic and then watches it again or puts it off. `now_ms` is the clock of topics."""
+        self._handle = handle
         self._now_ms = now_ms
         self._waiting: dict[Served, int] = {}
         # By time, then in order of insertion. An entry whose time differs from the table is outdated.
@@ -44,14 +44,14 @@ class Deadlines:
         wake_at_ms = served.topic.wake_at_ms
         if wake_at_ms is not None:
             # Queue it behind those already due, so that a topic with much work takes turns with them.
-            self._look_at(served, max(wake_at_ms, self._now_ms()))
+            self._schedule(served, max(wake_at_ms, self._now_ms()))
 
     def put_off(self, served: Served) -> None:
         """Handle a topic after `_AGAIN_MS`, because nothing may be done for it now. No-op if it does not wait."""
         if served.topic.wake_at_ms is not None:
-            self._look_at(served, self._now_ms() + _AGAIN_MS)
+            self._schedule(served, self._now_ms() + _AGAIN_MS)
 
-    def _look_at(self, served: Served, due_ms: int) -> None:
+    def _schedule(self, served: Served, due_ms: int) -> None:
         # An early call is harmless: it finds out the next due time.
         known_ms = self._waiting.get(served)
         if known_ms is not None and known_ms <= due_ms:
@@ -66,25 +66,25 @@ class Deadlines:
             self._timer.cancel()
         self._due_ms = due_ms
         delay_ms = max(due_ms - self._now_ms(), 1)
-        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self._ring)
+        self._timer = asyncio.get_running_loop().call_later(delay_ms / 1_000, self._fire)
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._timer = None
         began_ms = now_ms = self._now_ms()
         while self._queue and self._queue[0][0] <= began_ms and now_ms - began_ms < _TURN_MS:
             due_ms, _, served = heappop(self._queue)
             if self._waiting.get(served) == due_ms:
                 del self._waiting[served]
-                self._look_now(served)
+                self._handle_due(served)
                 now_ms = self._now_ms()
         if self._queue:
             self._arm(self._queue[0][0])
 
-    def _look_now(self, served: Served) -> None:
+    def _handle_due(self, served: Served) -> None:
         if not _waits(served):
             return
         try:
-            self._look(served)
+            self._handle(served)
         except Exception:
             # A failing topic must not block the others.
             _logger.exception("a due topic failed", extra={"topic": served.name})

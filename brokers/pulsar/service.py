@@ -93,7 +93,7 @@ class PulsarService(Service):
 
     async def discard(self, bundle: Bundle) -> None:
         """Stop expecting the bundle, and send held clients back to its owner."""
-        self._come(bundle.name)
+        self._end_warming(bundle.name)
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Create the topics that the former owner handed over."""
@@ -107,17 +107,17 @@ class PulsarService(Service):
                 wait_s = self.settings.topics.reconnect_wait_ms / 1_000
                 asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
         finally:
-            self._come(ownership.bundle.name)
+            self._end_warming(ownership.bundle.name)
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - it never waits
         """Close a bundle as the module docstring describes. Consumers are redirected after this returns."""
         url = None if moved_to is None else moved_to.addresses.get(PULSAR)
         hosted = self.hosting.bundles.get(bundle.name)
-        parted = self.hosting.close(bundle.name)
-        states = {served.name: _fenced(served) for served in parted}  # 1.
-        producers = [producer for served in parted for producer in served.topic.producers.values()]
+        released = self.hosting.close(bundle.name)
+        states = {served.name: _fenced(served) for served in released}  # 1.
+        producers = [producer for served in released for producer in served.topic.producers.values()]
         consumers: defaultdict[Session, list[Consumer]] = defaultdict(list)
-        for served in parted:
+        for served in released:
             for consumer in served.topic.consumers:
                 consumers[session_of(consumer)].append(consumer)
         for producer in producers:
@@ -432,12 +432,12 @@ class PulsarService(Service):
 
     async def _warmed(self, namespace: str, point: int, deadline: Deadline) -> None:
         """Wait while the bundle at `point` is moving here, so that clients are not sent back to a source that is releasing it."""
-        for bundle, come in list(self._warming.values()):
+        for bundle, arrived in list(self._warming.values()):
             if bundle.namespace == namespace and bundle.contains(point):
                 timeout_s = min(self.settings.warming_hold_ms, deadline.remaining_ms()) / 1_000
-                await asyncio.wait([come], timeout=timeout_s)
+                await asyncio.wait([arrived], timeout=timeout_s)
 
-    def _come(self, bundle: str) -> None:
+    def _end_warming(self, bundle: str) -> None:
         warming = self._warming.pop(bundle, None)
         if warming is not None:
             warming[1].set_result(None)

@@ -22,17 +22,17 @@ class Waiting:
 
 
 async def test_a_failing_topic_does_not_block_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    looked: asyncio.Queue[str] = asyncio.Queue()
+    handled: asyncio.Queue[str] = asyncio.Queue()
 
-    def look(served: Served) -> None:
+    def handle(served: Served) -> None:
         if served.name == "bad":
             raise RuntimeError("spoiled")
-        looked.put_nowait(served.name)
+        handled.put_nowait(served.name)
 
-    deadlines = Deadlines(look, now_ms=now_ms)
+    deadlines = Deadlines(handle, now_ms=now_ms)
     for name in ("bad", "good"):
         deadlines.watch(cast("Served", Waiting(name)))
-    assert "good" == await asyncio.wait_for(looked.get(), 10)
+    assert "good" == await asyncio.wait_for(handled.get(), 10)
     assert ["a due topic failed"] == [record.getMessage() for record in caplog.records]
 
 
@@ -44,7 +44,7 @@ def test_topics_that_are_due_together_are_handled_in_several_turns() -> None:
         nonlocal clock_ms
         done = asyncio.Event()
 
-        def look(served: Served) -> None:
+        def handle(served: Served) -> None:
             nonlocal clock_ms
             clock_ms += 15
             turns[-1].append(served.name)
@@ -53,7 +53,7 @@ def test_topics_that_are_due_together_are_handled_in_several_turns() -> None:
             if len(turns[-1]) == 1:
                 asyncio.get_running_loop().call_soon(turns.append, [])
 
-        deadlines = Deadlines(look, now_ms=lambda: clock_ms)
+        deadlines = Deadlines(handle, now_ms=lambda: clock_ms)
         for name in "abcde":
             topic = Waiting(name)
             topic.topic.wake_at_ms = clock_ms
@@ -65,20 +65,20 @@ def test_topics_that_are_due_together_are_handled_in_several_turns() -> None:
 
 
 async def test_a_topic_with_much_work_takes_turns_with_the_others() -> None:
-    looked = list[str]()
+    handled = list[str]()
     done = asyncio.Event()
 
-    def look(served: Served) -> None:
-        looked.append(served.name)
-        if served.name == "much" and looked.count("much") < 3:
+    def handle(served: Served) -> None:
+        handled.append(served.name)
+        if served.name == "much" and handled.count("much") < 3:
             deadlines.watch(served)
         elif served.name == "much":
             done.set()
 
-    deadlines = Deadlines(look, now_ms=now_ms)
+    deadlines = Deadlines(handle, now_ms=now_ms)
     for name in ("much", "little"):
         topic = Waiting(name)
         topic.topic.wake_at_ms = 0
         deadlines.watch(cast("Served", topic))
     await asyncio.wait_for(done.wait(), 10)
-    assert ["much", "little", "much", "much"] == looked
+    assert ["much", "little", "much", "much"] == handled
