@@ -210,7 +210,7 @@ class Session(asyncio.Protocol):
     def confirm(self, receipt: Receipt) -> None:
         """Write a receipt to a producer."""
         producer = receipt.producer
-        self.connection.receipt(producer.producer_id, receipt.sequence_id, receipt.highest_sequence_id, 0, receipt.entry_id)
+        self.connection.receipt(producer.producer_id, receipt.sequence_id, receipt.highest_sequence_id, receipt.entry_id)
         self.write_at_end_of_turn()
 
     def redirect_producer(self, producer: Producer, url: str | None) -> None:

@@ -107,7 +107,7 @@ class DumbService:
         match request:
             case Published(producer=int(producer_id)):
                 for sent in request.entries:
-                    self.connection.receipt(producer_id, sent.sequence_id, sent.highest_sequence_id, 0, 0)
+                    self.connection.receipt(producer_id, sent.sequence_id, sent.highest_sequence_id, 0)
             case Damaged(producer=int(producer_id)):
                 self.connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged")
             case _:

@@ -279,9 +279,9 @@ class Connection:
         if self._settle(self._consumers, request.consumer_id, request.request_id) is not None:
             self._outgoing.send(replies.consumer_refused(request.consumer_id, request.request_id, error, message))
 
-    def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
-        """Answer an entry of `Published` with its id, or (-1, -1) if it was dropped. Also sent if the producer was closed meanwhile."""
-        self._outgoing.send(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
+    def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int) -> None:
+        """Answer an entry of `Published` with its id. Also sent if the producer was closed meanwhile."""
+        self._outgoing.send(replies.receipt(producer_id, sequence_id, highest_sequence_id, entry_id))
 
     def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
         """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and send the entry again, forever."""

@@ -303,9 +303,9 @@ def topics(request_id: int, encoded: bytes) -> bytes:
     return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
 
 
-def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
-    """SEND_RECEIPT. For a dropped message pass the id (-1, -1), by which clients recognise it."""
-    message_id = b"\x08%b\x10%b" % (_varint(ledger_id & MINUS_ONE), _varint(entry_id & MINUS_ONE))
+def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int) -> bytes:
+    """SEND_RECEIPT. The ledger is 0."""
+    message_id = b"\x08\x00\x10" + _varint(entry_id)
     ids = _varint(producer_id), _varint(sequence_id), _SHORT[len(message_id)], message_id, _varint(highest_sequence_id)
     body = b"\x08%b\x10%b\x1a%b%b\x20%b" % ids
     return frame_head(b"\x08\x07\x3a%b%b" % (_SHORT[len(body)], body), 0)

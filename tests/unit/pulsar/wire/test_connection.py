@@ -117,7 +117,7 @@ def test_a_violation_ends_the_connection(breach: Breach) -> None:
     assert breach.expected is violation(requests)
     assert connection.is_ended
     connection.answer(lookup_asked, replies.located(99, "pulsar://broker:6650"))
-    connection.receipt(1, 0, 0, 0, 0)
+    connection.receipt(1, 0, 0, 0)
     assert b"" == connection.take_outgoing()
 
 
