@@ -6,7 +6,7 @@ archive, because one process holds them all and one page shows them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -158,12 +158,12 @@ class Reason:
     """The moves made for one reason.
 
     * `text`: the reason with its numbers left out.
-    * `example`: the full text of one of these reasons.
+    * `example`: the full text of one of these reasons; None if none was given.
     * `pause_p50_ms`: as in `Moves`.
     """
 
     text: str
-    example: str
+    example: str | None
     count: int
     done: int
     pause_p50_ms: float | None
@@ -173,10 +173,8 @@ class Reason:
 class BundleMoves:
     """The moves of one bundle, the sum of their pauses and their most frequent reasons."""
 
-    namespace: str
     bundle: str
     count: int
-    done: int
     pause_sum_ms: int
     reasons: tuple[tuple[str, int], ...]
 
@@ -257,7 +255,6 @@ class Few(Generic[Each]):
 class Report:
     """Everything that a page shows.
 
-    * `asked`: the requested ends of the period; None for an end that was not given.
     * `held`: the period that the archive covers; None if it is empty.
     * `period`: the period shown; None if there is nothing to show.
     * `is_archived`, `is_audited`: whether the job of that name has ever written to the archive.
@@ -266,7 +263,6 @@ class Report:
 
     archive: str
     url: str
-    asked: tuple[int | None, int | None]
     held: Period | None
     period: Period | None
     is_archived: bool = True
@@ -300,11 +296,6 @@ def period_shown(held: Period | None, from_ms: int | None, to_ms: int | None) ->
     first = held.from_ms if from_ms is None else max(held.from_ms, from_ms)
     last = held.to_ms if to_ms is None else min(held.to_ms, to_ms)
     return Period(from_ms=first, to_ms=last) if first < last else None
-
-
-def spread_counts(found: Mapping[int, int]) -> tuple[int, ...]:
-    """Return a count for each of the `BINS` columns."""
-    return tuple(found.get(number, 0) for number in range(BINS))
 
 
 def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
@@ -351,11 +342,6 @@ def held(reports: Mapping[int, LoadSample], period: Period, *, columns: int, int
             holds = before is not None and begin_ms - before.last_ms <= REPORTS_MISSED * interval_ms
             row.append(before.last if before is not None and holds else None)
     return tuple(row)
-
-
-def by_namespace(lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-    """Sort the rows of the strip chart by namespace, then by hash range."""
-    return tuple(sorted(lanes, key=lambda lane: (lane.namespace, lane.bundle)))
 
 
 def gravity(rule: str) -> int:

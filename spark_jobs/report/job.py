@@ -90,7 +90,6 @@ def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) 
     about = Report(
         archive=str(archive.path),
         url=manifests[0].url,
-        asked=(options.from_ms, options.to_ms),
         held=held,
         period=period,
         is_archived=archive.manifest("archive") is not None,

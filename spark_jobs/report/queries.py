@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from statistics import median_low
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql import functions as F  # noqa: N812 - the usual name in Spark's documentation
 from pyspark.sql.window import Window
@@ -19,9 +19,12 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.report import figures
 from equipoise.spark_jobs.report.figures import (
     BINS,
+    Broken,
     BrokerMoves,
     BundleMoves,
+    Counted,
     Death,
+    Decided,
     Few,
     Found,
     Grid,
@@ -35,13 +38,15 @@ from equipoise.spark_jobs.report.figures import (
     gravity,
 )
 from equipoise.spark_jobs.rules.checkers import RULES
+from equipoise.spark_jobs.rules.rule import ACCEPTED
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-ACCEPTED: Final = "accepted"
+Shown = TypeVar("Shown", bound="DataclassInstance")
 
 _NUMBERS: Final = r"0x[0-9a-fA-F]+|[0-9][0-9.,]*"
 """Differences between reasons that mean the same: figures, and numbers in names."""
@@ -100,38 +105,26 @@ class Queries:
 
     # --- findings, records -------------------------------------------------------------------------------------------------------------
 
-    def broken(self) -> tuple[figures.Broken, ...]:
+    def broken(self) -> tuple[Broken, ...]:
         """Count the findings by rule, worst rule first."""
         rows = self._within(Table.FINDINGS).groupBy("rule").count().limit(figures.KINDS_MAX).collect()
-        found = [figures.Broken(rule=row["rule"], count=row["count"]) for row in rows]
-        return tuple(sorted(found, key=lambda each: (gravity(each.rule), -each.count, each.rule)))
+        return tuple(sorted((_made(Broken, row) for row in rows), key=lambda each: (gravity(each.rule), -each.count, each.rule)))
 
     def findings(self) -> Few[Found]:
         """Return the most severe findings of the period, the earliest first among equals."""
-        frame = self._within(Table.FINDINGS)
         graveness = F.lit(gravity(""))
         for name in RULES:
             graveness = F.when(F.col("rule") == name, gravity(name)).otherwise(graveness)
-        rows, count = _first(frame.withColumn("at_ms", _ms("at")), (graveness, "offset", "ordinal", "rule"), figures.FINDINGS_MAX)
-        shown = tuple(
-            Found(
-                rule=row["rule"],
-                subject=row["subject"],
-                offsets=tuple(row["offsets"] or ()),
-                at_ms=row["at_ms"],
-                text=row["text"],
-                command=row["command"],
-                publisher=row["publisher"],
-            )
-            for row in rows
+        frame = self._within(Table.FINDINGS).withColumns(
+            {"at_ms": _ms("at"), "offsets": F.coalesce("offsets", F.lit([]).cast("array<bigint>"))}
         )
-        return Few(shown=shown, count=count)
+        return _few(Found, frame, (graveness, "offset", "ordinal", "rule"), figures.FINDINGS_MAX)
 
-    def records(self) -> tuple[figures.Counted, ...]:
+    def records(self) -> tuple[Counted, ...]:
         """Count the records by kind and verdict, most frequent first."""
         counts = self._within(Table.RECORDS).groupBy("kind", "verdict").count()
         rows = counts.orderBy(F.desc("count"), "kind", "verdict").limit(figures.KINDS_MAX).collect()
-        return tuple(figures.Counted(kind=row["kind"], verdict=row["verdict"], count=row["count"]) for row in rows)
+        return tuple(_made(Counted, row) for row in rows)
 
     # --- ownerships, brokers -----------------------------------------------------------------------------------------------------------
 
@@ -151,7 +144,7 @@ class Queries:
             Lane(namespace=row["namespace"], bundle=row["bundle"], changes=row["changes"], ownerships=tuple(found[row["bundle"]]))
             for row in busiest
         ]
-        return Few(shown=figures.by_namespace(lanes), count=count)
+        return Few(shown=tuple(sorted(lanes, key=lambda lane: (lane.namespace, lane.bundle))), count=count)
 
     def owned(self) -> Grid:
         """Return the average number of bundles that each broker served, per column of time."""
@@ -217,7 +210,7 @@ class Queries:
         p50, p99 = sums["quantiles"] or (None, None)
         return Moves(
             results={name: sum(found.values()) for name, found in sorted(bins.items())},
-            bins={name: figures.spread_counts(found) for name, found in sorted(bins.items())},
+            bins={name: tuple(found.get(number, 0) for number in range(BINS)) for name, found in sorted(bins.items())},
             pauses=sums["pauses"],
             pause_p50_ms=p50,
             pause_p99_ms=p99,
@@ -228,42 +221,26 @@ class Queries:
 
     def reasons(self) -> Few[Reason]:
         """Return the most frequent reasons for moves."""
-        frame = self._moves_with_reason()
-        groups = frame.groupBy("what_for").agg(
-            F.count("*").alias("count"),
-            F.sum((F.col("result") == "done").cast("int")).alias("done"),
-            F.percentile_approx("pause_ms", 0.5).alias("p50"),
-            F.min("reason").alias("example"),
+        groups = (
+            self._moves_with_reason()
+            .groupBy("text")
+            .agg(
+                F.count("*").alias("count"),
+                F.count_if(F.col("result") == "done").alias("done"),
+                F.percentile_approx("pause_ms", 0.5).alias("pause_p50_ms"),
+                F.min("reason").alias("example"),
+            )
         )
-        rows, count = _first(groups, (F.desc("count"), "what_for"), figures.REASONS_MAX)
-        shown = tuple(
-            Reason(text=row["what_for"], example=row["example"] or "", count=row["count"], done=row["done"] or 0, pause_p50_ms=row["p50"])
-            for row in rows
-        )
-        return Few(shown=shown, count=count)
+        return _few(Reason, groups, (F.desc("count"), "text"), figures.REASONS_MAX)
 
     def bundle_moves(self) -> Few[BundleMoves]:
         """Return the bundles that moved most often, with their reasons."""
         frame = self._moves_with_reason()
-        groups = frame.groupBy("namespace", "bundle").agg(
-            F.count("*").alias("count"),
-            F.sum((F.col("result") == "done").cast("int")).alias("done"),
-            F.sum("pause_ms").alias("pause"),
-        )
-        rows, count = _first(groups, (F.desc("count"), F.desc("pause"), "bundle"), figures.MOVERS_MAX)
+        pause = F.coalesce(F.sum("pause_ms"), F.lit(0))
+        groups = frame.groupBy("bundle").agg(F.count("*").alias("count"), pause.alias("pause_sum_ms"))
+        rows, count = _first(groups, (F.desc("count"), F.desc("pause_sum_ms"), "bundle"), figures.MOVERS_MAX)
         reasons = self._reasons_of([row["bundle"] for row in rows], frame)
-        shown = tuple(
-            BundleMoves(
-                namespace=row["namespace"],
-                bundle=row["bundle"],
-                count=row["count"],
-                done=row["done"] or 0,
-                pause_sum_ms=row["pause"] or 0,
-                reasons=tuple(reasons[row["bundle"]]),
-            )
-            for row in rows
-        )
-        return Few(shown=shown, count=count)
+        return Few(shown=tuple(BundleMoves(**row.asDict(), reasons=tuple(reasons[row["bundle"]])) for row in rows), count=count)
 
     def broker_moves(self) -> Few[BrokerMoves]:
         """Return the brokers with the most moves to and from them."""
@@ -271,44 +248,30 @@ class Queries:
         went = F.col("result").isin("done", "unloaded")
         gave = frame.select(F.col("source").alias("broker"), F.lit("gave").alias("side"), went.alias("went"))
         got = frame.select(F.col("destination").alias("broker"), F.lit("got").alias("side"), went.alias("went"))
-        each = gave.union(got).where(F.col("broker").isNotNull())
-
-        def counted(condition: Column) -> Column:
-            return F.sum(condition.cast("int"))
-
-        groups = each.groupBy("broker").agg(
-            counted((F.col("side") == "gave") & F.col("went")).alias("gave"),
-            counted((F.col("side") == "got") & F.col("went")).alias("got"),
-            counted(~F.col("went")).alias("failed"),
-            F.count("*").alias("count"),
+        groups = (
+            gave.union(got)
+            .where(F.col("broker").isNotNull())
+            .groupBy("broker")
+            .agg(
+                F.count_if((F.col("side") == "gave") & F.col("went")).alias("gave"),
+                F.count_if((F.col("side") == "got") & F.col("went")).alias("got"),
+                F.count_if(~F.col("went")).alias("failed"),
+                F.count("*").alias("count"),
+            )
         )
-        rows, count = _first(groups, (F.desc("count"), "broker"), figures.MOVERS_MAX)
-        shown = tuple(BrokerMoves(broker=row["broker"], gave=row["gave"], got=row["got"], failed=row["failed"]) for row in rows)
-        return Few(shown=shown, count=count)
+        return _few(BrokerMoves, groups, (F.desc("count"), "broker"), figures.MOVERS_MAX)
 
     # --- deaths, splits, merges, decisions ---------------------------------------------------------------------------------------------
 
     def deaths(self) -> Few[Death]:
         """Return the latest ends of brokers in log order, with the time until their bundles had owners again."""
-        ends = self._ends_of_brokers()
-        latest, count = _first(ends, (F.desc("offset"),), figures.DEATHS_MAX)
-        children = self._healing([row["offset"] for row in latest])
+        latest, count = _first(self._ends_of_brokers(), (F.desc("offset"),), figures.DEATHS_MAX)
+        healing = self._healing([row["offset"] for row in latest])
         shown = []
         for row in reversed(latest):
-            bundles, waiting, healed_ms = children.get(row["offset"], (0, 0, None))
-            at_ms = row["at_ms"]
-            shown.append(
-                Death(
-                    broker=row["key"].partition("/")[2] or row["key"],
-                    kind=row["kind"],
-                    at_ms=at_ms,
-                    offset=row["offset"],
-                    publisher=row["publisher"],
-                    bundles=bundles,
-                    waiting=waiting,
-                    healed_ms=None if healed_ms is None else healed_ms - at_ms,
-                )
-            )
+            bundles, waiting, healed_at_ms = healing.get(row["offset"], (0, 0, None))
+            healed_ms = None if healed_at_ms is None else healed_at_ms - row["at_ms"]
+            shown.append(Death(**row.asDict(), bundles=bundles, waiting=waiting, healed_ms=healed_ms))
         return Few(shown=tuple(shown), count=count)
 
     def splits_and_merges(self) -> Few[SplitOrMerge]:
@@ -327,36 +290,20 @@ class Queries:
                 F.first("publisher").alias("publisher"),
                 F.first("reason").alias("reason"),
                 names(ended).alias("before"),
-                F.sum(ended.cast("int")).alias("before_count"),
+                F.count_if(ended).alias("before_count"),
                 names(began).alias("after"),
-                F.sum(began.cast("int")).alias("after_count"),
+                F.count_if(began).alias("after_count"),
             )
             .where((F.col("before_count") > 0) & (F.col("after_count") > 0))
         )
-        rows, count = _first(groups, (F.desc("offset"),), figures.SPLITS_AND_MERGES_MAX)
-        shown = tuple(
-            SplitOrMerge(
-                kind=row["kind"],
-                at_ms=row["at_ms"],
-                offset=row["offset"],
-                publisher=row["publisher"],
-                reason=row["reason"],
-                before=tuple(row["before"]),
-                before_count=row["before_count"],
-                after=tuple(row["after"]),
-                after_count=row["after_count"],
-            )
-            for row in reversed(rows)
-        )
-        return Few(shown=shown, count=count)
+        found = _few(SplitOrMerge, groups, (F.desc("offset"),), figures.SPLITS_AND_MERGES_MAX)
+        return replace(found, shown=found.shown[::-1])
 
-    def decisions(self) -> Few[figures.Decided]:
+    def decisions(self) -> Few[Decided]:
         """Count the results of the balancing rounds, most frequent first."""
         names = ("kind", "strategy", "result", "cause")
         groups = self._within(Table.DECISIONS).select(*(F.coalesce(name, F.lit("?")).alias(name) for name in names)).groupBy(*names)
-        rows, count = _first(groups.count(), (F.desc("count"), *names), figures.DECISIONS_MAX)
-        shown = tuple(figures.Decided(**{name: row[name] for name in names}, count=row["count"]) for row in rows)
-        return Few(shown=shown, count=count)
+        return _few(Decided, groups.count(), (F.desc("count"), *names), figures.DECISIONS_MAX)
 
     # --- shared frames ------------------------------------------------------------------------------------------------------------------
 
@@ -419,23 +366,24 @@ class Queries:
         )
 
     def _moves_with_reason(self) -> DataFrame:
-        """Return the moves of the period. `what_for` is the reason with its numbers replaced."""
+        """Return the moves of the period. `text` is the reason with its numbers replaced."""
         reason = F.regexp_replace(F.coalesce("reason", F.lit("no reason given")), _NUMBERS, "#")
-        return self._within(Table.TRANSFERS).withColumn("what_for", reason)
+        return self._within(Table.TRANSFERS).withColumn("text", reason)
 
     def _reasons_of(self, bundles: list[str], frame: DataFrame) -> Mapping[str, list[tuple[str, int]]]:
-        counts = frame.where(F.col("bundle").isin(bundles)).groupBy("bundle", "what_for").count()
-        place = F.row_number().over(Window.partitionBy("bundle").orderBy(F.desc("count"), "what_for"))
+        counts = frame.where(F.col("bundle").isin(bundles)).groupBy("bundle", "text").count()
+        place = F.row_number().over(Window.partitionBy("bundle").orderBy(F.desc("count"), "text"))
         found: dict[str, list[tuple[str, int]]] = defaultdict(list)
         few = counts.withColumn("place", place).where(F.col("place") <= figures.REASONS_EACH_MAX)
         for row in few.orderBy("bundle", "place").collect():
-            found[row["bundle"]].append((row["what_for"], row["count"]))
+            found[row["bundle"]].append((row["text"], row["count"]))
         return found
 
     def _ends_of_brokers(self) -> DataFrame:
         """Return the accepted records that ended an incarnation: `down`, `left`, and each `joined` that replaced one."""
         records = self._within(Table.RECORDS).where(F.col("verdict") == ACCEPTED)
-        records = records.select("offset", _ms("at").alias("at_ms"), "key", "kind", "publisher")
+        broker = F.regexp_replace("key", "^[^/]*/(?=.)", "")
+        records = records.select("offset", _ms("at").alias("at_ms"), broker.alias("broker"), "kind", "publisher")
         ended = self._archive.frame(self._spark, Table.OWNERSHIP_INTERVALS, first_day=_day(self._period.from_ms))
         died = ended.where(F.col("how") == "died").select("offset").distinct()
         came_back = records.where(F.col("kind") == "joined").join(died, "offset", "left_semi")
@@ -465,6 +413,17 @@ class Queries:
     def _bin(self, name: str, columns: int = BINS) -> Column:
         """Return the time column of a timestamp."""
         return F.least(F.floor((_ms(name) - self._period.from_ms) * columns / self._period.length_ms), F.lit(columns - 1)).cast("int")
+
+
+def _few(kind: type[Shown], frame: DataFrame, order: Iterable[Column | str], most: int) -> Few[Shown]:
+    """Return the first rows of a frame. Its columns have the names of the fields of `kind`."""
+    rows, count = _first(frame, order, most)
+    return Few(shown=tuple(_made(kind, row) for row in rows), count=count)
+
+
+def _made(kind: type[Shown], row: Row) -> Shown:
+    cells = {field.name: row[field.name] for field in fields(kind)}
+    return kind(**{name: tuple(cell) if isinstance(cell, list) else cell for name, cell in cells.items()})
 
 
 def _first(frame: DataFrame, order: Iterable[Column | str], most: int) -> tuple[list[Row], int]:

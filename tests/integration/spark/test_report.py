@@ -130,6 +130,7 @@ def test_what_was_served(report: Report) -> None:
         f"{NAMESPACE}/0x80000000_0xffffffff": [("b1", at(8), at(12), "died"), ("b2", at(14), PERIOD.to_ms, None)],
         **{quarter: [("b2", at(16), PERIOD.to_ms, None)] for quarter in QUARTERS},
     } == lanes
+    assert sorted(lanes) == list(lanes)
     assert 4 == report.lanes.count
     served_ms = {
         broker: sum(cell or 0 for cell in row) * PERIOD.bin_ms for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True)

@@ -14,17 +14,14 @@ from equipoise.spark_jobs.report.figures import (
     BINS,
     PAUSE_BINS_PER_DECADE,
     Few,
-    Lane,
     LoadSample,
     Period,
     averages,
-    by_namespace,
     columns_of,
     gravity,
     held,
     pause_bar_ms,
     period_shown,
-    spread_counts,
 )
 from equipoise.spark_jobs.report.formats import NONE, format_count, format_duration, format_share, format_time, format_zone, local_zone
 from equipoise.spark_jobs.report.html import picture, table, text
@@ -118,19 +115,6 @@ def test_bars_of_pauses_meet() -> None:
     bars = [pause_bar_ms(number) for number in range(PAUSE_BINS_PER_DECADE * 3 + 1)]
     assert [0.0, *(high for _, high in bars[:-1])] == [low for low, _ in bars]
     assert (100.0, 1_000.0) == pytest.approx((bars[PAUSE_BINS_PER_DECADE * 2][0], bars[PAUSE_BINS_PER_DECADE * 3][0]))
-
-
-def test_counts_fill_all_columns() -> None:
-    """A column of which nothing was counted holds 0."""
-    spread = spread_counts({0: 3, BINS - 1: 4})
-    assert (BINS, 3, 4, 7) == (len(spread), spread[0], spread[-1], sum(spread))
-
-
-def test_rows_stand_by_namespace_and_range() -> None:
-    """The strip chart keeps the bundles of a namespace together, in the order of the hash space."""
-    names = (("t/b", "t/b/0x00000000_0x80000000"), ("t/a", "t/a/0x80000000_0xffffffff"), ("t/a", "t/a/0x00000000_0x80000000"))
-    lanes = [Lane(namespace=namespace, bundle=bundle, changes=0, ownerships=()) for namespace, bundle in names]
-    assert [names[2], names[1], names[0]] == [(lane.namespace, lane.bundle) for lane in by_namespace(lanes)]
 
 
 def test_the_gravest_come_first_and_the_unknown_last() -> None:

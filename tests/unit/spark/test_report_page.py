@@ -38,7 +38,7 @@ PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
 BUNDLE = "t/n/0x00000000_0x80000000"
 FORGED = '"><script>alert(1)</script>'
 
-EMPTY = Report(archive="ch.db.archive", url="sqlite:ch.db", asked=(None, None), held=None, period=None)
+EMPTY = Report(archive="ch.db.archive", url="sqlite:ch.db", held=None, period=None)
 QUIET = replace(EMPTY, held=PERIOD, period=PERIOD)
 FULL = replace(
     QUIET,
@@ -89,9 +89,7 @@ FULL = replace(
         pause_bars={0: 1, 10: 1, 15: 1},
     ),
     reasons=Few(shown=(Reason(text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20),), count=1),
-    bundle_moves=Few(
-        shown=(BundleMoves(namespace="t/n", bundle=BUNDLE, count=4, done=3, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),), count=1
-    ),
+    bundle_moves=Few(shown=(BundleMoves(bundle=BUNDLE, count=4, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),), count=1),
     broker_moves=Few(shown=(BrokerMoves(broker="b1", gave=3, got=0, failed=1),), count=1),
     deaths=Few(
         shown=(Death(broker="b1", kind="down", at_ms=BEGAN_MS + 60_000, offset=77, publisher="b2", bundles=5, waiting=1, healed_ms=1_000),),
@@ -231,7 +229,7 @@ PLAINLY = (
     Plainly(name="empty", report=EMPTY, says=("The archive is empty", "Nothing to report")),
     Plainly(
         name="another period",
-        report=replace(EMPTY, held=PERIOD, asked=(0, 5)),
+        report=replace(EMPTY, held=PERIOD),
         says=("The archive does not cover this period", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
     ),
     Plainly(name="not audited", report=replace(QUIET, is_audited=False), says=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
