@@ -8,22 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import tzinfo
+from importlib.resources import files
 from shlex import quote
+from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
-from equipoise.spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Report, gravity
+from equipoise.spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Period, Report
 from equipoise.spark_jobs.report.formats import NONE, format_count, format_duration, format_share, format_time, format_zone
-from equipoise.spark_jobs.report.html import EMPTY, STYLE, Html, joined, paragraph, picture, section, table, tag, text
+from equipoise.spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
 from equipoise.spark_jobs.rules.checkers import RULES
-from equipoise.spark_jobs.rules.rule import command_on
+from equipoise.spark_jobs.rules.rule import ACCEPTED, command_on
 
 if TYPE_CHECKING:
     from equipoise.spark_jobs.report.plots import Plot
-
-ACCEPTED: Final = "accepted"
-
-_POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""The page fetches nothing and runs nothing, even if a record contains a tag."""
 
 _KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared dead", "left": "left", "joined": "joined again"}
 _OFFSETS_SHOWN: Final = 6
@@ -37,7 +34,7 @@ def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: i
     if report.period is not None:
         sections += [
             _cards(report),
-            _served(report, pictures),
+            _served(report, report.period, pictures),
             _brokers(report, pictures),
             _moves(report, pictures),
             _deaths(report, zone),
@@ -45,14 +42,9 @@ def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: i
             _decisions(report),
             _records(report),
         ]
-    head = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: report of {text(report.url)}</title>\n<style>{STYLE}</style>\n</head>\n"
-    )
     body = joined([_header(report, zone), *sections, _footer(report, zone, written_ms)])
-    return f"{head}<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    frame = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return frame.substitute(log=text(report.url), body=body)
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -110,11 +102,9 @@ def _verdict(report: Report, zone: tzinfo) -> Html:
         problem = f"The archive covers {ends[0]} to {ends[1]} ({format_zone(zone)}). The requested period is outside."
         advice = paragraph("Choose other times for --from and --to, or omit both.")
         return section("findings", "The archive does not cover this period", paragraph(problem), advice, kind="verdict unknown")
-    notes = (
-        []
-        if report.is_archived
-        else [paragraph("No archive job has written this archive, so the report shows only findings. Run `equipoise spark archive`.")]
-    )
+    notes = []
+    if not report.is_archived:
+        notes = [paragraph("No archive job has written this archive, so the report shows only findings. Run `equipoise spark archive`.")]
     if not report.is_audited:
         problem = "No audit has checked the records of this archive. To check them, run:"
         command = tag("code", text(f"equipoise spark audit --log {quote(report.url)} --archive {quote(report.archive)}"), kind="command")
@@ -122,21 +112,16 @@ def _verdict(report: Report, zone: tzinfo) -> Html:
     if not report.findings.count:
         verdict = "The audit checked every record with an independent implementation of the rules, and found no violation in this period."
         return section("findings", "No findings", paragraph(verdict), *notes, kind="verdict")
-    most_severe = RULES[report.broken[0].rule].severity if report.broken and report.broken[0].rule in RULES else "warning"
-    rows = [
-        (_severity(each.rule), each.rule, format_count(each.count), _rule_statement(each.rule), _rule_remedy(each.rule))
-        for each in report.broken
-    ]
+    columns = {"severity": "text", "rule": "name", "findings": "number", "statement": "text", "what to do": "text"}
+    rows = [(_severity(each.rule), each.rule, format_count(each.count), *_statement_and_remedy(each.rule)) for each in report.broken]
     return section(
         "findings",
         format_count(report.findings.count, "finding"),
         *notes,
-        table(
-            "By rule", ("severity", "rule", "findings", "statement", "what to do"), rows, kinds=("text", "name", "number", "text", "text")
-        ),
+        table("By rule", columns, rows),
         Html(f'<ol class="findings">{joined(_finding(found, report.url, zone) for found in report.findings.shown)}</ol>'),
         _left_out(report.findings, "finding", "the most severe are shown; the archive's table findings has all"),
-        kind=f"verdict {'alarm' if most_severe == 'alarm' else 'warning'}",
+        kind=f"verdict {'alarm' if report.broken and _severity(report.broken[0].rule) == 'alarm' else 'warning'}",
     )
 
 
@@ -158,15 +143,13 @@ def _finding(found: Found, url: str, zone: tzinfo) -> Html:
 
 
 def _severity(rule: str) -> str:
-    return RULES[rule].severity if gravity(rule) < gravity("") else "warning"
+    return RULES[rule].severity if rule in RULES else "warning"
 
 
-def _rule_statement(rule: str) -> str:
-    return RULES[rule].says if rule in RULES else "This version does not know this rule."
-
-
-def _rule_remedy(rule: str) -> str:
-    return RULES[rule].remedy if rule in RULES else "Upgrade Equipoise, and read the table findings."
+def _statement_and_remedy(rule: str) -> tuple[str, str]:
+    if rule not in RULES:
+        return "This version does not know this rule.", "Upgrade Equipoise, and read the table findings."
+    return RULES[rule].says, RULES[rule].remedy
 
 
 def _cards(report: Report) -> Html:
@@ -175,9 +158,7 @@ def _cards(report: Report) -> Html:
     waiting = sum(death.waiting for death in report.deaths.shown)
     done = moves.results.get("done", 0)
     kinds = Counter(each.kind for each in report.splits_and_merges.shown)
-    divided = (
-        f"{kinds['split']} splits, {kinds['merge']} merges" if not report.splits_and_merges.left_out else "the latest are listed below"
-    )
+    divided = "the latest are listed below" if report.splits_and_merges.left_out else f"{kinds['split']} splits, {kinds['merge']} merges"
     pauses = f"p99 {format_duration(moves.pause_p99_ms)}, longest {format_duration(moves.pause_max_ms)}"
     brokers = len(report.owned.brokers) + report.owned.left_out
     cards = (
@@ -209,7 +190,7 @@ def _recovery(deaths: Sequence[Death]) -> str:
 # --- ownerships, brokers ---------------------------------------------------------------------------------------------------------------
 
 
-def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
+def _served(report: Report, period: Period, pictures: Mapping[str, Plot]) -> Html:
     lanes = report.lanes
     if not lanes.shown:
         return section("served", "Who served what", _empty("No bundle was served in this period."))
@@ -228,10 +209,10 @@ def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
         rows.append((lane.namespace, lane.bundle, format_count(lane.changes), brokers or NONE))
     caption = (
         f"The chart shows {shown}. Each row is a bundle, each colour the broker that serves it. In a gap no broker serves the bundle, or "
-        f"it does not exist. Spans shorter than {format_duration(_period_part(report))} are not drawn."
+        f"it does not exist. Spans shorter than {format_duration(period.length_ms / MARKS)} are not drawn."
     )
-    heads, kinds = ("namespace", "bundle", "changes", "served by, longest first"), ("name", "name", "number", "text")
-    as_table = _folded("Show as a table", table("Bundles by namespace", heads, rows, kinds=kinds))
+    columns = {"namespace": "name", "bundle": "name", "changes": "number", "served by, longest first": "text"}
+    as_table = _folded("Show as a table", table("Bundles by namespace", columns, rows))
     return section("served", "Who served what", _picture(pictures, "ownership", described, caption), as_table)
 
 
@@ -251,10 +232,9 @@ def _brokers(report: Report, pictures: Mapping[str, Plot]) -> Html:
         rows = []
         for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True):
             used = cpu.get(broker, ())
-            served = (_average(row, "{:.1f}"), _greatest(row, "{:.0f}"))
-            rows.append((broker, *served, _average(used, "{:.0%}"), _greatest(used, "{:.0%}")))
-        heads = ("broker", "bundles, average", "bundles, maximum", "CPU, average", "CPU, maximum")
-        parts.append(_folded("Show as a table", table("Brokers", heads, rows, kinds=("name", "number", "number", "number", "number"))))
+            rows.append((broker, *_average_and_maximum(row, ".1f", ".0f"), *_average_and_maximum(used, ".0%", ".0%")))
+        numbers = ("bundles, average", "bundles, maximum", "CPU, average", "CPU, maximum")
+        parts.append(_folded("Show as a table", table("Brokers", {"broker": "name", **dict.fromkeys(numbers, "number")}, rows)))
     return section("brokers", "Brokers over time", *parts)
 
 
@@ -263,25 +243,14 @@ def _many(grid: Grid) -> str:
 
 
 def _more(grid: Grid) -> str:
-    return (
-        f" Shown are the {len(grid.brokers)} brokers with the highest values; {format_count(grid.left_out)} more are left out."
-        if grid.left_out
-        else ""
-    )
+    if not grid.left_out:
+        return ""
+    return f" Shown are the {len(grid.brokers)} brokers with the highest values; {format_count(grid.left_out)} more are left out."
 
 
-def _average(row: tuple[float | None, ...], form: str) -> str:
+def _average_and_maximum(row: tuple[float | None, ...], average_form: str, maximum_form: str) -> tuple[str, str]:
     known = [cell for cell in row if cell is not None]
-    return form.format(sum(known) / len(known)) if known else NONE
-
-
-def _greatest(row: tuple[float | None, ...], form: str) -> str:
-    known = [cell for cell in row if cell is not None]
-    return form.format(max(known)) if known else NONE
-
-
-def _period_part(report: Report) -> float:
-    return 0 if report.period is None else report.period.length_ms / MARKS
+    return (format(sum(known) / len(known), average_form), format(max(known), maximum_form)) if known else (NONE, NONE)
 
 
 # --- moves -----------------------------------------------------------------------------------------------------------------------------
@@ -307,8 +276,8 @@ def _moves(report: Report, pictures: Mapping[str, Plot]) -> Html:
         (format_count(each.count), format_count(each.done), format_duration(each.pause_p50_ms), _short(each.text), each.example or NONE)
         for each in report.reasons.shown
     ]
-    heads, kinds = ("moves", "completed", "pause p50", "reason", "example"), ("number", "number", "number", "text", "text")
-    parts.append(table("Reasons of moves", heads, reasons, kinds=kinds))
+    columns = {"moves": "number", "completed": "number", "pause p50": "number", "reason": "text", "example": "text"}
+    parts.append(table("Reasons of moves", columns, reasons))
     parts.append(_left_out(report.reasons, "reason", "the most frequent are shown"))
     return section("moves", "Moves: reasons and pauses", *parts, _movers(report))
 
@@ -328,15 +297,12 @@ def _movers(report: Report) -> Html:
     ]
     return joined(
         [
-            table(
-                "Top movers: bundles", ("bundle", "moves", "total pause", "reasons"), bundles, kinds=("name", "number", "number", "text")
-            ),
+            table("Top movers: bundles", {"bundle": "name", "moves": "number", "total pause": "number", "reasons": "text"}, bundles),
             _left_out(report.bundle_moves, "bundle", "the bundles with the most moves are shown"),
             table(
                 "Top movers: brokers",
-                ("broker", "bundles given", "bundles received", "moves that failed"),
+                {"broker": "name", "bundles given": "number", "bundles received": "number", "moves that failed": "number"},
                 brokers,
-                kinds=("name", "number", "number", "number"),
             ),
             _left_out(report.broker_moves, "broker", "the brokers with the most moves are shown"),
         ]
@@ -356,14 +322,16 @@ def _deaths(report: Report, zone: tzinfo) -> Html:
         )
         for death in report.deaths.shown
     ]  # fmt: skip
-    heads = ("time", "broker", "kind", "recorded by", "bundles lost", "recovered after", "still without owner", "offset")
-    kinds = ("time", "name", "text", "name", "number", "number", "number", "number")
+    columns = {
+        "time": "time", "broker": "name", "kind": "text", "recorded by": "name", "bundles lost": "number", "recovered after": "number",
+        "still without owner": "number", "offset": "number",
+    }  # fmt: skip
     note = paragraph("Times count from the record of the death. The lease and its grace period ran before that record.", kind="soft")
     return section(
         "deaths",
         "Deaths and recovery",
         note,
-        table("Brokers that died or left", heads, rows, kinds=kinds),
+        table("Brokers that died or left", columns, rows),
         _left_out(report.deaths, "death", "the latest are shown"),
     )
 
@@ -378,11 +346,11 @@ def _splits_and_merges(report: Report, zone: tzinfo) -> Html:
         )
         for each in report.splits_and_merges.shown
     ]  # fmt: skip
-    kinds = ("time", "text", "name", "name", "name", "text")
+    columns = {"time": "time", "kind": "text", "before": "name", "after": "name", "requested by": "name", "reason": "text"}
     return section(
         "divisions",
         "Splits and merges",
-        table("Bundles that were split or merged", ("time", "kind", "before", "after", "requested by", "reason"), rows, kinds=kinds),
+        table("Bundles that were split or merged", columns, rows),
         _left_out(report.splits_and_merges, "split or merge", "the latest are shown", many="splits and merges"),
     )
 
@@ -396,11 +364,11 @@ def _decisions(report: Report) -> Html:
     if not report.decisions.shown:
         return section("decisions", "What the balancer decided", _empty("The archive has no decisions of this period."))
     rows = [(format_count(each.count), each.kind, each.strategy, each.result, each.cause) for each in report.decisions.shown]
-    heads, kinds = ("rounds", "kind", "strategy", "result", "cause"), ("number", "text", "name", "text", "text")
+    columns = {"rounds": "number", "kind": "text", "strategy": "name", "result": "text", "cause": "text"}
     return section(
         "decisions",
         "What the balancer decided",
-        table("Rounds by result", heads, rows, kinds=kinds),
+        table("Rounds by result", columns, rows),
         _left_out(report.decisions, "outcome", "the most frequent are shown"),
     )
 
@@ -408,9 +376,8 @@ def _decisions(report: Report) -> Html:
 def _records(report: Report) -> Html:
     if not report.records:
         return section("records", "Records by kind and verdict", _empty("The archive has no records of this period."))
-    rows = list(_kinds(report))
-    heads, kinds = ("kind", "accepted", "rejected", "reasons"), ("name", "number", "number", "text")
-    return section("records", "Records by kind and verdict", table("Records", heads, rows, kinds=kinds))
+    columns = {"kind": "name", "accepted": "number", "rejected": "number", "reasons": "text"}
+    return section("records", "Records by kind and verdict", table("Records", columns, _kinds(report)))
 
 
 def _kinds(report: Report) -> Iterator[tuple[str, str, str, str]]:

@@ -10,6 +10,7 @@ They are drawn with matplotlib on its own canvas, without a window or global sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from io import BytesIO
@@ -75,6 +76,36 @@ class Theme:
     faint: str
     alarm: str
 
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Draw figures in these colours, without frames."""
+        with rc_context({
+            "text.parse_math": False,  # Matplotlib parses text between two `$` as a formula, and a name may hold `$`.
+            "text.color": self.ink,
+            "figure.facecolor": self.paper,
+            "axes.facecolor": self.paper,
+            "axes.edgecolor": self.faint,
+            "axes.labelcolor": self.ink,
+            "axes.spines.left": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid": True,
+            "grid.color": self.faint,
+            "grid.linewidth": 0.6,
+            "xtick.color": self.ink,
+            "ytick.color": self.ink,
+            "xtick.labelsize": 8.5,
+            "ytick.labelsize": 8.5,
+            "xtick.major.size": 3,
+            "ytick.major.size": 0,
+            "legend.frameon": False,
+            "legend.fontsize": 8.5,
+            "legend.handlelength": 1.4,
+            "savefig.dpi": DOTS_PER_INCH,
+        }):  # fmt: skip
+            yield
+
 
 LIGHT: Final = Theme(paper="#ffffff", ink="#1f2328", faint="#d5dae0", alarm="#b3261e")
 DARK: Final = Theme(paper="#161b22", ink="#e6edf3", faint="#3a424c", alarm="#ff8a80")
@@ -107,11 +138,7 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
         wanted.append(("moves", draw_moves))
     if report.moves.pauses:
         wanted.append(("pauses", draw_pauses))
-    with rc_context({"text.parse_math": False}):  # Matplotlib parses text between two `$` as a formula, and a name may hold `$`.
-        return tuple(
-            Plot(name=name, light=_png(draw(report, LIGHT, zone), LIGHT), dark=_png(draw(report, DARK, zone), DARK))
-            for name, draw in wanted
-        )
+    return tuple(Plot(name=name, light=_png(draw, report, LIGHT, zone), dark=_png(draw, report, DARK, zone)) for name, draw in wanted)
 
 
 def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
@@ -137,23 +164,16 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
         place = (_at(death.at_ms, zone), 1.0)
         name = names.get(death.broker, death.broker)
         above = Annotation(
-            name,
-            place,
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            clip_on=False,
-        )
-        above.set_color(theme.alarm)
+            name, place, xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+            ha="center", fontsize=8, color=theme.alarm, clip_on=False,
+        )  # fmt: skip
         axes.add_artist(above)
     axes.set_yticks(range(len(lanes)), [_lane_label(lane) for lane in lanes], fontsize=7.5, family="monospace")
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     for row in range(1, len(lanes)):
         if lanes[row].namespace != lanes[row - 1].namespace:
             axes.axhline(row - 0.5, color=theme.ink, linewidth=0.6)
-    _time_axis(axes, period, theme, zone)
+    _time_axis(axes, period, zone)
     keys: list[Patch | Line2D] = [
         Patch(label=names[broker], edgecolor=theme.paper, facecolor=_hue(number), hatch=_hatch(number))
         for number, broker in enumerate(brokers)
@@ -161,7 +181,7 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     keys += [Line2D([], [], linestyle="", marker=_MARK_OF[how][0], color=theme.ink, markersize=5, label=_MARK_OF[how][1]) for how in marked]
     if deaths:
         keys.append(Line2D([], [], color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)), label="a broker died"))
-    _legend(figure, theme, keys)
+    _legend(figure, keys)
     return figure
 
 
@@ -191,8 +211,8 @@ def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
         below = [one + other for one, other in zip(below, bins[name], strict=True)]
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_ylabel("moves ended")
-    _time_axis(axes, period, theme, zone)
-    _legend(figure, theme, axes.get_legend_handles_labels()[0])
+    _time_axis(axes, period, zone)
+    _legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -216,7 +236,7 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
             axes.axvline(place, color=hue, linewidth=1.6)
             axes.annotate(
                 f"{name} {format_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
-                textcoords="offset points", fontsize=9, color=theme.ink, weight="bold",
+                textcoords="offset points", fontsize=9, weight="bold",
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8},
             )  # fmt: skip
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
@@ -225,7 +245,6 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_ylabel("moves")
     axes.set_xlabel("pause: from the request to release until the new owner serves")
-    _plain(axes, theme)
     return figure
 
 
@@ -245,14 +264,14 @@ def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str,
     axes.hlines(range(1, len(grid.brokers)), edges[0], edges[-1], color=theme.paper, linewidth=1.5)
     axes.set_yticks([row + 0.5 for row in range(len(grid.brokers))], [short_names(grid.brokers)[name] for name in grid.brokers])
     axes.invert_yaxis()
-    _time_axis(axes, period, theme, zone)
+    _time_axis(axes, period, zone)
     axes.grid(visible=False)
     bar = figure.colorbar(
         drawn, ax=axes, pad=0.01, aspect=max(6, 4 * len(grid.brokers)), format=FuncFormatter(lambda value, _: form.format(value))
     )
-    bar.set_label(label, color=theme.ink)
+    bar.set_label(label)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=form == "{:.0f}"))
-    bar.ax.tick_params(colors=theme.ink, labelsize=8)
+    bar.ax.tick_params(labelsize=8, length=3.5)
     bar.outline.set_visible(False)
     # The layout engine finds the room for names. The scale's numbers get fixed room, so that all maps end at the same place.
     figure.draw_without_rendering()
@@ -346,39 +365,20 @@ def _period(report: Report) -> Period:
     return report.period
 
 
-def _time_axis(axes: Axes, period: Period, theme: Theme, zone: tzinfo) -> None:
+def _time_axis(axes: Axes, period: Period, zone: tzinfo) -> None:
     axes.set_xlim(_at(period.from_ms, zone), _at(period.to_ms, zone))
     locator = AutoDateLocator(minticks=5, maxticks=10)  # type: ignore[no-untyped-call] # Not typed yet.
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call] # The same.
-    axes.xaxis.get_offset_text().set_color(theme.ink)
-    _plain(axes, theme)
 
 
-def _plain(axes: Axes, theme: Theme) -> None:
-    """Remove the frame, draw faint lines, and use the page's text colour."""
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(theme.faint)
-    axes.tick_params(colors=theme.ink, labelsize=8.5, length=3)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, color=theme.faint, linewidth=0.6)
-    axes.set_axisbelow(True)
-    if axes.get_facecolor()[:3] == (1.0, 1.0, 1.0):
-        axes.set_facecolor(theme.paper)
-    axes.xaxis.label.set_color(theme.ink)
-    axes.yaxis.label.set_color(theme.ink)
+def _legend(figure: Figure, keys: Sequence[Artist]) -> None:
+    figure.legend(handles=keys, loc="outside upper left", ncols=_legend_columns(str(key.get_label()) for key in keys))
 
 
-def _legend(figure: Figure, theme: Theme, keys: Sequence[Artist]) -> None:
-    columns = _legend_columns(str(key.get_label()) for key in keys)
-    legend = figure.legend(handles=keys, loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5, handlelength=1.4)
-    for label in legend.get_texts():
-        label.set_color(theme.ink)
-
-
-def _png(figure: Figure, theme: Theme) -> bytes:
+def _png(draw: Drawing, report: Report, theme: Theme, zone: tzinfo) -> bytes:
     buffer = BytesIO()
-    # No metadata, so that the same figures give the same bytes.
-    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor=theme.paper, metadata={"Software": None})
+    with theme.applied():
+        # No metadata, so that the same figures give the same bytes.
+        draw(report, theme, zone).savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()

@@ -187,7 +187,7 @@ def test_no_text_becomes_a_tag(value: str) -> None:
 
 def test_tables_and_pictures_say_what_they_hold() -> None:
     """A table names its columns for those who hear it, and a picture is described, with quotes and all."""
-    made = table("A & B", ("one",), [("<x>",)], kinds=("name",))
+    made = table("A & B", {"one": "name"}, [("<x>",)])
     assert '<th scope="col" class="name">one</th>' in made
     assert "A &amp; B" in made
     assert '<td class="name">&lt;x&gt;</td>' in made

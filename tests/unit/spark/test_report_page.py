@@ -301,10 +301,11 @@ def test_the_heat_maps_have_one_width(most: float) -> None:
     """Two maps of the same brokers stand above one another, so that a column is the same time in both, whatever their scales say."""
     report = replace(FULL, owned=Grid(brokers=("b1",), rows=((most,) * BINS,)))
     edges = []
-    for draw in (draw_cpu, draw_owned):
-        figure = draw(report, LIGHT, UTC)
-        figure.draw_without_rendering()
-        edges.append([round(edge, 3) for edge in figure.axes[0].get_position().intervalx])
+    with LIGHT.applied():
+        for draw in (draw_cpu, draw_owned):
+            figure = draw(report, LIGHT, UTC)
+            figure.draw_without_rendering()
+            edges.append([round(edge, 3) for edge in figure.axes[0].get_position().intervalx])
     assert edges[0] == edges[1]
 
 
