@@ -6,14 +6,12 @@ A field with an invalid value in an external document becomes null. `spark_jobs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.compaction.compressed import decompress
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES, TableSchema, Type
 from equipoise.spark_jobs.sequence.emitted import Table
@@ -31,6 +29,7 @@ _TYPES: Final[Mapping[Type, pa.DataType]] = {
     "longs": pa.list_(pa.int64()),
 }
 _OF_THE_ROW: Final = frozenset({"offset", "ordinal", "at"})
+_MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def arrow_schema(schema: TableSchema) -> pa.Schema:
@@ -44,29 +43,10 @@ def ddl(schema: TableSchema) -> str:
     return ", ".join([*(f"`{column.name}` {SQL_TYPES[column.type]}" for column in schema.columns), "day DATE"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The header of a snapshot, read without building a view. `digest` is in decimal digits."""
-
-    offset: int
-    base: int
-    digest: str
-    bundles: int
-    brokers: int
-
-
-def read_snapshot(body: bytes) -> Snapshot:
-    """Read the header of the snapshot in a row's body. Raises `ValueError` or `KeyError` if the body is not a snapshot."""
-    raw = orjson.loads(decompress(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
-    return Snapshot(
-        offset=raw["offset"], base=raw["base"], digest=str(raw["digest"]), bundles=len(raw["bundles"]), brokers=len(raw["brokers"])
-    )
-
-
 def base_in(rows: pa.Table, before: int) -> int:
     """Return the base of the channel's offsets in the newest snapshot among these rows; `before` if there is none."""
     snapshots = rows.filter(pc.equal(rows["table"], str(Table.SNAPSHOTS)))
-    return read_snapshot(snapshots["body"][-1].as_py()).base if snapshots.num_rows else before
+    return int(_header(snapshots["body"][-1].as_py())["base"]) if snapshots.num_rows else before
 
 
 def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Table]]:
@@ -96,31 +76,33 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _records(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
-    columns = [
-        rows["offset"],
-        pc.subtract(rows["offset"], base),
-        rows["at"],
-        rows["subject"],
-        rows["kind"],
-        rows["publisher"],
-        rows["verdict"],
-        rows["body"],
-    ]
+    columns = {
+        **{name: rows[name] for name in ("offset", "at", "kind", "publisher", "verdict")},
+        "position": pc.subtract(rows["offset"], base),
+        "key": rows["subject"],
+        "bytes": rows["body"],
+    }
     return _table(schema, columns)
 
 
 def _snapshots(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
-    headers = [read_snapshot(body) for body in rows["body"].to_pylist()]
-    columns = [
-        rows["offset"],
-        pc.subtract(rows["offset"], base),
-        rows["at"],
-        [each.digest for each in headers],
-        [each.bundles for each in headers],
-        [each.brokers for each in headers],
-        rows["body"],
-    ]
+    headers = [_header(body) for body in rows["body"].to_pylist()]
+    columns = {
+        "offset": rows["offset"],
+        "position": pc.subtract(rows["offset"], base),
+        "at": rows["at"],
+        "digest": pa.array([str(header["digest"]) for header in headers], pa.string()),
+        "bundles": pa.array([len(header["bundles"]) for header in headers], pa.int64()),
+        "brokers": pa.array([len(header["brokers"]) for header in headers], pa.int64()),
+        "bytes": rows["body"],
+    }
     return _table(schema, columns)
+
+
+def _header(body: bytes) -> Mapping[str, Any]:
+    """Read a snapshot in the body of a row as a document, without building a view."""
+    header: Mapping[str, Any] = orjson.loads(decompress(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
+    return header
 
 
 def _decisions(schema: TableSchema, rows: pa.Table, _base: int) -> pa.Table:
@@ -134,31 +116,39 @@ def _documents(schema: TableSchema, rows: pa.Table, _base: int) -> pa.Table:
 
 
 def _of_documents(schema: TableSchema, rows: pa.Table, documents: Sequence[Mapping[str, Any]]) -> pa.Table:
-    columns: list[Any] = []
-    for column in schema.columns:
-        name = column.name
-        columns.append(rows[name] if name in _OF_THE_ROW else _column([document.get(name) for document in documents], column.type))
+    columns = {
+        column.name: rows[column.name]
+        if column.name in _OF_THE_ROW
+        else _column([document.get(column.name) for document in documents], column.type)
+        for column in schema.columns
+    }
     return _table(schema, columns)
 
 
-def _column(values: list[Any], kind: Type) -> pa.Array:
-    """Return values from documents as a column. Check single values only if the fast conversion fails."""
+def _column(values: Sequence[object], kind: Type) -> pa.Array:
+    """Return values from documents as a column. Convert them one by one only if some of them do not fit."""
     try:
-        if kind == "timestamp":
-            return pa.array(values, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_TYPES[kind])
-        return pa.array(values, _TYPES[kind])
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        fit = _FITS[kind]
-        return pa.array([fit(value) for value in values], _TYPES[kind])
+        return _array(values, kind)
+    except _MISFITS:
+        return pa.concat_arrays([_cell(value, kind) for value in values])
 
 
-def _table(schema: TableSchema, columns: Sequence[Any]) -> pa.Table:
+def _cell(value: object, kind: Type) -> pa.Array:
+    try:
+        return _array([value], kind)
+    except _MISFITS:
+        return pa.nulls(1, _TYPES[kind])
+
+
+def _array(values: Sequence[object], kind: Type) -> pa.Array:
+    if kind == "timestamp":
+        return pa.array(values, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_TYPES[kind])
+    return pa.array(values, _TYPES[kind])
+
+
+def _table(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
     into = arrow_schema(schema)
-    arrays = [
-        pa.array(column, field.type) if isinstance(column, list) else column.cast(field.type)
-        for column, field in zip(columns, into, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=into)
+    return pa.Table.from_arrays([columns[field.name].cast(field.type) for field in into], schema=into)
 
 
 def _document(body: bytes | None) -> Mapping[str, Any]:
@@ -169,43 +159,6 @@ def _document(body: bytes | None) -> Mapping[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _long(value: object) -> int | None:
-    return value if type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX else None
-
-
-def _int(value: object) -> int | None:
-    return value if type(value) is int and abs(value) < 1 << 31 else None
-
-
-def _double(value: object) -> float | None:
-    return float(value) if type(value) is float or type(value) is int else None
-
-
-def _text(value: object) -> str | None:
-    return value if type(value) is str else None
-
-
-def _bytes(_value: object) -> None:
-    """Return None: no document holds bytes."""
-
-
-def _timestamp(value: object) -> int | None:
-    return value * 1_000 if type(value) is int and abs(value) < 1 << 50 else None
-
-
-def _longs(value: object) -> list[int] | None:
-    return [each for each in value if _long(each) is not None] if isinstance(value, list) else None
-
-
-_FITS: Final[Mapping[Type, Callable[[object], object]]] = {
-    "long": _long,
-    "int": _int,
-    "double": _double,
-    "text": _text,
-    "bytes": _bytes,
-    "timestamp": _timestamp,
-    "longs": _longs,
-}
 _TABLES: Final[Mapping[Table, Callable[[TableSchema, pa.Table, int], pa.Table]]] = {
     Table.RECORDS: _records,
     Table.SNAPSHOTS: _snapshots,

@@ -77,43 +77,32 @@ class Archive:
         except OSError as error:
             raise ArchiveDamaged(archive=str(self.path), problem=f"its folder {folder} cannot be read: {error}") from error
 
-    def batches(
-        self,
-        table: Table,
-        *,
-        columns: Sequence[str] | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        first_day: str = "",
-        last_day: str = "9",
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table in bounded batches, limited to offsets from `first` to `last` if given.
+    def batches(self, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table in bounded batches, from the offset `first` on if given.
 
         Columns that an older file lacks are null. Raises what `files` and `file_batches` raise.
         """
-        for path in self.files(table, first_day=first_day, last_day=last_day):
-            yield from self.file_batches(path, table, columns=columns, first=first, last=last)
+        for path in self.files(table):
+            yield from self.file_batches(path, table, columns=columns, first=first)
 
     def file_batches(
-        self, path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
+        self, path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Read as the function `file_batches`. Raises `ArchiveDamaged` for an unreadable file and `ArchiveFileGone` for a missing one."""
         try:
-            yield from file_batches(path, table, columns=columns, first=first, last=last)
+            yield from file_batches(path, table, columns=columns, first=first)
         except FileNotFoundError as error:
             raise ArchiveFileGone(archive=str(self.path), file=str(path)) from error
         except (OSError, pa.ArrowException) as error:
             raise ArchiveDamaged(archive=str(self.path), problem=f"its file {path} cannot be read: {error}") from error
 
-    def table(self, table: Table, *, columns: Sequence[str] | None = None, first_day: str = "", last_day: str = "9") -> pa.Table:
+    def table(self, table: Table, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows of a table that fits into memory. Duplicate findings are removed.
 
         With `columns`, duplicates are removed only if all columns of `FINDING` are included. Raises what `batches` raises.
         """
         schema = schema_of(table, columns)
-        rows = read_again(
-            lambda: pa.Table.from_batches(self.batches(table, columns=columns, first_day=first_day, last_day=last_day), schema=schema)
-        )
+        rows = read_again(lambda: pa.Table.from_batches(self.batches(table, columns=columns), schema=schema))
         return _once(rows) if table is Table.FINDINGS and (columns is None or {*FINDING} <= {*columns}) else rows
 
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:

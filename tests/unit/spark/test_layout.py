@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -100,11 +99,7 @@ def test_each_batch_is_in_one_file_that_counts(widths: list[tuple[int, int]], se
 def test_neighbours_are_joined_up_to_a_size() -> None:
     """Runs of small files are cut where they would grow too large, at large files, and between generations; lone files stay."""
     files = [(name(batch), 10) for batch in range(5)] + [(name(5), 1_000), (name(6), 10), (name(0, generation=2), 10)]
-
-    def joined_of(some: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
-        return joins(some, size_max=size_max, files_min=files_min)
-
-    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joined_of(files, size_max=35, files_min=2)
-    assert ((name(0), name(1), name(2)),) == joined_of(files, size_max=35, files_min=3)
-    assert () == joined_of(files, size_max=5, files_min=2)
-    assert () == joined_of([], size_max=5, files_min=2)
+    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joins(files, size_max=35, files_min=2)
+    assert ((name(0), name(1), name(2)),) == joins(files, size_max=35, files_min=3)
+    assert () == joins(files, size_max=5, files_min=2)
+    assert () == joins([], size_max=5, files_min=2)
