@@ -144,10 +144,6 @@ def test_every_record_is_in_one_segment() -> None:
                 assert 1 == len(takers), (offset, segments)
 
 
-def _unheard(_line: str) -> None:
-    pass
-
-
 # --- an archive in order -----------------------------------------------------------------------------------------------------
 
 
@@ -274,45 +270,38 @@ def test_only_one_segment_is_to_blame(archive: Path) -> None:
     assert [250, 750] == [difference.last for difference in verified(archive).differences]
 
 
-def forged_renewal(rows: pa.Table, within: range) -> tuple[pa.Table, int]:
-    """The rows with another digest in the first renewal among these offsets, and its offset."""
-    row = next(row for row in rows.to_pylist() if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted"))
-    renewal = orjson.loads(row["bytes"])
-    return replaced(rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1})), row["offset"]
+def forge_renewal(archive: Path, within: range) -> int:
+    """Change the digest in the first renewal among these offsets, which are in one file. Return its offset."""
+    forged = list[int]()
+
+    def forge(rows: pa.Table) -> pa.Table:
+        row = next(row for row in rows.to_pylist() if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted"))
+        renewal = orjson.loads(row["bytes"])
+        forged.append(row["offset"])
+        return replaced(rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1}))
+
+    rewrite(archive, "records", forge, offset=within.stop - 1)
+    return forged[0]
 
 
 def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
-    """One broker's word about the view is told where it differs, and all else of the segment is looked at all the same."""
-    within, forged = range(502, 521), []
-
-    def forge(rows: pa.Table) -> pa.Table:
-        changed, offset = forged_renewal(rows, within)
-        forged.append(offset)
-        return changed
-
-    rewrite(archive, "records", forge, offset=within.stop - 1)
+    """A renewal with another digest is reported, and the rest of its segment is still checked."""
+    forged = forge_renewal(archive, range(502, 521))
     result = verified(archive)
-    assert [("renewal", forged[0])] == [(found.kind, found.last) for found in result.differences]
+    assert [("renewal", forged)] == [(found.kind, found.last) for found in result.differences]
     assert RECORDS == result.records
-    damaged = rewrite(archive, "records", lambda rows: rows, offset=within.stop)
+    damaged = rewrite(archive, "records", lambda rows: rows, offset=521)
     damaged.write_bytes(b"PAR1 and no more")
     assert {("renewal", None), ("damaged", str(damaged))} == {(found.kind, found.file) for found in verified(archive).differences}
 
 
 def test_a_forged_renewal_hides_no_loss(archive: Path) -> None:
-    """Where a record of the same segment is gone, whoever forged a renewal before it keeps nobody from being told so."""
-    within, forged = range(502, 521), []
-    lost = accepted_transition(archive, above=within.stop)
-
-    def forge(rows: pa.Table) -> pa.Table:
-        changed, offset = forged_renewal(rows, within)
-        forged.append(offset)
-        return changed
-
-    rewrite(archive, "records", forge, offset=within.stop - 1)
+    """A record that is missing after a forged renewal of its segment is reported, too."""
+    forged = forge_renewal(archive, range(502, 521))
+    lost = accepted_transition(archive, above=521)
     rewrite(archive, "records", lambda rows: _without(rows, lost), offset=lost)
     renewal, gone = verified(archive).differences
-    assert ("renewal", forged[0]) == (renewal.kind, renewal.last)
+    assert ("renewal", forged) == (renewal.kind, renewal.last)
     assert gone.kind in {"verdict", "digest"}
     assert gone.last is not None
     assert lost <= gone.last < lost + SNAPSHOT_RECORDS
@@ -336,7 +325,7 @@ def test_files_that_are_joined_meanwhile(archive: Path) -> None:
     """Where the archive is tidied while it is verified, what was in the files that have gone is folded from where it is now."""
     marks, files, _ = contents(Archive(archive))
     segments = plan(marks, files)
-    run_compact(CompactOptions(archive=archive), Screen(result=_unheard, note=_unheard))
+    run_compact(CompactOptions(archive=archive), Screen(result=print, note=print))
     checked = [check_segment(segment) for segment in segments]
     assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
     again = relocated(Archive(archive), segments, checked)
@@ -344,16 +333,6 @@ def test_files_that_are_joined_meanwhile(archive: Path) -> None:
     mended = [check_segment(segment) for segment in again]
     assert [()] * len(again) == [each.differences for each in mended]
     assert () == relocated(Archive(archive), segments, mended)
-
-
-def test_bytes_that_are_damaged_inside(archive: Path) -> None:
-    """A file whose end is whole and whose rows are not is a difference of the segments that read it, and no traceback."""
-    path = sorted((archive / "records").glob("day=*/*.parquet"))[3]
-    data = bytearray(path.read_bytes())
-    data[200:1_200] = bytes(1_000)
-    path.write_bytes(data)
-    result = verified(archive)
-    assert [("damaged", str(path))] == [(difference.kind, difference.file) for difference in result.differences]
 
 
 @pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
@@ -366,63 +345,48 @@ def test_a_bit_that_flipped_is_never_a_traceback(tmp_path: Path, table: Table) -
     found = Counter[str]()
     description = 8 * (len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))
     for bit in rng.sample(range(description), 50) + rng.sample(range(description, 8 * len(whole)), 150):
-        flip(path, whole, bit)
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
         differences = verified(tmp_path / "archive").differences
         assert {str(path)} >= {each.file for each in differences if each.kind == "damaged"}, bit
         found.update([str(each.kind) for each in differences] or ["none"])
     assert {"none", "damaged"} <= found.keys()
 
 
-def flip(path: Path, whole: bytes, bit: int) -> None:
-    """Write the bytes of a file with one bit of them flipped."""
-    data = bytearray(whole)
-    data[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
+def of_offsets(rows: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray], *, nullable: bool = True) -> pa.Table:
+    """The rows, with changed offsets."""
+    cells = change(rows["offset"])
+    return rows.set_column(rows.schema.get_field_index("offset"), pa.field("offset", cells.type, nullable=nullable), cells)
 
 
-def without_statistics(rows: pa.Table, path: Path) -> None:
-    """A file that does not say which offsets are in it."""
-    pq.write_table(rows, path, write_statistics=False)
-
-
-def without_offsets(rows: pa.Table, path: Path) -> None:
-    """A file without the column by which it is read."""
-    pq.write_table(rows.drop_columns(["offset"]), path)
-
-
-def with_offsets_of_text(rows: pa.Table, path: Path) -> None:
-    """A file whose offsets are no numbers."""
-    place = rows.schema.get_field_index("offset")
-    pq.write_table(rows.set_column(place, "offset", rows["offset"].cast(pa.string())), path)
-
-
-def with_offsets_required(rows: pa.Table, path: Path) -> None:
-    """A file that describes its offsets in another way than any that an archive writes."""
-    place = rows.schema.get_field_index("offset")
-    schema = rows.schema.set(place, pa.field("offset", pa.int64(), nullable=False))
-    pq.write_table(rows.cast(schema), path)
-
-
-def with_a_null_offset(rows: pa.Table, path: Path) -> None:
-    """A file with a row that has no offset."""
-    pq.write_table(replaced(rows, rows["offset"][1].as_py(), offset=None), path)
-
-
-def with_text_that_is_none(rows: pa.Table, path: Path) -> None:
-    """A file one of whose texts is not UTF-8."""
-    place = rows.schema.get_field_index("verdict")
+def with_invalid_text(rows: pa.Table) -> pa.Table:
+    """The rows, with verdicts that are not UTF-8."""
     cells = pa.array([b"\xff\xfe"] * len(rows), pa.binary()).view(pa.string())
-    pq.write_table(rows.set_column(place, "verdict", cells), path)
+    return rows.set_column(rows.schema.get_field_index("verdict"), "verdict", cells)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [without_statistics, without_offsets, with_offsets_of_text, with_offsets_required, with_a_null_offset, with_text_that_is_none],
-)
-def test_each_form_of_damage_is_named(archive: Path, damage: Callable[[pa.Table, Path], None]) -> None:
-    """A file whose form is not that of its table is damaged, and is named, whatever pyarrow makes of it."""
+FORMS: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "no offsets": lambda rows: rows.drop_columns(["offset"]),
+    "offsets of text": lambda rows: of_offsets(rows, lambda cells: cells.cast(pa.string())),
+    "offsets that may not be null": lambda rows: of_offsets(rows, lambda cells: cells, nullable=False),
+    "a null offset": lambda rows: replaced(rows, rows["offset"][1].as_py(), offset=None),
+    "invalid text": with_invalid_text,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_damage_is_named(archive: Path, form: str) -> None:
+    """A file whose form is not that of its table is damaged."""
     path = Archive(archive).files(Table.RECORDS)[3]
-    damage(pq.read_table(path, partitioning=None), path)
+    pq.write_table(FORMS[form](pq.read_table(path, partitioning=None)), path)
+    assert {("damaged", str(path))} == {(each.kind, each.file) for each in verified(archive).differences}
+
+
+def test_a_file_without_statistics_is_damaged(archive: Path) -> None:
+    """Its offsets are unknown to the plan."""
+    path = Archive(archive).files(Table.RECORDS)[3]
+    pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
     assert {("damaged", str(path))} == {(each.kind, each.file) for each in verified(archive).differences}
 
 
