@@ -142,7 +142,7 @@ class Cluster:
     def start(self, *, timeout_s: float = READY_S) -> None:
         """Start the nodes that do not run, and wait until they serve.
 
-        Raises `LocalKafkaError`, `LocalKafkaError` (after killing the started nodes), `NotInstalled`.
+        Raises `LocalKafkaError`, after killing the nodes that it started, and `NotInstalled`.
         """
         with locked(self.folder):
             starting = [node for node in self.nodes if node.pid is None]

@@ -97,26 +97,29 @@ def _contents(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark],
     files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
     manifest = archive.manifest()  # Read before the files, so that the files include everything it promises.
-    for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
-        for path in archive.files(table):
-            try:
-                found = read(path)
-            except (OSError, pa.ArrowException) as error:
-                if isinstance(error, FileNotFoundError) and not also_gone:
-                    raise
-                unreadable.append(_damaged(path, error))
-                if table is Table.RECORDS:
-                    files.append(str(path))
-            else:
-                marks += [each for each in found if isinstance(each, Mark)]
-                files += [each for each in found if isinstance(each, RecordFile)]
+    for path in archive.files(Table.SNAPSHOTS):
+        with _damage_noted(path, unreadable, also_gone=also_gone):
+            marks += _marks(path)
+    for path in archive.files(Table.RECORDS):
+        file: RecordFile | str = str(path)
+        with _damage_noted(path, unreadable, also_gone=also_gone):
+            first, last, rows = file_offsets(path)
+            file = RecordFile(path=str(path), first=first, last=last, rows=rows)
+        files.append(file)
     promised = _promised(manifest)
     placed = with_unreadable(files, last=promised)
     return marks, placed, [*unreadable, *_cut_short(promised, placed)]
 
 
-def _damaged(path: Path, error: Exception) -> Difference:
-    return Difference(kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}")
+@contextmanager
+def _damage_noted(path: Path, unreadable: list[Difference], *, also_gone: bool) -> Iterator[None]:
+    """Add a file that cannot be read to `unreadable`, also a missing one if `also_gone`."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, FileNotFoundError) and not also_gone:
+            raise
+        unreadable.append(Difference(kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}"))
 
 
 def _promised(manifest: Manifest | None) -> int:
@@ -133,18 +136,13 @@ def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Differenc
         yield Difference(kind="missing", first=last + 1, last=promised, text=text)
 
 
-def _marks(path: Path) -> Sequence[Mark | RecordFile]:
+def _marks(path: Path) -> list[Mark]:
     with damage_translated():
         return [
             Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
             for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
             for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
         ]
-
-
-def _record_file(path: Path) -> Sequence[Mark | RecordFile]:
-    first, last, rows = file_offsets(path)
-    return [RecordFile(path=str(path), first=first, last=last, rows=rows)]
 
 
 def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow gives it

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 import yaml
 
-from compose.dashboard import ROWS, WRITTEN, text
+from compose.dashboard import WRITTEN, text
 from compose.local_kafka.jars import kafka_version
 from compose.local_kafka.server_properties import Ports, server_properties
 from equipoise.brokers.cli.commands.broker import app
@@ -255,20 +255,3 @@ def test_no_two_panels_overlap() -> None:
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert set() == cells & taken, panel["title"]
         taken |= cells
-
-
-def test_every_label_that_is_shown_is_one_of_its_metric() -> None:
-    """A legend names no label that the query behind it does not give."""
-    told = {
-        name: set(re.findall(r"`(\w+)`", labels)) | {"broker", "instance"}
-        for names, labels in re.findall(
-            r"^\| ((?:`\w+`(?:, )?)+) \|([^|]*)\|", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"), re.MULTILINE
-        )
-        for name in re.findall(r"`(\w+)`", names)
-    }
-    for panels in ROWS.values():
-        for panel in panels:
-            for legend, query in panel.queries.items():
-                shown = set(re.findall(r"\{\{(\w+)\}\}", legend)) | set(re.findall(r"(\w+)=~?\"", query)) - {"job"}
-                metric = re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", re.findall(r"(?:equipoise|process|brk)_\w+|\bup\b", query)[0])
-                assert shown <= told.get(metric, {"instance"}), (panel.title, legend)

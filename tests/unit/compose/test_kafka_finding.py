@@ -15,52 +15,28 @@ from tests.kafka import container, finding
 from tests.kafka.fixtures import fresh_topic, or_skipped
 
 
-@pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No Kafka is given, no engine answers, and a local one is at `local:1`."""
-
+@pytest.mark.parametrize(
+    ("given", "has_engine", "expected"), [(None, False, "local:1"), (None, True, "container:1"), ("given:1", True, "given:1")]
+)
+def test_tests_take_the_given_kafka_then_a_container_then_a_local_one(
+    given: str | None, has_engine: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     @contextmanager
     def local_kafka(folder: Path, *, extra: Mapping[str, str]) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(address="local:1")
-
-    monkeypatch.delenv(finding.GIVEN, raising=False)
-    monkeypatch.setattr(container, "engine_answers", lambda: False)
-    monkeypatch.setattr(finding, "local_kafka", local_kafka)
-    return monkeypatch
-
-
-def found(tmp_path: Path) -> str:
-    """Where the Kafka is that the tests would take."""
-    with finding.some_kafka(tmp_path) as address:
-        return address
-
-
-def test_a_local_kafka_is_the_last_resort(ways: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where none is given and no engine answers, a local one is started."""
-    assert "local:1" == found(tmp_path)
-
-
-def test_an_engine_goes_before_a_local_kafka(ways: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where an engine for containers answers, Kafka runs in one."""
 
     @contextmanager
     def started(extra: Mapping[str, str]) -> Iterator[str]:
         yield "container:1"
 
-    ways.setattr(container, "engine_answers", lambda: True)
-    ways.setattr(container, "started", started)
-    assert "container:1" == found(tmp_path)
-
-
-def test_a_kafka_that_is_given_goes_before_all(ways: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever names a Kafka gets that one, and no engine is asked."""
-
-    def engine_answers() -> bool:
-        raise AssertionError("it was asked")
-
-    ways.setattr(container, "engine_answers", engine_answers)
-    ways.setenv(finding.GIVEN, "given:1")
-    assert "given:1" == found(tmp_path)
+    monkeypatch.delenv(finding.GIVEN, raising=False)
+    if given is not None:
+        monkeypatch.setenv(finding.GIVEN, given)
+    monkeypatch.setattr(container, "engine_answers", lambda: has_engine)
+    monkeypatch.setattr(container, "started", started)
+    monkeypatch.setattr(finding, "local_kafka", local_kafka)
+    with finding.some_kafka(tmp_path) as address:
+        assert expected == address
 
 
 def test_a_machine_without_a_kafka_is_told_of_aloud(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compose.local_kafka.__main__ import main
-from compose.local_kafka.cluster import Cluster, Layout
+from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError, NoCluster
 from compose.local_kafka.process import handle
 from compose.local_kafka.server_properties import Ports, server_properties, spelled
@@ -49,21 +49,15 @@ def test_extra_settings_go_before_ours() -> None:
     assert "a=1\nb=2\n" == spelled({"a": "1", "b": "2"})
 
 
-def test_a_layout_survives_its_file() -> None:
-    """What is written down of a layout is read back as it was."""
-    layout = Layout(cluster_id="id", ports=PORTS, proxies=("h:1",), extra={"a": "b"}, heap_mb=300)
-    assert layout == Layout.from_json(layout.to_json())
-
-
 def test_a_stopped_cluster_may_be_laid_out_anew_but_not_grow(tmp_path: Path) -> None:
     """While nothing runs, ports and settings may change; the cluster's id and the number of its nodes may not."""
     first = Cluster.lay_out(tmp_path, port=20_000)
-    second = Cluster.lay_out(tmp_path, port=20_100, extra={"a": "b"})
+    second = Cluster.lay_out(tmp_path, port=20_100, proxies=("h:1",), extra={"a": "b"}, heap_mb=300)
     assert ("127.0.0.1:20000", "127.0.0.1:20100") == (first.address, second.address)
-    assert "127.0.0.1:20100" == Cluster.lay_out(tmp_path, extra={"a": "b"}).address
-    assert first.layout.cluster_id == second.layout.cluster_id
-    assert "a=b" in (second.node(1).folder / "server.properties").read_text().splitlines()
     assert second.layout == Cluster.laid_out(tmp_path).layout
+    assert "a=b" in (second.node(1).folder / "server.properties").read_text().splitlines()
+    assert "127.0.0.1:20100" == Cluster.lay_out(tmp_path).address
+    assert first.layout.cluster_id == second.layout.cluster_id
     with pytest.raises(LocalKafkaError, match="the number of its nodes is 1, not 3"):
         Cluster.lay_out(tmp_path, nodes=3)
 

@@ -302,6 +302,17 @@ def test_every_query_asks_for_what_a_broker_exports(pages: Pages) -> None:
             assert grouped <= found[0].keys(), (title, query)
 
 
+def test_every_legend_names_labels_of_its_query(pages: Pages) -> None:
+    """A legend shows labels that the query groups by or, if it groups nothing, labels of its series."""
+    for panels in ROWS.values():
+        for panel in panels:
+            for legend, query in panel.queries.items():
+                grouped = re.findall(r"\bby \(([^)]*)\)", query)
+                name, matchers = find_selectors(query)[0]
+                known = set(re.findall(r"\w+", grouped[0])) if grouped else next(selected(pages.later, name, matchers)).keys()
+                assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= known, (panel.title, legend)
+
+
 def test_every_query_is_one_that_prometheus_reads(promtool: str, tmp_path: Path) -> None:
     """Promtool parses each query of the board, as the expression of a rule."""
     rules = [{"record": f"query:{number}", "expr": query} for number, (_, query) in enumerate(QUERIES)]
