@@ -146,7 +146,7 @@ def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) ->
     with sink_of(tmp_path) as sink:
         assert sink.is_new
         assert (2, -1, {"channel": 2}) == (sink.manifest.generation, sink.manifest.batch, sink.manifest.positions)
-        assert not list(tmp_path.rglob("*.part"))
+        assert not list(tmp_path.rglob("*b0000000001.parquet*"))
         sink.write(0, as_rows([record(2), record(3), row(Table.TRANSFERS, 2, 0, {})]))
     assert [1, 2, 3] == offsets(Archive(tmp_path))
     assert [2] == offsets(Archive(tmp_path), Table.TRANSFERS)
