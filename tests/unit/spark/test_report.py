@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from equipoise.spark_jobs.report.figures import (
     BINS,
     PAUSE_BINS_PER_DECADE,
-    Few,
     LoadSample,
     Period,
     averages,
@@ -32,35 +31,34 @@ HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Requested:
     name: str
     from_ms: int | None
     to_ms: int | None
-    told: Period | None
+    shown: Period | None
 
 
-ASKED = (
-    Asked(name="all", from_ms=None, to_ms=None, told=HELD),
-    Asked(name="within", from_ms=2_000, to_ms=3_000, told=Period(from_ms=2_000, to_ms=3_000)),
-    Asked(name="from before it began", from_ms=0, to_ms=3_000, told=Period(from_ms=1_000, to_ms=3_000)),
-    Asked(name="beyond its end", from_ms=4_000, to_ms=9_000, told=Period(from_ms=4_000, to_ms=5_000)),
-    Asked(name="after it", from_ms=5_000, to_ms=None, told=None),
-    Asked(name="before it", from_ms=None, to_ms=1_000, told=None),
+REQUESTED = (
+    Requested(name="all", from_ms=None, to_ms=None, shown=HELD),
+    Requested(name="within", from_ms=2_000, to_ms=3_000, shown=Period(from_ms=2_000, to_ms=3_000)),
+    Requested(name="from before it began", from_ms=0, to_ms=3_000, shown=Period(from_ms=1_000, to_ms=3_000)),
+    Requested(name="beyond its end", from_ms=4_000, to_ms=9_000, shown=Period(from_ms=4_000, to_ms=5_000)),
+    Requested(name="after it", from_ms=5_000, to_ms=None, shown=None),
+    Requested(name="before it", from_ms=None, to_ms=1_000, shown=None),
 )
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.name)
-def test_what_is_told_of_a_period(asked: Asked) -> None:
-    """A period is cut off at the ends of what the archive holds; where nothing is left there is none."""
-    assert asked.told == period_shown(HELD, asked.from_ms, asked.to_ms)
-    assert period_shown(None, asked.from_ms, asked.to_ms) is None
+@pytest.mark.parametrize("case", REQUESTED, ids=lambda case: case.name)
+def test_the_shown_period_is_the_requested_part_of_the_archive(case: Requested) -> None:
+    assert case.shown == period_shown(HELD, case.from_ms, case.to_ms)
+    assert period_shown(None, case.from_ms, case.to_ms) is None
 
 
 @given(
     spans=st.lists(st.tuples(st.floats(0, BINS), st.floats(0, BINS)).map(lambda ends: (min(ends), max(ends))), max_size=20),
 )
-def test_averages_are_those_of_the_time_in_each_column(spans: list[tuple[float, float]]) -> None:
-    """From sums of changes come the averages that measuring each span against each column gives."""
+def test_averages_weigh_each_span_by_its_time_in_a_column(spans: list[tuple[float, float]]) -> None:
+    """The averages equal those of measuring each span against each column."""
     steps: dict[int, tuple[int, float]] = {}
     for span in spans:
         for place, change in zip(span, (1, -1), strict=True):
@@ -74,8 +72,8 @@ def test_averages_are_those_of_the_time_in_each_column(spans: list[tuple[float, 
 MINUTE = Period(from_ms=0, to_ms=60_000)
 
 
-def heard(*times_ms: int, columns: int) -> dict[int, LoadSample]:
-    """What reports at these times come to by column: each says its own time."""
+def reports_at(*times_ms: int, columns: int) -> dict[int, LoadSample]:
+    """Return reports by column. The value of each is its own time."""
     found: dict[int, LoadSample] = {}
     for time_ms in times_ms:
         found[time_ms * columns // MINUTE.length_ms] = LoadSample(mean=time_ms, last=time_ms, last_ms=time_ms)
@@ -84,7 +82,7 @@ def heard(*times_ms: int, columns: int) -> dict[int, LoadSample]:
 
 @pytest.mark.parametrize(("interval_ms", "columns"), [(0, BINS), (1, BINS), (499, BINS), (5_000, 12), (7_000, 8), (60_000, 1), (90_000, 1)])
 def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, columns: int) -> None:
-    """Where reports are rare there are fewer columns, so that a broker which reports in time has one for each."""
+    """With rare reports there are fewer columns, so that each column of a healthy broker has a report."""
     assert columns == columns_of(MINUTE, interval_ms)
     assert columns == 1 or MINUTE.length_ms / columns >= interval_ms
 
@@ -92,39 +90,33 @@ def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, col
 @pytest.mark.parametrize("columns", [12, BINS])
 @given(late_ms=st.lists(st.integers(0, 4_000), min_size=12, max_size=12))
 def test_a_broker_that_reports_is_never_silent(columns: int, late_ms: list[int]) -> None:
-    """However late each report of a healthy broker comes within its interval, no column after its first report is empty."""
+    """Reports of a healthy broker may come late within their intervals. No column after the first report is empty."""
     times_ms = [number * 5_000 + late for number, late in enumerate(late_ms)]
-    row = held(heard(*times_ms, columns=columns), MINUTE, columns=columns, interval_ms=5_000)
+    row = held(reports_at(*times_ms, columns=columns), MINUTE, columns=columns, interval_ms=5_000)
     assert None not in row[times_ms[0] * columns // MINUTE.length_ms :]
 
 
-def test_a_broker_is_silent_once_it_has_missed_its_reports() -> None:
-    """A figure holds for three intervals; then nothing is known until the next report."""
-    reports = heard(1_000, 6_000, 41_000, columns=60)
+def test_a_broker_is_silent_after_three_missing_reports() -> None:
+    reports = reports_at(1_000, 6_000, 41_000, columns=60)
     row = held(reports, MINUTE, columns=60, interval_ms=5_000)
     assert [None, *[1_000] * 5, *[6_000] * 16, *[None] * 19, *[41_000] * 16, *[None] * 3] == list(row)
 
 
-def test_a_lone_report_holds_for_its_column() -> None:
-    """Where no interval can be known, nothing is said of the time after a report."""
-    assert 1 == sum(cell is not None for cell in held(heard(1_000, columns=60), MINUTE, columns=60, interval_ms=0))
+def test_a_single_report_holds_for_its_column() -> None:
+    """Without an interval nothing is known about the time after a report."""
+    assert 1 == sum(cell is not None for cell in held(reports_at(1_000, columns=60), MINUTE, columns=60, interval_ms=0))
 
 
 def test_bars_of_pauses_meet() -> None:
-    """Each bar ends where the next begins, the first begins at 0, and ten times the time is so many bars on."""
+    """Each bar ends where the next begins, and the first begins at 0."""
     bars = [pause_bar_ms(number) for number in range(PAUSE_BINS_PER_DECADE * 3 + 1)]
     assert [0.0, *(high for _, high in bars[:-1])] == [low for low, _ in bars]
     assert (100.0, 1_000.0) == pytest.approx((bars[PAUSE_BINS_PER_DECADE * 2][0], bars[PAUSE_BINS_PER_DECADE * 3][0]))
 
 
-def test_the_gravest_come_first_and_the_unknown_last() -> None:
-    """An alarm is graver than a warning, and a rule of a later version is told after those that are known."""
-    assert sorted(("of_later", "token_fell"), key=gravity) == ["token_fell", "of_later"]
-
-
-def test_how_many_are_left_out() -> None:
-    """What is left out is what there is, less what is shown."""
-    assert (5, 0) == (Few(shown=(1, 2), count=7).left_out, Few(shown=(1,), count=1).left_out)
+def test_unknown_rules_rank_last() -> None:
+    """A later version may have written findings by rules that this one does not know."""
+    assert ["token_fell", "of_later"] == sorted(("of_later", "token_fell"), key=gravity)
 
 
 DURATIONS = {
@@ -139,13 +131,12 @@ DURATIONS = {
 }
 
 
-def test_durations_are_told_in_units_that_fit() -> None:
-    """A duration is told in its largest unit and the next."""
+def test_durations_have_their_largest_unit_and_the_next() -> None:
     assert list(DURATIONS.values()) == [format_duration(duration_ms) for duration_ms in DURATIONS]
 
 
-def test_counts_and_shares_as_people_read_them() -> None:
-    """Thousands stand apart, one thing is one, and a small part is not told as none."""
+def test_counts_and_shares_are_formatted_for_people() -> None:
+    """A small share is not shown as zero."""
     assert ["1,204 moves", "1 move", "0", "2 boxes"] == [
         format_count(1_204, "move"),
         format_count(1, "move"),
@@ -160,33 +151,32 @@ def test_counts_and_shares_as_people_read_them() -> None:
     ]
 
 
-def test_times_are_told_in_one_zone() -> None:
-    """A time is told with the offset of its zone, which the page names."""
+def test_times_are_shown_in_one_zone() -> None:
     east = timezone(timedelta(hours=2))
     assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (format_time(0, UTC), format_time(0, east))
     assert ("UTC", "UTC+02:00") == (format_zone(UTC), format_zone(east))
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
-def test_the_last_time_of_all_can_be_told(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a damaged row says, the end of the year 9999 in UTC, and the first time after it are told as some time of that year."""
+def test_the_end_of_the_year_9999_can_be_shown(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged row may hold the last millisecond of that year in UTC, or the first one after it."""
     with monkeypatch.context() as patched:
         patched.setenv("TZ", zone)
         time.tzset()
-        told = [format_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
+        shown = [format_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
     time.tzset()
-    assert ["9999"] * 2 == [each[:4] for each in told]
+    assert ["9999"] * 2 == [each[:4] for each in shown]
 
 
 @given(value=st.text())
 def test_no_text_becomes_a_tag(value: str) -> None:
-    """Whatever a record says, it is text on the page, and orders no other text about."""
+    """The text of a record becomes neither a tag, nor an attribute, nor a line break, nor a change of direction."""
     shown = text(value)
     assert not set("<>\"'\n\u202e") & set(shown)
 
 
-def test_tables_and_pictures_say_what_they_hold() -> None:
-    """A table names its columns for those who hear it, and a picture is described, with quotes and all."""
+def test_tables_and_pictures_are_accessible() -> None:
+    """A screen reader finds the scope of each head, and the description of each picture. All of them are escaped."""
     made = table("A & B", {"one": "name"}, [("<x>",)])
     assert '<th scope="col" class="name">one</th>' in made
     assert "A &amp; B" in made

@@ -117,7 +117,7 @@ FULL = replace(
 
 
 class Reader(HTMLParser):
-    """What a browser would find: tags that are open, scripts, addresses, and pictures without words."""
+    """Collect what a browser would find: open tags, all tags, addresses, and the descriptions of pictures."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,14 +139,14 @@ class Reader(HTMLParser):
         assert tag == self.open.pop()
 
 
-def told(report: Report) -> str:
-    """The page of a report in one line, with its pictures' words alone."""
+def rendered(report: Report) -> str:
+    """Return the page in one line, without the data of its pictures."""
     whole = page(report, plots(report, UTC), zone=UTC, written_ms=BEGAN_MS)
     return re.sub(r"\s+", " ", re.sub(r"data:image/png;base64,[^\"]*", "", whole))
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
-    """All tags are closed, nothing runs, and each address is one of the page itself or holds its picture."""
+def test_the_page_is_self_contained() -> None:
+    """All tags are closed, nothing runs, and each address is an anchor or holds a picture."""
     reader = Reader()
     reader.feed(page(FULL, plots(FULL, UTC), zone=UTC, written_ms=BEGAN_MS))
     reader.close()
@@ -156,9 +156,9 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert [5, True] == [len(reader.described), all(reader.described)]
 
 
-def test_findings_come_first_with_all_that_shows_them() -> None:
-    """A finding stands before all else: rule, sentence, subject, offsets, and the command with the log's own name."""
-    shown = told(FULL)
+def test_findings_come_first_with_their_evidence() -> None:
+    """A finding has its offsets, and the command that shows it with the URL of the log."""
+    shown = rendered(FULL)
     assert "3 findings" in shown
     assert "equipoise channel show --log sqlite:ch.db 19" in shown
     assert "offsets … 14, 15, 16, 17, 18, 19" in shown
@@ -167,15 +167,13 @@ def test_findings_come_first_with_all_that_shows_them() -> None:
     assert "This version does not know this rule." in shown
 
 
-def test_what_a_record_says_stays_text() -> None:
-    """A forged text is shown as it was written, and is no tag."""
-    assert "<script" not in told(FULL)
-    assert "&lt;script&gt;alert(1)" in told(FULL)
+def test_a_tag_in_a_record_stays_text() -> None:
+    assert "<script" not in rendered(FULL)
+    assert "&lt;script&gt;alert(1)" in rendered(FULL)
 
 
-def test_sections_name_what_they_hold_and_leave_out() -> None:
-    """Each section tells its figures in a table, and how many of many are not on the page."""
-    shown = told(FULL)
+def test_sections_show_their_figures_and_how_many_they_leave_out() -> None:
+    shown = rendered(FULL)
     for words in (
         "the 1 bundle with the most changes of owner; 300 more are not drawn",
         "4 more are left out",
@@ -194,10 +192,10 @@ def test_sections_name_what_they_hold_and_leave_out() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plainly:
+class Nothing:
     name: str
     report: Report
-    says: tuple[str, ...]
+    shows: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,38 +204,39 @@ class LeftBehind:
     bundles: int
     waiting: int
     healed_ms: int | None
-    says: str
+    shows: str
 
 
 LEFT_BEHIND = (
-    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, says="none owned a bundle"),
-    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, says=">all their bundles had new owners within 1.0 s"),
-    LeftBehind(name="some owned", bundles=5, waiting=1, healed_ms=1_000, says="some of their bundles had new owners within 1.0 s"),
-    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, says="none of their bundles has a new owner"),
+    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, shows="none owned a bundle"),
+    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, shows=">all their bundles had new owners within 1.0 s"),
+    LeftBehind(name="some owned", bundles=5, waiting=1, healed_ms=1_000, shows="some of their bundles had new owners within 1.0 s"),
+    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, shows="none of their bundles has a new owner"),
 )
 
 
 @pytest.mark.parametrize("case", LEFT_BEHIND, ids=lambda case: case.name)
-def test_what_brokers_left_behind(case: LeftBehind) -> None:
-    """The card of deaths tells how long bundles waited for an owner, and that they still do."""
+def test_a_card_shows_how_long_bundles_of_dead_brokers_had_no_owner(case: LeftBehind) -> None:
     death = replace(FULL.deaths.shown[0], bundles=case.bundles, waiting=case.waiting, healed_ms=case.healed_ms)
     whole = page(replace(FULL, deaths=Few(shown=(death,), count=1)), (), zone=UTC, written_ms=BEGAN_MS)
-    assert case.says in whole
+    assert case.shows in whole
 
 
-PLAINLY = (
-    Plainly(name="empty", report=EMPTY, says=("The archive is empty", "Nothing to report")),
-    Plainly(
+NOTHING = (
+    Nothing(name="empty", report=EMPTY, shows=("The archive is empty", "Nothing to report")),
+    Nothing(
         name="another period",
         report=replace(EMPTY, held=PERIOD),
-        says=("The archive does not cover this period", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
+        shows=("The archive does not cover this period", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
     ),
-    Plainly(name="not audited", report=replace(QUIET, is_audited=False), says=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
-    Plainly(name="not archived", report=replace(QUIET, is_archived=False), says=("No archive job has written this archive", "No findings")),
-    Plainly(
+    Nothing(name="not audited", report=replace(QUIET, is_audited=False), shows=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
+    Nothing(
+        name="not archived", report=replace(QUIET, is_archived=False), shows=("No archive job has written this archive", "No findings")
+    ),
+    Nothing(
         name="nothing in it",
         report=QUIET,
-        says=(
+        shows=(
             "No findings",
             "No bundle was served in this period.",
             "The archive has no load reports of this period",
@@ -251,16 +250,16 @@ PLAINLY = (
 )
 
 
-@pytest.mark.parametrize("case", PLAINLY, ids=lambda case: case.name)
-def test_where_there_is_nothing_that_is_said(case: Plainly) -> None:
-    """A page without rows says plainly what is not there, and what to do; it draws nothing."""
-    shown = told(case.report)
-    assert [] == [words for words in case.says if words not in shown]
+@pytest.mark.parametrize("case", NOTHING, ids=lambda case: case.name)
+def test_a_page_without_rows_states_what_is_missing(case: Nothing) -> None:
+    """It also states what to do, and has no pictures."""
+    shown = rendered(case.report)
+    assert [] == [words for words in case.shows if words not in shown]
     assert () == plots(case.report, UTC)
 
 
-def test_pictures_are_drawn_for_both_colours_of_paper() -> None:
-    """Each figure that is there is drawn twice, in one size, and the same figures make the same bytes."""
+def test_pictures_are_drawn_for_light_and_dark_pages() -> None:
+    """Both have one size. The same figures make the same bytes."""
     drawn = plots(FULL, UTC)
     assert ["ownership", "cpu", "owned", "moves", "pauses"] == [plot.name for plot in drawn]
     for plot in drawn:
@@ -271,8 +270,8 @@ def test_pictures_are_drawn_for_both_colours_of_paper() -> None:
 
 
 @pytest.mark.parametrize("broker", ["b$_$", "a$x^$", "$", r"a\$b$"])
-def test_names_in_pictures_are_no_formulas(broker: str) -> None:
-    """A name with dollars in it is drawn as it is, wherever it stands: in the strip chart, its legend, above it, and beside a heat map."""
+def test_names_in_pictures_are_not_formulas(broker: str) -> None:
+    """A name with dollars is drawn as it is: in the strip chart, its legend, above it, and beside a heat map."""
     lane = Lane(
         namespace=f"t/{broker}",
         bundle=f"t/{broker}/0x00000000_0x80000000",
@@ -286,8 +285,8 @@ def test_names_in_pictures_are_no_formulas(broker: str) -> None:
 
 
 @pytest.mark.parametrize("hours", [-12, 0, 14])
-def test_a_damaged_row_may_say_the_last_time_of_all(hours: int) -> None:
-    """Where a row's time was cut to the end of the year 9999, page and pictures are made all the same, in any zone."""
+def test_a_damaged_row_may_hold_the_last_time_of_the_year_9999(hours: int) -> None:
+    """Page and pictures are made all the same, in any zone."""
     zone, period = timezone(timedelta(hours=hours)), Period(from_ms=BEGAN_MS, to_ms=TIME_MS_MAX + 1)
     death = replace(FULL.deaths.shown[0], at_ms=TIME_MS_MAX)
     report = replace(FULL, held=period, period=period, deaths=Few(shown=(death,), count=1))
@@ -298,7 +297,7 @@ def test_a_damaged_row_may_say_the_last_time_of_all(hours: int) -> None:
 
 @pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
 def test_the_heat_maps_have_one_width(most: float) -> None:
-    """Two maps of the same brokers stand above one another, so that a column is the same time in both, whatever their scales say."""
+    """They stand one above the other, so a column is the same time in both for any numbers on their scales."""
     report = replace(FULL, owned=Grid(brokers=("b1",), rows=((most,) * BINS,)))
     edges = []
     with LIGHT.applied():
@@ -310,7 +309,7 @@ def test_the_heat_maps_have_one_width(most: float) -> None:
 
 
 def test_names_in_pictures_are_short_and_differ() -> None:
-    """The end that all names share is left out, unless names would be the same then."""
+    """The end that all names share is left out if the rest differs."""
     assert {"a-1.x:80": "a-1", "a-2.x:80": "a-2"} == short_names(["a-1.x:80", "a-2.x:80"])
     assert {"10.0.0.1:81": "10.0.0.1:81", "10.0.0.1:82": "10.0.0.1:82"} == short_names(["10.0.0.1:81", "10.0.0.1:82"])
     assert {"alone.x:80": "alone.x:80"} == short_names(["alone.x:80"])
@@ -319,7 +318,6 @@ def test_names_in_pictures_are_short_and_differ() -> None:
 
 
 def test_the_figures_for_programs() -> None:
-    """What `--json` prints has the counts of the first lines of the page."""
     found = summary(FULL)
     assert (3, 1_509, 9, 4, 3, 61) == tuple(found[name] for name in ("findings", "records", "rejected", "moves", "moves_done", "deaths"))
     assert summary(EMPTY)["from_ms"] is None
@@ -327,7 +325,7 @@ def test_the_figures_for_programs() -> None:
 
 @pytest.mark.parametrize("bars", [(0,), (6,), (11,), (19,), (30,), (0, 1), (0, 40), (6, 7, 8)])
 def test_pauses_are_marked_with_different_times(bars: tuple[int, ...]) -> None:
-    """However close together the pauses of a quiet day are, two marks of their axis at least name times, and no two the same."""
+    """Even for pauses that are close together, the axis has at least two marks, and no two have the same label."""
     report = replace(FULL, moves=Moves(pauses=2 * len(bars), pause_bars=dict.fromkeys(bars, 2)))
     axes = draw_pauses(report, LIGHT, UTC).axes[0]
     left, right = axes.get_xlim()
