@@ -25,18 +25,18 @@ ALL = dict.fromkeys(range(10), 10**9)
 
 
 def name(first: int, last: int | None = None, *, generation: int = 1) -> FileName:
-    """A file of these batches."""
+    """Return the name of a file of these batches."""
     return FileName(generation=generation, first=first, last=first if last is None else last)
 
 
 def texts(*names: FileName) -> list[str]:
-    """As they are spelled."""
+    """Return names as texts."""
     return [each.text for each in names]
 
 
 @given(st.integers(1, 9_999), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_a_name_is_read_as_it_was_spelled(generation: int, first: int, more: int) -> None:
-    """Every name comes back from its text, and from that of its unfinished file, and from nothing else."""
+def test_a_name_survives_its_text(generation: int, first: int, more: int) -> None:
+    """The name of a partial file is parsed by `parse_part` alone, all others by `parse_name` alone."""
     spelled = name(first, first + more, generation=generation)
     assert spelled == parse_name(spelled.text)
     assert spelled == parse_part(part_name(spelled.text))
@@ -48,20 +48,18 @@ def test_a_name_is_read_as_it_was_spelled(generation: int, first: int, more: int
     "text",
     ["", "x.parquet", "g1-b1.parquet", "g0001-b0000000002-0000000001.parquet", "g0001-b0000000001.parquet.crc", "part-0000.snappy.parquet"],
 )
-def test_other_files_are_passed_over(text: str) -> None:
-    """What others lay into the folder of a table is no file of it."""
+def test_other_files_are_ignored(text: str) -> None:
     assert parse_name(text) is None
     assert () == resolved([text], ALL)
 
 
-def test_a_day_is_read_as_it_was_spelled() -> None:
-    """The folder of a day names it, and no other folder does."""
+def test_a_day_survives_the_name_of_its_folder() -> None:
     assert "2026-11-22" == parse_day(day_folder("2026-11-22"))
     assert parse_day("day=__HIVE_DEFAULT_PARTITION__") is None
 
 
 def test_a_file_within_another_is_not_read() -> None:
-    """Of files and those that they were joined into, twice over, only the last count; other generations are files of their own."""
+    """Files were joined twice. Only the last results count, in each generation by itself."""
     files = [name(0), name(1), name(2), name(0, 2), name(3), name(4), name(0, 4), name(5), name(0, generation=2), name(2, generation=2)]
     random.Random(1).shuffle(files)
     expected = (name(0, 4), name(5), name(0, generation=2), name(2, generation=2))
@@ -70,20 +68,20 @@ def test_a_file_within_another_is_not_read() -> None:
 
 
 def test_an_unfinished_batch_is_not_read() -> None:
-    """A file of a batch that its writer has not finished is not there for readers, nor is one of a generation that nobody knows."""
+    """Neither is a file of an unknown generation."""
     files = texts(name(0), name(1), name(2), name(0, generation=2), name(0, generation=3))
     assert (name(0), name(1), name(0, generation=2)) == resolved(files, {1: 1, 2: 0})
 
 
-def test_what_was_joined_is_finished() -> None:
-    """A reader who learnt what is finished before further batches were, and were joined, misses none of those that it knows."""
+def test_a_joined_file_is_finished() -> None:
+    """A reader may have read the manifest before further batches were finished and joined."""
     assert (name(0, 4), name(6)) == resolved(texts(name(0, 4), name(6), name(7)), {1: 6})
     assert (name(0, 4),) == resolved(texts(name(0, 4), name(5)), {1: 3})
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=30), st.integers(0, 2**32))
-def test_each_batch_is_in_one_file_that_counts(widths: list[tuple[int, int]], seed: int) -> None:
-    """However often neighbours were joined, and whatever is left of what they were joined from, no batch is read twice or missed."""
+def test_each_batch_is_in_exactly_one_file_that_counts(widths: list[tuple[int, int]], seed: int) -> None:
+    """Neighbours are joined again and again, and a random part of the joined files remains."""
     rng, now, left = random.Random(seed), [name(batch) for batch in range(60)], set[FileName]()
     left.update(now)
     for place, width in widths:
@@ -97,7 +95,7 @@ def test_each_batch_is_in_one_file_that_counts(widths: list[tuple[int, int]], se
 
 
 def test_neighbours_are_joined_up_to_a_size() -> None:
-    """Runs of small files are cut where they would grow too large, at large files, and between generations; lone files stay."""
+    """Runs end at the size, at large files, and between generations. Single files stay."""
     files = [(name(batch), 10) for batch in range(5)] + [(name(5), 1_000), (name(6), 10), (name(0, generation=2), 10)]
     assert ((name(0), name(1), name(2)), (name(3), name(4))) == joins(files, size_max=35, files_min=2)
     assert ((name(0), name(1), name(2)),) == joins(files, size_max=35, files_min=3)

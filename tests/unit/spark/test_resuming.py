@@ -30,12 +30,11 @@ RECORDS = 300
 
 
 def never() -> Beginning:
-    """What is not asked."""
-    raise AssertionError("it is noted already")
+    raise AssertionError("the beginning is stored already")
 
 
 def begun_of(archive: Archive) -> Beginning:
-    """Where an archive that holds something goes on."""
+    """Return where an archive continues. It is not empty."""
     manifest = archive.manifest()
     assert manifest is not None
     beginning = resumed(archive, manifest)
@@ -44,15 +43,15 @@ def begun_of(archive: Archive) -> Beginning:
 
 
 @pytest.mark.parametrize("snapshot", [None, b"a snapshot"])
-def test_a_beginning_is_noted_once(tmp_path: Path, snapshot: bytes | None) -> None:
-    """Each further attempt at the first batch begins as the first one did, whatever the log says by then."""
+def test_a_beginning_is_stored_once(tmp_path: Path, snapshot: bytes | None) -> None:
+    """Further attempts at the first batch begin where the first one did, even if the log has changed."""
     made = Beginning(positions={"channel": 7, "decisions": 2}, snapshot=snapshot)
     assert made == kept_beginning(tmp_path / "checkpoint", lambda: made)
     assert made == kept_beginning(tmp_path / "checkpoint", never)
 
 
-def test_a_log_is_told_from_where_it_begins() -> None:
-    """A whole log is read from its first record without a view, and one that was truncated on from the view that stands for its head."""
+def test_a_truncated_log_is_read_from_its_snapshot() -> None:
+    """A whole log is read from its first record, without a snapshot."""
     log, walk = MemoryLog(name="memory:beginnings"), Walk(4)
     log.append([walk.step()[1] for _ in range(40)], timeout_ms=0)
     assert Beginning(positions={Source.CHANNEL: 1}) == beginning_of(log)
@@ -66,8 +65,8 @@ def test_a_log_is_told_from_where_it_begins() -> None:
 
 
 @pytest.mark.parametrize("records", [1, 99, RECORDS])
-def test_an_archive_leads_on_by_itself(tmp_path: Path, records: int) -> None:
-    """Its newest snapshot and the records after it come to the view of the whole log, at the position that it names."""
+def test_an_archive_continues_from_its_own_contents(tmp_path: Path, records: int) -> None:
+    """Its newest snapshot and the records after it give the view of the whole log."""
     walk, view = Walk(21), View()
     entries = [walk.step() for _ in range(records)]
     for offset, data in entries:
@@ -80,8 +79,8 @@ def test_an_archive_leads_on_by_itself(tmp_path: Path, records: int) -> None:
 
 
 @pytest.mark.parametrize("snapshot_records", [1, 100])
-def test_an_archive_of_a_closed_channel_is_gone_on_from(tmp_path: Path, snapshot_records: int) -> None:
-    """What stands behind the record that closed a channel is kept and not folded, and the next generation begins behind it."""
+def test_an_archive_of_a_closed_channel_continues(tmp_path: Path, snapshot_records: int) -> None:
+    """Entries after the record that closed the channel are archived but not folded. The next generation begins after them."""
     channel = Channel()
     channel.genesis()
     channel.create()
@@ -96,7 +95,7 @@ def test_an_archive_of_a_closed_channel_is_gone_on_from(tmp_path: Path, snapshot
 
 
 def test_an_archive_that_lost_files_is_refused(tmp_path: Path) -> None:
-    """Where records and position do not fit together nothing is gone on from, and the archive is named."""
+    """Its records do not reach the position in its manifest."""
     walk = Walk(21)
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50)), arrivals_of(walk.step() for _ in range(9))])
     archive.files(Table.RECORDS)[-1].unlink()
@@ -108,7 +107,7 @@ def test_an_archive_that_lost_files_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, table: Table) -> None:
-    """A damaged file ends the start with its name, and with what to do."""
+    """The error states what to do."""
     walk = Walk(21)
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(RECORDS))])
     manifest, path = archive.manifest(), archive.files(table)[-1]
@@ -119,8 +118,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, table: Table) -> No
 
 
 @pytest.mark.parametrize("cell", [b"no snapshot", None])
-def test_a_snapshot_that_is_damaged_is_named(tmp_path: Path, cell: bytes | None) -> None:
-    """Where a file can be read and the newest snapshot in it is none, archive and file are named, and what to do."""
+def test_a_damaged_snapshot_is_named(tmp_path: Path, cell: bytes | None) -> None:
+    """The file can be read, but its newest snapshot cannot. The error names archive and file, and states what to do."""
     walk = Walk(21)
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(RECORDS))])
     manifest, path = archive.manifest(), archive.files(Table.SNAPSHOTS)[-1]
@@ -133,8 +132,8 @@ def test_a_snapshot_that_is_damaged_is_named(tmp_path: Path, cell: bytes | None)
     assert str(archive.path) == told.value.archive
 
 
-def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a process tidies between the listing of the files and their reading, what they were joined into is read instead."""
+def test_files_that_are_compacted_meanwhile_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process compacts between the listing of the files and their reading."""
     walk = Walk(21)
     arrivals = arrivals_of(walk.step() for _ in range(50))
     archive = archived(tmp_path, [arrivals[first : first + 10] for first in range(0, 50, 10)])
@@ -154,7 +153,7 @@ def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is listed and never there is looked for some times, and then named."""
+    """The number of attempts is limited."""
     walk = Walk(21)
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50))])
     gone = tmp_path / "gone.parquet"
@@ -164,8 +163,8 @@ def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(gone) == told.value.file
 
 
-def test_an_archive_of_nothing_begins_with_the_log(tmp_path: Path) -> None:
-    """One that holds nothing of the channel yet, whatever else it holds, has nothing to go on from."""
+def test_an_archive_without_records_begins_with_the_log(tmp_path: Path) -> None:
+    """It may hold rows of other sources."""
     archive = archived(tmp_path, [])
     manifest = archive.manifest()
     assert manifest is not None

@@ -31,27 +31,27 @@ from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, 
 
 BATCHES = 6
 EACH = 3
-DEATHS = (("read", 1), ("read", 2), ("read", 5), ("written", 1), ("joined", 1), ("removed", 1), ("removed", 2), ("removed", 5))
+CRASHES = (("read", 1), ("read", 2), ("read", 5), ("written", 1), ("joined", 1), ("removed", 1), ("removed", 2), ("removed", 5))
 
 
-class DiedError(Exception):
-    """What a tidying dies of."""
+class CrashError(Exception):
+    """Ends a compaction."""
 
 
-def dies_at(step: str, times: int) -> Callable[[str], None]:
-    """What a tidying is told its steps by, and which ends it at one of them when that comes so many times."""
+def crash_at(step: str, times: int) -> Callable[[str], None]:
+    """Return a listener of steps that raises when `step` comes for the given time."""
     left = [times]
 
-    def die(found: str) -> None:
+    def crash(found: str) -> None:
         left[0] -= found == step
         if not left[0]:
-            raise DiedError
+            raise CrashError
 
-    return die
+    return crash
 
 
 def filled(path: Path, *, batches: int = BATCHES) -> Archive:
-    """An archive of many small files, of one day."""
+    """Write an archive of many small files of one day."""
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         checkpointed(sink)
         for batch in range(batches):
@@ -60,12 +60,12 @@ def filled(path: Path, *, batches: int = BATCHES) -> Archive:
 
 
 def names(archive: Archive) -> list[str]:
-    """The names of the files that count, and of those that do not, in order."""
+    """Return the names of all files of records, in order."""
     return sorted(path.name for path in archive.path.glob("records/day=*/*"))
 
 
 def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
-    """Small files of a day are one file afterwards, with the same rows, and the last batch stays apart, as it may be done again."""
+    """The rows stay the same. The last batch keeps its own file, because it may be repeated."""
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
     done = compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
@@ -75,21 +75,21 @@ def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
     assert Joined() == compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
 
 
-@pytest.mark.parametrize(("step", "times"), DEATHS)
-def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
-    """A tidying that dies at any step, for the first or a later time, leaves each row once, and the next one ends what it began."""
+@pytest.mark.parametrize(("step", "times"), CRASHES)
+def test_a_crash_at_any_step_loses_and_doubles_no_row(tmp_path: Path, step: str, times: int) -> None:
+    """The next compaction finishes what the crashed one began."""
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
-    with pytest.raises(DiedError):
-        compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=dies_at(step, times))
+    with pytest.raises(CrashError):
+        compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=crash_at(step, times))
     assert before.equals(archive.table(Table.RECORDS))
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert before.equals(archive.table(Table.RECORDS))
     assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
 
 
-def test_a_batch_that_is_done_again_after_it_is_there_once(tmp_path: Path) -> None:
-    """The stream goes on over tidied files, its last batch done again, and what it adds is joined to them in its turn."""
+def test_a_batch_repeated_after_a_compaction_is_there_once(tmp_path: Path) -> None:
+    """The next compaction joins new files to the ones that were joined before."""
     archive = filled(tmp_path)
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
@@ -100,8 +100,8 @@ def test_a_batch_that_is_done_again_after_it_is_there_once(tmp_path: Path) -> No
     assert ["g0001-b0000000000-0000000005.parquet", "g0001-b0000000006.parquet"] == names(archive)
 
 
-def test_the_last_day_gathers_some_files_first(tmp_path: Path) -> None:
-    """A job joins the files of a day that is over at once, and those of the present day when there are many."""
+def test_files_of_the_current_day_are_joined_only_when_there_are_many(tmp_path: Path) -> None:
+    """A job joins the files of a past day at once."""
     archive = filled(tmp_path, batches=FILES_MAX)
     assert Joined() == compact_table(archive, Table.RECORDS, files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
@@ -111,10 +111,10 @@ def test_the_last_day_gathers_some_files_first(tmp_path: Path) -> None:
     assert 2 == len(names(archive))
 
 
-def test_one_tidies_at_a_time(tmp_path: Path) -> None:
-    """While another process tidies, the command says so, and a job leaves it to that one."""
-    archive, told = filled(tmp_path), list[str]()
-    screen = Screen(result=told.append, note=told.append)
+def test_one_process_compacts_at_a_time(tmp_path: Path) -> None:
+    """While another process compacts, the command fails, and a job does nothing."""
+    archive, printed = filled(tmp_path), list[str]()
+    screen = Screen(result=printed.append, note=printed.append)
     lock = locked(tmp_path, LOCK)
     with pytest.raises(ArchiveInUse, match="compact"):
         run_compact(CompactOptions(archive=tmp_path), screen)
@@ -124,15 +124,14 @@ def test_one_tidies_at_a_time(tmp_path: Path) -> None:
     assert [
         "records: joined 5 files into 1, 0.0 MiB in total",
         f"compacted {tmp_path}; run `equipoise spark verify` to check its contents",
-    ] == told
+    ] == printed
 
 
-def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
-    """With --json the figures of all tables are one document, and nothing else is printed."""
+def test_with_json_all_figures_are_one_document(tmp_path: Path) -> None:
     filled(tmp_path)
-    told, noted = list[str](), list[str]()
-    assert 0 == run_compact(CompactOptions(archive=tmp_path, as_json=True), Screen(result=told.append, note=noted.append))
-    (document,) = map(orjson.loads, told)
+    printed, noted = list[str](), list[str]()
+    assert 0 == run_compact(CompactOptions(archive=tmp_path, as_json=True), Screen(result=printed.append, note=noted.append))
+    (document,) = map(orjson.loads, printed)
     assert set(map(str, SCHEMAS)) == document.keys()
     assert (BATCHES - 1, 1) == (document["records"].pop("before"), document["records"].pop("after"))
     assert {"before": 0, "after": 0, "bytes": 0} == document["transfers"]
@@ -141,7 +140,7 @@ def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
-    """A file that cannot be read is named by the command; a job that archives goes on, and leaves it to those who verify."""
+    """The command fails and names the file. An archive job continues."""
     archive = filled(tmp_path, batches=FILES_MAX + 2)
     path = archive.files(Table.RECORDS)[FILES_MAX // 2]
     data = bytearray(path.read_bytes())
@@ -157,7 +156,7 @@ def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
 
 
 def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> None:
-    """Of three days one has a file that cannot be read: the days before and after it are joined all the same, and the last table too."""
+    """Other days and other tables are joined, and the damaged day once its file is whole again."""
     days, each, screen = 4, 5, Screen(result=print, note=print)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
         checkpointed(sink)
@@ -183,7 +182,7 @@ def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> 
 
 
 def test_a_file_in_the_place_of_a_folder_is_damage(tmp_path: Path) -> None:
-    """Who reads is told; a job tidies its other tables all the same, and the command too, before it names the file."""
+    """Readers, jobs and the command name it."""
     archive = filled(tmp_path, batches=FILES_MAX + 2)
     folder = tmp_path / Table.RECORDS / day_folder("2025-01-01")
     folder.write_bytes(b"no folder")
@@ -193,11 +192,10 @@ def test_a_file_in_the_place_of_a_folder_is_damage(tmp_path: Path) -> None:
     with pytest.raises(ArchiveDamaged, match=folder.name):
         run_compact(CompactOptions(archive=tmp_path), Screen(result=print, note=print))
     folder.unlink()
-    assert 2 == len(archive.files(Table.RECORDS)), "all but that of the last batch, which may be done again, are one"
+    assert 2 == len(archive.files(Table.RECORDS)), "all files but the last batch's are joined"
 
 
-def test_every_table_of_a_channel_stays_what_it_was(tmp_path: Path) -> None:
-    """The archive of a random channel says the same after it was tidied, in each of its tables."""
+def test_every_table_of_a_random_channel_keeps_its_rows(tmp_path: Path) -> None:
     walk = Walk(11)
     arrivals = arrivals_of(walk.step() for _ in range(600))
     archive = archived(tmp_path, [arrivals[first : first + 40] for first in range(0, 600, 40)])
