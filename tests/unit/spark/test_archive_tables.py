@@ -36,35 +36,35 @@ DAY_MS = 86_400_000
 
 
 def sink_of(path: Path, *, writer: str = "archive", log: str = LOG) -> Sink:
-    """A sink into this folder."""
+    """Open the sink of a writer."""
     return open_sink(path, writer=writer, log=log, url=URL)
 
 
 def checkpointed(sink: Sink) -> None:
-    """Leave what Spark leaves once a query has begun."""
+    """Write what Spark writes when a query begins."""
     sink.checkpoint.mkdir(parents=True)
     (sink.checkpoint / "metadata").touch()
 
 
 def record(offset: int, *, at_ms: int = NOON_MS) -> Emitted:
-    """A row of records."""
+    """Return a row of the table `records`."""
     return Emitted(Table.RECORDS, "b1", offset, 0, at_ms + offset, "renewed", "b1", "accepted", b"record %d" % offset)
 
 
 def row(table: Table, offset: int, ordinal: int, body: object, *, at_ms: int = NOON_MS) -> Emitted:
-    """A row of a table whose bodies are documents."""
+    """Return a row of a table whose bodies are documents."""
     return Emitted(table, "", offset, ordinal, at_ms + offset, None, None, None, orjson.dumps(body))
 
 
 def offsets(archive: Archive, table: Table = Table.RECORDS) -> list[int]:
-    """The offsets of all rows of a table, as they are read."""
+    """Return the offsets of all rows of a table, as readers see them."""
     found: list[int] = archive.table(table)["offset"].to_pylist()
     return found
 
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Within the block no file of this process grows beyond so many bytes."""
+    """Limit the size in bytes of this process's files during the block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -73,8 +73,8 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_batch_that_is_done_again_is_there_once(tmp_path: Path) -> None:
-    """The last batch, written again by the same process or by the next one, leaves each row once, and positions as they were."""
+def test_a_repeated_batch_is_there_once(tmp_path: Path) -> None:
+    """The same process or the next one may repeat the last batch. The positions stay the same."""
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1), record(2)]))
@@ -134,7 +134,7 @@ def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(tmp_path: Path,
 
 
 def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) -> None:
-    """After a crash in the midst of a batch, and the loss of the checkpoint, the next generation goes on where all tables were whole."""
+    """After a crash in a batch, and the loss of the checkpoint, the next generation continues after the last finished batch."""
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
@@ -153,7 +153,7 @@ def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) ->
 
 
 def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a batch is written to one table after the other, none of its rows is read, and when it is finished all are."""
+    """They see none of its rows while it is written, and all of them when it is finished."""
     seen: list[list[int]] = []
 
     def watched(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> None:
@@ -168,8 +168,8 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from its beginning")])
-def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, after: str) -> None:
-    """A batch before the last one is no repetition that Spark would ever make; what to do is said, and works."""
+def test_a_checkpoint_behind_the_archive_is_refused(tmp_path: Path, writer: str, after: str) -> None:
+    """Spark never repeats a batch before the last one. The error states what to do, and that works."""
     with sink_of(tmp_path, writer=writer) as sink:
         checkpointed(sink)
         sink.write(7, as_rows([record(1)]))
@@ -180,8 +180,8 @@ def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, aft
         assert (True, 2) == (sink.is_new, sink.manifest.generation)
 
 
-def test_findings_that_a_batch_planned_anew_adds_are_kept(tmp_path: Path) -> None:
-    """More findings at offsets that were reached already, such as evidence shows, are in the archive too."""
+def test_further_findings_of_a_repeated_batch_are_kept(tmp_path: Path) -> None:
+    """They may be at offsets that were reached before."""
     before, late = row(Table.FINDINGS, 9, 0, {"rule": "a"}), row(Table.FINDINGS, 9, 1, {"rule": "b"})
     with sink_of(tmp_path, writer="audit") as sink:
         checkpointed(sink)
@@ -193,15 +193,15 @@ def test_findings_that_a_batch_planned_anew_adds_are_kept(tmp_path: Path) -> Non
         assert ["a", "b"] == Archive(tmp_path).table(Table.FINDINGS)["rule"].to_pylist()
 
 
-def test_an_archive_whose_rows_nobody_counted_goes_on(tmp_path: Path) -> None:
-    """The description that an earlier version wrote tells no rows of its last batch, which is finished at the positions that it tells."""
+def test_an_archive_without_row_counts_continues(tmp_path: Path) -> None:
+    """Earlier versions did not write `batch_rows`. Then the positions alone show that a batch is finished."""
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
     path = manifest_path(tmp_path, "archive")
-    told = orjson.loads(path.read_bytes())
-    del told["batch_rows"]
-    path.write_bytes(orjson.dumps(told))
+    manifest = orjson.loads(path.read_bytes())
+    del manifest["batch_rows"]
+    path.write_bytes(orjson.dumps(manifest))
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
         sink.write(1, as_rows([record(2)]))
@@ -210,7 +210,7 @@ def test_an_archive_whose_rows_nobody_counted_goes_on(tmp_path: Path) -> None:
 
 
 def test_archives_are_not_mixed(tmp_path: Path) -> None:
-    """Another log, another process at the same tables, and tables without a description are refused by name."""
+    """Another log, another process with the same tables, and tables without a manifest are refused."""
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1)]))
         with pytest.raises(ArchiveInUse, match="archive"):
@@ -229,8 +229,8 @@ def test_archives_are_not_mixed(tmp_path: Path) -> None:
         Archive(tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_named_and_gone_on_from(tmp_path: Path) -> None:
-    """A disk that is full ends the batch with an error that names the file; with room again the same batch is written whole."""
+def test_a_full_disk_ends_a_batch_which_can_be_repeated(tmp_path: Path) -> None:
+    """The error names the file."""
     rows = as_rows([record(offset) for offset in range(1, 20_000)])
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
@@ -242,8 +242,8 @@ def test_a_full_disk_is_named_and_gone_on_from(tmp_path: Path) -> None:
     assert list(range(20_000)) == offsets(Archive(tmp_path))
 
 
-def test_a_new_day_is_as_safe_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of folders that a file is the first in are made durable with its own, before the batch is called finished."""
+def test_new_folders_are_durable_before_a_batch_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut that loses the name of a folder would lose its files."""
     synced: list[str] = []
     for module in (parquet, whole_files):
         monkeypatch.setattr(module, "sync_folder", lambda path: synced.append(path.parent.name))
@@ -255,8 +255,8 @@ def test_a_new_day_is_as_safe_as_what_is_in_it(tmp_path: Path, monkeypatch: pyte
     assert ["records", tmp_path.name, "day=2025-11-22", of_manifest, "day=2025-11-22", of_manifest] == synced
 
 
-def test_rows_lie_in_the_folder_of_their_day(tmp_path: Path) -> None:
-    """A batch over midnight is cut there, in UTC, and what is asked of one day comes from that day's folder."""
+def test_rows_are_in_the_folder_of_their_day(tmp_path: Path) -> None:
+    """A batch is cut at midnight, UTC."""
     midnight_ms = NOON_MS + DAY_MS // 2
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(offset, at_ms=midnight_ms - 3) for offset in range(1, 6)]))
@@ -271,8 +271,8 @@ def test_rows_lie_in_the_folder_of_their_day(tmp_path: Path) -> None:
     assert datetime(2025, 11, 23, tzinfo=UTC) == found["at"][0].as_py()
 
 
-def test_a_range_of_offsets_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of other offsets are left out, and groups of rows that cannot hold any are not even read."""
+def test_only_a_range_of_offsets_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups outside the range are skipped."""
     monkeypatch.setattr("equipoise.spark_jobs.archive.tables.parquet.ROW_GROUP_ROWS", 10)
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(offset) for offset in range(1, 101)]))
@@ -284,7 +284,7 @@ def test_a_range_of_offsets_is_read_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_documents_become_columns(tmp_path: Path) -> None:
-    """Fields of a document stand in the columns of their names, what is missing or of a wrong kind is null, and what is new is left."""
+    """A missing field, or one of another type, is null. An unknown field is dropped."""
     bodies: list[object] = [
         {"broker": "b1", "kind": 7, "strategy": "s", "new": 1},
         ["no object"],
@@ -305,8 +305,8 @@ def test_documents_become_columns(tmp_path: Path) -> None:
     assert [3, 5] == archive.table(Table.FINDINGS)["offsets"][0].as_py()
 
 
-def test_a_snapshot_says_what_is_in_it(tmp_path: Path) -> None:
-    """Its digest and counts stand beside it, and the base of the channel's offsets makes positions of them."""
+def test_a_snapshot_has_its_digest_and_counts_in_columns(tmp_path: Path) -> None:
+    """Its base turns logical offsets into positions."""
     view = View()
     view.go_on_above(40, level=1, level_last=-1)
     snapshot = Emitted(Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, compress(to_bytes(view)))
@@ -319,8 +319,8 @@ def test_a_snapshot_says_what_is_in_it(tmp_path: Path) -> None:
     assert [{"position": 2, "digest": str(view.digest()), "bundles": 0, "brokers": 0}] == found
 
 
-def test_findings_that_are_found_again_are_there_once(tmp_path: Path) -> None:
-    """An audit that lost its checkpoint begins anew, and what it finds a second time is read once."""
+def test_findings_of_two_generations_are_read_once(tmp_path: Path) -> None:
+    """An audit that lost its checkpoint starts again, and repeats its findings."""
     first, second = (row(Table.FINDINGS, offset, 0, {"rule": "r", "subject": "log:", "text": "t"}) for offset in (4, 6))
     with sink_of(tmp_path, writer="audit") as sink:
         sink.write(0, as_rows([first]))
@@ -333,7 +333,7 @@ def test_findings_that_are_found_again_are_there_once(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version of the product in which records have one more column."""
+    """Make a version of the product whose records have another column."""
     before = SCHEMAS[Table.RECORDS]
     more = Column("size", "long", "the size of the entry", since=2)
     after = replace(before, columns=(*before.columns, more))
@@ -342,7 +342,7 @@ def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_older_files_are_read_with_nulls(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """A column that came with a later version of a table is null in the files of an earlier one."""
+    """A column of a later version is null in an older file."""
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1)]))
     request.getfixturevalue("_next_version")
@@ -351,7 +351,7 @@ def test_older_files_are_read_with_nulls(tmp_path: Path, request: pytest.Fixture
 
 @pytest.mark.usefixtures("_next_version")
 def test_a_newer_archive_is_refused(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """An archive in which a table, or the folder itself, is of a version that this one does not know is refused, and says so."""
+    """The version of a table, or of the folder, is unknown."""
     found = manifest.Manifest(writer="archive", log=LOG, url=URL)
     write_manifest(tmp_path, found)
     request.getfixturevalue("monkeypatch").undo()
@@ -364,7 +364,7 @@ def test_a_newer_archive_is_refused(tmp_path: Path, request: pytest.FixtureReque
 
 
 @pytest.mark.parametrize("table", sorted(SCHEMAS))
-def test_each_file_says_what_it_is(tmp_path: Path, table: Table) -> None:
+def test_each_file_describes_itself(tmp_path: Path, table: Table) -> None:
     """A file names its table and version in its metadata."""
     about = SCHEMAS[table]
     writer = schema.WRITER_OF[table]

@@ -36,12 +36,12 @@ RECORDS, SNAPSHOT_RECORDS, BATCH_RECORDS = 900, 100, 130
 
 
 def entries_of(seed: int = 1) -> list[tuple[int, bytes]]:
-    """The first records of a busy channel, at the offsets from 1 on."""
+    """Return the first records of a busy channel. Their offsets begin at 1."""
     return list(islice(BusyChannel(seed=seed).steps(), RECORDS))
 
 
 def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = None) -> Verification:
-    """What the job does, one segment after the other."""
+    """Verify an archive as the job does, one segment after the other."""
     opened = Archive(archive)
     marks, files, unreadable = contents(opened)
     segments = plan(marks, files, from_ms=from_ms, to_ms=to_ms)
@@ -51,13 +51,13 @@ def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = N
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """An archive of a channel on which everything happened."""
+    """Write an archive of a busy channel."""
     archive_entries(entries_of(), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
     return tmp_path / "archive"
 
 
 def rewrite(archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *, offset: int) -> Path:
-    """Change the file of a table that holds the row at `offset`; its path."""
+    """Change the file that holds the row at `offset`. Return its path."""
     for path in sorted((archive / table).glob("day=*/*.parquet")):
         rows = pq.read_table(path, partitioning=None)
         if offset in rows["offset"].to_pylist():
@@ -67,13 +67,13 @@ def rewrite(archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *
 
 
 def replaced(rows: pa.Table, offset: int, /, **cells: object) -> pa.Table:
-    """The rows, with other cells at one offset."""
+    """Return the rows with other cells at one offset."""
     changed = [row if row["offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
     return pa.Table.from_pylist(changed, schema=rows.schema)
 
 
-def test_the_channel_that_is_archived() -> None:
-    """The busy channel is spelled as the codec spells it, and its digests agree: what is verified is what brokers write."""
+def test_the_busy_channel_is_one_that_brokers_could_write() -> None:
+    """Its records have the codec's form, and its digests match."""
     view, kinds = View(), Counter[str]()
     for offset, data in entries_of():
         record = decode(data)
@@ -88,27 +88,27 @@ def test_the_channel_that_is_archived() -> None:
 
 
 def mark(offset: int) -> Mark:
-    """A snapshot, as many milliseconds after the beginning as its offset says."""
+    """Return a snapshot. Its time in milliseconds equals its offset."""
     return Mark(offset=offset, at_ms=offset, digest="0", file="snapshots")
 
 
 def spans(segments: tuple[Segment, ...]) -> list[tuple[int, int | None, tuple[str, ...]]]:
-    """Segments in short."""
+    """Return the bounds and files of segments."""
     return [(segment.first, segment.last, segment.files) for segment in segments]
 
 
 FILES = [RecordFile(path=path, first=first, last=last, rows=10) for path, first, last in (("b", 11, 20), ("a", 1, 10), ("c", 21, 30))]
 
 
-def test_a_plan() -> None:
-    """Each segment goes from one snapshot to the next, and reads the files that hold its records alone, in order."""
+def test_a_segment_goes_from_one_snapshot_to_the_next() -> None:
+    """It reads only the files that hold its records, in order."""
     segments = plan([mark(15), mark(1), mark(22)], FILES)
     assert [(0, 1, ("a",)), (2, 15, ("a", "b")), (16, 22, ("b", "c")), (23, None, ("c",))] == spans(segments)
     assert [1, 14, 7, 8] == [segment.rows for segment in segments]
 
 
-def test_a_file_that_cannot_be_read_has_a_place() -> None:
-    """It stands for all that its neighbours leave out, and for nothing where they leave out nothing."""
+def test_an_unreadable_file_covers_the_gap_between_its_neighbours() -> None:
+    """It is left out if there is no gap."""
     known = {path: RecordFile(path=path, first=first, last=last, rows=5) for path, first, last in (("b", 10, 14), ("c", 15, 19))}
     found = with_unreadable(["a", known["b"], "nothing", known["c"], "d", "e"], last=40)
     assert [("a", 0, 9), ("b", 10, 14), ("c", 15, 19), ("d", 20, 40), ("e", 20, 40)] == [
@@ -118,21 +118,20 @@ def test_a_file_that_cannot_be_read_has_a_place() -> None:
     assert [] == with_unreadable([], last=-1)
 
 
-def test_a_plan_between_two_times() -> None:
-    """Every segment that may hold a record of these times is taken, and no other."""
+def test_a_plan_between_two_times_has_the_segments_that_touch_them() -> None:
     marks = [mark(1), mark(10), mark(20), mark(30)]
     assert [(2, 10), (11, 20)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=5, to_ms=20))]
     assert [(2, 10), (11, 20), (21, 30)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=10, to_ms=21))]
 
 
-def test_a_plan_of_nothing() -> None:
-    """An archive without records has no segments, and one without snapshots has one."""
+def test_an_archive_without_snapshots_is_one_segment() -> None:
+    """An archive without records has no segment."""
     assert () == plan([], [])
     assert [(0, None, ("a", "b", "c"))] == spans(plan([], FILES))
 
 
 def test_every_record_is_in_one_segment() -> None:
-    """Whatever the snapshots and the files are, the segments read each offset exactly once."""
+    """The segments read each offset exactly once, for random snapshots and files."""
     rng = random.Random(7)
     for _ in range(50):
         edges = sorted(rng.sample(range(1, 200), 6))
@@ -149,7 +148,7 @@ def test_every_record_is_in_one_segment() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_archive_in_order(tmp_path: Path, seed: int) -> None:
-    """Whatever happened on a channel, its archive holds, cut into as many segments as it has snapshots, and one more."""
+    """It has one segment more than snapshots, and no differences."""
     archive_entries(entries_of(seed), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
     result = verified(tmp_path / "archive")
     assert [(), RECORDS, RECORDS, 0] == [result.differences, result.records, result.last, result.trusted]
@@ -158,7 +157,7 @@ def test_an_archive_in_order(tmp_path: Path, seed: int) -> None:
 
 
 def test_an_archive_that_begins_late(tmp_path: Path) -> None:
-    """Where the head of the log was gone, the records up to the first snapshot cannot be replayed, and the report says so."""
+    """Records before the first snapshot cannot be replayed, and the output says so."""
     head, tail = entries_of()[:400], entries_of()[400:]
     before = Channel()
     for offset, data in head:
@@ -169,8 +168,8 @@ def test_an_archive_that_begins_late(tmp_path: Path) -> None:
     assert any("cannot be replayed" in line for line in lines(result, url="URL"))
 
 
-def test_a_channel_that_was_closed(tmp_path: Path) -> None:
-    """What stands behind the record that closed a channel was not folded, and is no difference."""
+def test_entries_after_the_end_of_a_closed_channel_are_no_difference(tmp_path: Path) -> None:
+    """The archive did not fold them."""
     channel = Channel()
     channel.genesis()
     channel.create()
@@ -182,18 +181,18 @@ def test_a_channel_that_was_closed(tmp_path: Path) -> None:
 
 
 def test_a_part_of_an_archive(archive: Path) -> None:
-    """Between two times only the segments that hold them are folded."""
+    """With a period only the segments that touch it are replayed."""
     result = verified(archive, from_ms=NOON_MS + 350, to_ms=NOON_MS + 420)
     assert [(), 2] == [result.differences, result.segments]
     assert 100 < result.records <= 2 * SNAPSHOT_RECORDS
 
 
-# --- archives that are not ---------------------------------------------------------------------------------------------------
+# --- archives with differences -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What is done to an archive at an offset, and what must be found: the kind, and whether that offset is named as the last."""
+    """A change of an archive at an offset, and the kind of difference to expect. `exact`: its last offset is that offset."""
 
     table: str
     change: Callable[[pa.Table, int], pa.Table]
@@ -222,8 +221,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_differs_is_named(archive: Path, name: str) -> None:
-    """Each way in which an archive can be wrong is found, and the record where it shows is named."""
+def test_a_difference_is_found_at_its_record(archive: Path, name: str) -> None:
     damage = DAMAGES[name]
     rewrite(archive, damage.table, lambda rows: damage.change(rows, damage.offset), offset=damage.offset)
     result = verified(archive)
@@ -234,7 +232,7 @@ def test_what_differs_is_named(archive: Path, name: str) -> None:
 
 
 def accepted_transition(archive: Path, *, above: int = 300) -> int:
-    """The offset of an accepted record of a bundle, the first that is above an offset, in the middle of a segment."""
+    """Return the offset of the first accepted record of a bundle above an offset."""
     rows = [
         row for path in sorted((archive / "records").glob("day=*/*.parquet")) for row in pq.read_table(path, partitioning=None).to_pylist()
     ]
@@ -243,7 +241,7 @@ def accepted_transition(archive: Path, *, above: int = 300) -> int:
 
 
 def test_a_record_that_was_removed(archive: Path) -> None:
-    """An accepted record that is gone shows in the next snapshot's digest at the latest, and the range that is named holds it."""
+    """The next snapshot's digest shows the loss at the latest. The reported range contains the record."""
     offset = accepted_transition(archive)
     rewrite(archive, "records", lambda rows: _without(rows, offset), offset=offset)
     difference = verified(archive).differences[0]
@@ -254,7 +252,7 @@ def test_a_record_that_was_removed(archive: Path) -> None:
 
 
 def test_records_that_are_gone_from_the_end(archive: Path) -> None:
-    """Where the newest files are lost, no snapshot and no later record tells of it, but the archive's own account does."""
+    """Only the manifest reveals the loss of the newest files."""
     for table in (Table.RECORDS, Table.SNAPSHOTS):
         Archive(archive).files(table)[-1].unlink()
     last = verified(archive).last
@@ -263,8 +261,8 @@ def test_records_that_are_gone_from_the_end(archive: Path) -> None:
     assert ("missing", last + 1, RECORDS) == (found.kind, found.first, found.last)
 
 
-def test_only_one_segment_is_to_blame(archive: Path) -> None:
-    """A difference in one segment says nothing of the others: they begin with snapshots of their own."""
+def test_segments_are_checked_independently(archive: Path) -> None:
+    """A difference in one segment does not affect the others, which begin with their own snapshots."""
     for offset in (250, 750):
         rewrite(archive, "records", lambda rows, at=offset: replaced(rows, at, verdict="foreign_genesis"), offset=offset)  # type: ignore[misc]
     assert [250, 750] == [difference.last for difference in verified(archive).differences]
@@ -309,7 +307,7 @@ def test_a_forged_renewal_hides_no_loss(archive: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 3, -1])
 def test_a_file_that_is_damaged(archive: Path, place: int) -> None:
-    """A file of records that cannot be read is what differs, by its name, and no record, be it the first, the last or another."""
+    """The difference names the file, and no record. All other segments are replayed."""
     path = sorted((archive / "records").glob("day=*/*.parquet"))[place]
     path.write_bytes(b"PAR1 and no more")
     result = verified(archive)
@@ -318,11 +316,11 @@ def test_a_file_that_is_damaged(archive: Path, place: int) -> None:
     [line] = [line for line in lines(result, url="URL") if path.name in line]
     assert line.startswith(f"damaged: the file {path} cannot be read: ")
     assert not any("equipoise channel show" in line for line in lines(result, url="URL"))
-    assert result.records > RECORDS - 3 * SNAPSHOT_RECORDS, "all other segments are folded"
+    assert result.records > RECORDS - 3 * SNAPSHOT_RECORDS
 
 
-def test_files_that_are_joined_meanwhile(archive: Path) -> None:
-    """Where the archive is tidied while it is verified, what was in the files that have gone is folded from where it is now."""
+def test_files_that_are_compacted_meanwhile(archive: Path) -> None:
+    """Segments whose files are gone are replayed from the files that hold their records now."""
     marks, files, _ = contents(Archive(archive))
     segments = plan(marks, files)
     run_compact(CompactOptions(archive=archive), Screen(result=print, note=print))
@@ -336,8 +334,8 @@ def test_files_that_are_joined_meanwhile(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
-def test_a_bit_that_flipped_is_never_a_traceback(tmp_path: Path, table: Table) -> None:
-    """Whichever bit of a file has flipped, the archive is verified to the end, and what cannot be read is named by its file."""
+def test_a_flipped_bit_never_raises(tmp_path: Path, table: Table) -> None:
+    """The archive is verified to its end for any flipped bit. An unreadable file is named."""
     rng = random.Random(3)
     archive_entries(entries_of()[:30], tmp_path / "archive", snapshot_records=10, batch_records=15)
     path = Archive(tmp_path / "archive").files(table)[-1]
@@ -392,13 +390,13 @@ def test_a_file_without_statistics_is_damaged(archive: Path) -> None:
 
 @pytest.mark.parametrize("cells", [{"offset": None}, {"at": None}, {"bytes": None}])
 def test_a_snapshot_with_a_null_is_named(archive: Path, cells: dict[str, None]) -> None:
-    """A snapshot that lacks what it must have is damage of its file."""
+    """Its file is damaged."""
     path = rewrite(archive, "snapshots", lambda rows: replaced(rows, 401, **cells), offset=401)
     assert ("damaged", str(path)) in {(each.kind, each.file) for each in verified(archive).differences}
 
 
 def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes wrong while rows are folded, and not while they are read, stays what it is."""
+    """Only errors of reading count as damage."""
 
     def feed(_replay: Replay, _rows: Rows) -> None:
         raise ValueError("a mistake of ours")
@@ -408,17 +406,17 @@ def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: p
         verified(archive)
 
 
-# --- what all come to --------------------------------------------------------------------------------------------------------
+# --- the output --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_told() -> None:
-    """The first differences are told in the order of the log, with commands that run, and all are counted."""
+def test_the_first_differences_are_printed_with_commands() -> None:
+    """They are in log order. All differences are counted."""
     found = [Difference(kind="verdict", first=offset, last=offset, text="other") for offset in range(DIFFERENCES_MAX + 5, 0, -1)]
     segment = plan([], FILES)
     checked = [Checked(number=each.first or 0, records=1, verdicts={"accepted": 1}, differences=(each,)) for each in found]
     result = verification(segment, checked, seconds=0.5)
     assert [DIFFERENCES_MAX, len(found), 1] == [len(result.differences), result.differences_count, result.differences[0].first]
-    told = list(lines(result, url="sqlite:a log.db"))
-    assert "offset 1: verdict: other" in told
-    assert "  equipoise channel show 1 --log 'sqlite:a log.db'" in told
-    assert f"differences: {len(found)}" == told[-1]
+    printed = list(lines(result, url="sqlite:a log.db"))
+    assert "offset 1: verdict: other" in printed
+    assert "  equipoise channel show 1 --log 'sqlite:a log.db'" in printed
+    assert f"differences: {len(found)}" == printed[-1]
