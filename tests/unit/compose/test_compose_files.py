@@ -1,4 +1,4 @@
-"""The files for docker compose hang together: what they name exists, here and in the product, and versions and ports agree."""
+"""Check the files for docker compose without Docker: everything that they name exists, and versions and ports agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equipoise.channel.kafka.settings import address_of
 ROOT: Final = Path(__file__).resolve().parents[3]
 COMPOSE: Final = ROOT / "compose"
 FILES: Final = {"laptop.yaml": 1, "three-nodes.yaml": 3}
-"""Each file, and how many nodes its Kafka has."""
+"""Each file, and the number of its Kafka nodes."""
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCKERFILE: Final = (COMPOSE / "Dockerfile").read_text(encoding="utf-8")
@@ -32,12 +32,12 @@ Service = Mapping[str, object]
 
 
 def loaded(name: str) -> dict[str, dict[str, dict[str, object]]]:
-    """A file of compose/ as data."""
+    """Read a file of `compose`."""
     return cast("dict[str, dict[str, dict[str, object]]]", yaml.safe_load((COMPOSE / name).read_text(encoding="utf-8")))
 
 
 def services(name: str) -> dict[str, Service]:
-    """The services of a file, each with what it extends; lists are joined and mappings merged, as docker compose does it."""
+    """Return the services of a file. `extends` joins lists and merges mappings, as in docker compose."""
     found: dict[str, Service] = {}
     for service, own in loaded(name)["services"].items():
         extended = cast("dict[str, str]", own.pop("extends"))
@@ -55,25 +55,25 @@ def services(name: str) -> dict[str, Service]:
 
 
 def environment(service: Service) -> dict[str, str]:
-    """The variables of a service; compose takes texts only, and no number or boolean that YAML makes of them."""
+    """Return the variables of a service. All must be strings, because compose refuses YAML's booleans."""
     found = cast("dict[str, object]", service.get("environment", {}))
     assert [] == [name for name, value in found.items() if not isinstance(value, str)]
     return cast("dict[str, str]", found)
 
 
 def texts(service: Service, key: str) -> Sequence[str]:
-    """A list of texts; none if there is none."""
+    """Return a list of strings; empty if the key is missing."""
     return cast("Sequence[str]", service.get(key, ()))
 
 
 def kind(name: str, file: str) -> dict[str, Service]:
-    """The services of one kind: `kafka`, `broker` or `load-worker`."""
+    """Return the services of a kind: `kafka`, `broker` or `load-worker`."""
     return {service: it for service, it in services(file).items() if service.startswith(f"{name}-")}
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_image_has_one_version(file: str) -> None:
-    """Each image is named with its full version; ours is that of the project, and Kafka's that of the local one."""
+    """Every image has a full version: ours that of the project, and Kafka's that of the local Kafka."""
     images = {name.rstrip("-123"): cast("str", service["image"]) for name, service in services(file).items()}
     assert {"kafka", "broker", "load-worker", "prometheus", "grafana"} == images.keys()
     assert [] == [image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)]
@@ -82,8 +82,8 @@ def test_every_image_has_one_version(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_volume_is_there(file: str) -> None:
-    """What a service mounts is a file of the project, or a volume that its file declares; no volume is declared for nobody."""
+def test_every_volume_exists_and_is_used(file: str) -> None:
+    """A service mounts files of the project, or volumes that its file declares."""
     mounted = [mount.split(":")[0] for service in services(file).values() for mount in texts(service, "volumes")]
     assert [] == [source for source in mounted if source.startswith(".") and not (COMPOSE / source).exists()]
     named = [source for source in mounted if not source.startswith(".")]
@@ -91,8 +91,8 @@ def test_every_volume_is_there(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_brokers_wait_for_kafkas_that_are_there(file: str) -> None:
-    """Each broker waits for every node of Kafka, each of which can tell that it is well."""
+def test_brokers_wait_for_every_kafka_node(file: str) -> None:
+    """Each node has a health check."""
     kafkas = kind("kafka", file)
     assert FILES[file] == len(kafkas)
     assert 3 == len(kind("broker", file))
@@ -103,7 +103,7 @@ def test_brokers_wait_for_kafkas_that_are_there(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_brokers_find_their_channel(file: str) -> None:
-    """The channel of the brokers is a log URL that names each node of Kafka, where it listens for containers."""
+    """Their log URL names the listener for containers of each Kafka node."""
     (url,) = {environment(broker)["EQUIPOISE_LOG"] for broker in kind("broker", file).values()}
     address = address_of(url)
     listening = [
@@ -115,7 +115,7 @@ def test_brokers_find_their_channel(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_load_workers_work_for_the_brokers(file: str) -> None:
-    """Two load workers wait for the same Kafka, name the same log, and are started by a command of the product."""
+    """They wait for the same Kafka nodes, use the same log, and start with a command of the product."""
     workers = kind("load-worker", file)
     assert 2 == len(workers)
     (url,) = {environment(it)["EQUIPOISE_LOG"] for it in [*kind("broker", file).values(), *workers.values()]}
@@ -128,7 +128,7 @@ def test_load_workers_work_for_the_brokers(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_nodes_of_kafka_know_one_another(file: str) -> None:
-    """Each node has a number of its own, is reached by its service's name, and knows all voters, with as many copies as nodes."""
+    """Each node has its own number, advertises its service's name, and knows all voters. There are as many replicas as nodes."""
     kafkas = kind("kafka", file)
     voters = ",".join(f"{environment(service)['KAFKA_NODE_ID']}@{name}:9094" for name, service in kafkas.items())
     assert [str(number) for number in range(1, FILES[file] + 1)] == [environment(service)["KAFKA_NODE_ID"] for service in kafkas.values()]
@@ -140,8 +140,8 @@ def test_nodes_of_kafka_know_one_another(file: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_settings_of_kafka_are_those_of_the_local_one(file: str) -> None:
-    """Each setting by which an image is told how to be Kafka is one that the local Kafka, which the tests run, has as well."""
+def test_kafka_has_only_settings_of_the_local_kafka(file: str) -> None:
+    """Tests run the local Kafka, so its settings are known to be valid."""
     ports = (Ports(client=1, controller=2, proxied=3),)
     known = server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={})
     variables = {name for service in kind("kafka", file).values() for name in environment(service) if name.startswith("KAFKA_")}
@@ -150,7 +150,7 @@ def test_settings_of_kafka_are_those_of_the_local_one(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_ports_agree(file: str) -> None:
-    """Whoever is told an address finds it: what a container listens on and tells is published under the same number, once."""
+    """The port that a container listens on and advertises is published under the same number, once."""
     published: list[str] = [port for service in services(file).values() for port in texts(service, "ports")]
     assert [] == [port for port in published if not re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port)]
     assert len(published) == len(set(published))
@@ -166,15 +166,15 @@ def test_ports_agree(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_prometheus_scrapes_every_broker(file: str) -> None:
-    """The targets of Prometheus are the brokers, where their HTTP listens."""
+    """Its targets are the HTTP ports of the brokers."""
     (job,) = cast("Sequence[dict[str, object]]", loaded("prometheus/prometheus.yaml")["scrape_configs"])
     assert ("equipoise", "/metrics") == (job["job_name"], job["metrics_path"])
     (targets,) = cast("Sequence[dict[str, object]]", job["static_configs"])
     assert [f"{name}:{environment(it)['HTTP_PORT']}" for name, it in kind("broker", file).items()] == targets["targets"]
 
 
-def test_every_variable_is_one_that_somebody_reads() -> None:
-    """A variable that is set for brokers is read by the product or by the script that starts it, and the script's are all set."""
+def test_every_variable_is_read_and_set() -> None:
+    """The product, or the script that starts it, reads each variable of the brokers. Each variable of the script has a default."""
     source = "".join(path.read_text(encoding="utf-8") for folder in ("brokers", "channel") for path in (ROOT / folder).rglob("*.py"))
     script = (COMPOSE / "broker.sh").read_text(encoding="utf-8")
     for file in FILES:
@@ -186,7 +186,7 @@ def test_every_variable_is_one_that_somebody_reads() -> None:
 
 
 def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
-    """Each option that the script gives is one of `equipoise broker`."""
+    """Each option of the script exists in `equipoise broker`."""
     command = typer.main.get_command(app)
     options = {option for parameter in command.params for option in parameter.opts}
     if not options:  # A group with one command.
@@ -197,14 +197,14 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
 
 
 def copied() -> Iterator[str]:
-    """What the Dockerfile takes from this project."""
+    """Yield the sources that the Dockerfile copies from this project."""
     for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
         *sources, _ = [word for word in line.split() if not word.startswith("--")]
         yield from sources
 
 
 def test_the_image_holds_the_whole_product() -> None:
-    """Every package of the wheel is copied, from a place that is there and that the ignore file lets through."""
+    """Every package of the wheel is copied, exists, and passes the ignore file."""
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert [] == [package for package in packages if package not in set(copied())]
     assert [] == [source for source in copied() if not (ROOT / source).exists()]
@@ -213,7 +213,7 @@ def test_the_image_holds_the_whole_product() -> None:
 
 
 def test_the_image_is_built_from_named_versions() -> None:
-    """Both stages stand on one image of a full version, and uv is the one of the Makefile; extras are those of the project."""
+    """Both stages use one image with a full version. The version of uv is that of the Makefile, and the extras exist."""
     (image,) = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", image)
     (makefile,) = re.findall(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -224,13 +224,13 @@ def test_the_image_is_built_from_named_versions() -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_brokers_have_the_time_to_leave(file: str) -> None:
-    """No broker is killed before the minute that it may take to move its bundles away."""
+def test_brokers_have_time_to_leave(file: str) -> None:
+    """A broker may need a minute to move its bundles away."""
     assert {"75s"} == {cast("str", broker["stop_grace_period"]) for broker in kind("broker", file).values()}
 
 
 def test_grafana_finds_its_dashboard_and_prometheus() -> None:
-    """The provider's folder is where the dashboards are mounted, and the panels ask the source that is provisioned."""
+    """The dashboards are mounted in the provider's folder, and the panels query the provisioned source."""
     mounts = dict(mount.split(":")[:2] for mount in texts(services("laptop.yaml")["grafana"], "volumes"))
     (provider,) = cast("Sequence[dict[str, dict[str, str]]]", loaded("grafana/provisioning/dashboards/equipoise.yaml")["providers"])
     assert mounts["./grafana/dashboards"] == provider["options"]["path"]
@@ -241,13 +241,13 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
     assert environment(services("laptop.yaml")["grafana"])["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].endswith(f"/{WRITTEN.name}")
 
 
-def test_the_dashboard_is_the_one_that_is_written_down() -> None:
-    """The JSON is what `python -m compose.dashboard` writes."""
+def test_the_json_of_the_dashboard_is_current() -> None:
+    """`python -m compose.dashboard` writes it."""
     assert text() == WRITTEN.read_text(encoding="utf-8")
 
 
 def test_no_two_panels_overlap() -> None:
-    """Each panel has its own place within the width of the screen."""
+    """Each panel is within the width of the screen."""
     taken: set[tuple[int, int]] = set()
     for panel in orjson.loads(WRITTEN.read_bytes())["panels"]:
         place = panel["gridPos"]

@@ -1,4 +1,4 @@
-"""Which Kafka the tests take, and what becomes of them where there is none."""
+"""Test which Kafka the tests use, and what happens without one."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_tests_take_the_given_kafka_then_a_container_then_a_local_one(
         assert expected == address
 
 
-def test_a_machine_without_a_kafka_is_told_of_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs a Kafka is skipped with the reason on a machine that has none, and fails in CI."""
+def test_without_a_kafka_tests_skip_locally_and_fail_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both state the reason."""
     monkeypatch.setenv("CI", "")
     with pytest.raises(pytest.skip.Exception, match=finding.GIVEN), or_skipped():
         raise NotInstalled("no route")
@@ -49,8 +49,8 @@ def test_a_machine_without_a_kafka_is_told_of_aloud(monkeypatch: pytest.MonkeyPa
         raise NotInstalled("no route")
 
 
-def test_fresh_topics_have_names_that_kafka_takes() -> None:
-    """A name is made of the purpose and of chance, of Kafka's characters, and leaves room for a suffix."""
+def test_fresh_topics_have_valid_names() -> None:
+    """A name has the purpose and a random part, and leaves room for a suffix."""
     one, two = fresh_topic("what for, und wieso? " * 20), fresh_topic("what for, und wieso? " * 20)
     assert one != two
     assert one.startswith("what-for-und-wieso-what-for")
@@ -58,9 +58,9 @@ def test_fresh_topics_have_names_that_kafka_takes() -> None:
     assert len(one) <= 200
 
 
-def test_the_image_is_told_settings_that_kafka_has() -> None:
-    """All that a container is told is known to the local Kafka, too, and clients are told the address that was chosen."""
-    told = container.image_settings("host:1234")
+def test_a_container_has_only_settings_of_the_local_kafka() -> None:
+    """It advertises the chosen address."""
+    settings = container.image_settings("host:1234")
     ports = (Ports(client=1, controller=2, proxied=3),)
-    assert told.keys() <= server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={}).keys()
-    assert "CLIENT://host:1234" in told["advertised.listeners"].split(",")
+    assert settings.keys() <= server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={}).keys()
+    assert "CLIENT://host:1234" in settings["advertised.listeners"].split(",")
