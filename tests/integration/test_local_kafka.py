@@ -1,4 +1,4 @@
-"""A local Kafka of our own: started, found again, killed, cut off, and back with all that it had."""
+"""Test a local Kafka that is started, found again, killed, cut off and restarted: it keeps its records."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ DEADLINE_S = 60.0
 
 
 def values(address: str, topic: str) -> list[bytes | None]:
-    """What stands in a topic."""
+    """Return the values in a topic."""
     return [value for _, _, value in read_all(address, topic)]
 
 
-def test_the_shared_kafka_takes_topics_of_any_test(kafka: Kafka) -> None:
-    """Two topics for one purpose are two, and what is deleted is gone."""
+def test_topics_of_the_shared_kafka_are_separate(kafka: Kafka) -> None:
+    """Two topics for one purpose have different names. A deleted topic comes back empty."""
     one, two = kafka.topic("what for?"), kafka.topic("what for?")
     for topic in (one, two):
         create_topic(kafka.address, topic)
@@ -42,8 +42,8 @@ def test_the_shared_kafka_takes_topics_of_any_test(kafka: Kafka) -> None:
     assert [] == values(kafka.address, one)
 
 
-def test_what_was_acknowledged_outlives_a_kill(own_kafka: OwnKafka) -> None:
-    """A node that was killed comes back at the same address, with the records that it had acknowledged."""
+def test_acknowledged_records_survive_a_kill(own_kafka: OwnKafka) -> None:
+    """The node restarts at the same address."""
     topic = own_kafka.topic("outlives a kill")
     create_topic(own_kafka.address, topic)
     Writer(own_kafka.address).append(topic, [(b"key", b"before")])
@@ -56,13 +56,13 @@ def test_what_was_acknowledged_outlives_a_kill(own_kafka: OwnKafka) -> None:
 
 
 def test_clients_of_a_proxy_stay_behind_it(own_kafka: OwnKafka) -> None:
-    """Kafka tells whoever comes through the proxy to come back through it, and all others where it is itself."""
+    """Kafka advertises the proxy to clients behind it, and its own address to all others."""
     assert [own_kafka.proxied_address] == advertised(own_kafka.proxied_address)
     assert [own_kafka.address] == advertised(own_kafka.address)
 
 
-def test_an_append_without_a_receipt_may_be_there(own_kafka: OwnKafka) -> None:
-    """Where answers are swallowed a producer gives up, and its record is on the log all the same."""
+def test_an_append_without_a_receipt_may_be_on_the_log(own_kafka: OwnKafka) -> None:
+    """The proxy drops the answer, so the producer gives up."""
     topic = own_kafka.topic("no receipt")
     create_topic(own_kafka.address, topic)
     writer = Writer(own_kafka.proxied_address, timeout_s=3)
@@ -74,8 +74,7 @@ def test_an_append_without_a_receipt_may_be_there(own_kafka: OwnKafka) -> None:
     assert [b"certain", b"in doubt"] == values(own_kafka.address, topic)
 
 
-def test_a_suspended_node_answers_once_it_goes_on(own_kafka: OwnKafka) -> None:
-    """A node that is stopped in its tracks takes nothing, and takes it again when it goes on."""
+def test_a_suspended_node_answers_after_it_resumes(own_kafka: OwnKafka) -> None:
     topic = own_kafka.topic("suspended")
     create_topic(own_kafka.address, topic)
     own_kafka.cluster.node(1).suspend()
@@ -86,8 +85,8 @@ def test_a_suspended_node_answers_once_it_goes_on(own_kafka: OwnKafka) -> None:
     assert b"kept" in values(own_kafka.address, topic)
 
 
-def test_a_suspended_node_does_nothing_more(own_kafka: OwnKafka) -> None:
-    """When `suspend` returns all threads stand still, each time: whoever asks at once is not answered."""
+def test_all_threads_of_a_suspended_node_are_stopped(own_kafka: OwnKafka) -> None:
+    """They are stopped when `suspend` returns."""
     node = own_kafka.cluster.node(1)
     for _ in range(10):
         node.suspend()
@@ -97,8 +96,8 @@ def test_a_suspended_node_does_nothing_more(own_kafka: OwnKafka) -> None:
         assert {"T"} == states
 
 
-def test_a_folder_is_one_kafka_however_often_it_is_opened(own_kafka: OwnKafka) -> None:
-    """Whoever lays out a folder whose Kafka runs has that one, unless they want another, which is refused."""
+def test_laying_out_a_running_folder_returns_its_kafka(own_kafka: OwnKafka) -> None:
+    """Other settings are refused."""
     folder, layout = own_kafka.cluster.folder, own_kafka.cluster.layout
     again = Cluster.lay_out(folder, proxies=layout.proxies, extra=layout.extra)
     assert own_kafka.address == again.address
@@ -112,8 +111,8 @@ def test_a_folder_is_one_kafka_however_often_it_is_opened(own_kafka: OwnKafka) -
         beside.start()
 
 
-def test_the_command_line_starts_tells_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`start` prints the address, `status` what runs, and `stop` ends it; a second start goes on where the first one was."""
+def test_the_command_line_starts_shows_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`start` prints the address, and `status` the running nodes. A start after `stop` uses the same address and data."""
     folder = ["--folder", str(tmp_path)]
     try:
         assert 0 == main(["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"])
@@ -133,8 +132,8 @@ def test_the_command_line_starts_tells_and_stops(tmp_path: Path, capsys: pytest.
         main(["stop", *folder, "--kill"])
 
 
-def test_a_kafka_ends_with_whoever_started_it_for_tests(tmp_path: Path) -> None:
-    """When a test run is killed, its leash ends the Kafka that it leaves behind."""
+def test_a_kafka_of_tests_ends_with_a_killed_test_run(tmp_path: Path) -> None:
+    """Its leash kills it."""
     program = (
         "import sys, pathlib; from tests.kafka.finding import local_kafka\n"
         "with local_kafka(pathlib.Path(sys.argv[1])) as cluster: print(cluster.address, flush=True); sys.stdin.read()"
@@ -155,7 +154,7 @@ def test_a_kafka_ends_with_whoever_started_it_for_tests(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> None:
-    """When a partition's leader is killed another node leads it, with all that was acknowledged, and the first one comes back."""
+    """After the kill of a partition's leader, another node leads with all acknowledged records. The killed node comes back."""
     topic = three_kafkas.topic("leader dies")
     create_topic(three_kafkas.address, topic, replicas=3, settings={"min.insync.replicas": "2"})
     Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"before")])

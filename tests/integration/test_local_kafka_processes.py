@@ -1,4 +1,4 @@
-"""The local Kafka and the programs around it: Java and Maven that are missing or fail, and processes that are not its own."""
+"""Test the local Kafka with missing or failing programs, and with processes of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the path, besides those of the system's shell: nothing is in it yet."""
+    """Return the only folder on the path. It holds a shell and `sleep`."""
     folder = tmp_path / "programs"
     folder.mkdir()
     for name in ("sh", "sleep"):
@@ -30,56 +30,53 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def script(folder: Path, name: str, text: str) -> None:
-    """A program of a few words."""
+    """Write a program in a folder."""
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
 
 
 @pytest.fixture
 def stranger() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is none of ours."""
+    """Run a process of somebody else."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
 
 
 def node(tmp_path: Path) -> Node:
-    """A node that is configured."""
+    """Return a configured node."""
     return Cluster.lay_out(tmp_path / "kafka").node(1)
 
 
-def test_a_missing_program_is_named_with_what_brings_it(programs: Path, tmp_path: Path) -> None:
-    """Without Java or Maven the error says which package has it."""
+def test_a_missing_program_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
     with pytest.raises(NotInstalled, match=r"needs mvn.*apt-get install maven"):
         jars.class_path(home=tmp_path)
     with pytest.raises(NotInstalled, match=r"needs java.*apt-get install default-jre-headless"):
         jars.tool("java")
 
 
-def test_what_maven_complains_about_is_passed_on(programs: Path, tmp_path: Path) -> None:
-    """When Maven fails, its own words are in the error."""
+def test_the_output_of_a_failing_maven_is_in_the_error(programs: Path, tmp_path: Path) -> None:
     script(programs, "mvn", "echo no route to the repository; exit 1")
     with pytest.raises(NotInstalled, match="no route to the repository"):
         jars.class_path(home=tmp_path)
 
 
 def test_jars_are_fetched_once_and_again_when_one_is_gone(programs: Path, tmp_path: Path) -> None:
-    """Maven is asked the first time, and when a jar has been deleted since."""
     jar, asked = tmp_path / "one.jar", tmp_path / "asked"
     jar.touch()
     writing = f'for word; do case $word in -Dmdep.outputFile=*) echo {jar} >"${{word#*=}}";; esac; done'
     script(programs, "mvn", f"echo asked >>{asked}; {writing}")
-    told: list[str] = []
-    assert [str(jar)] * 2 == [jars.class_path(home=tmp_path, telling=told.append) for _ in range(2)]
+    notes: list[str] = []
+    assert [str(jar)] * 2 == [jars.class_path(home=tmp_path, telling=notes.append) for _ in range(2)]
     assert ["asked"] == asked.read_text().splitlines()
     jar.unlink()
-    jars.class_path(home=tmp_path, telling=told.append)
+    jars.class_path(home=tmp_path, telling=notes.append)
     assert ["asked"] * 2 == asked.read_text().splitlines()
-    assert 2 == len(told)
+    assert 2 == len(notes)
 
 
 def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path, stranger: subprocess.Popen[bytes]) -> None:
-    """A number that now belongs to another process is no node's, and nobody signals it."""
+    """The pid file holds an id that now belongs to another process. Nothing signals it."""
     other = node(tmp_path)
     (other.folder / "pid").write_text(str(stranger.pid))
     assert other.pid is None
@@ -90,15 +87,15 @@ def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path, stranger: subp
 
 @pytest.mark.parametrize("text", ["", "no number", "999999999"])
 def test_a_file_that_names_no_process_is_no_node(text: str, tmp_path: Path) -> None:
-    """Whatever the file says, a process that is not there does not run, and can be stopped."""
+    """It can be killed without an error."""
     other = node(tmp_path)
     (other.folder / "pid").write_text(text)
     assert other.pid is None
     other.kill()
 
 
-def test_a_node_that_cannot_start_says_why(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last words of a node that ends while it starts are in the error, not those of the start before."""
+def test_the_output_of_a_node_that_cannot_start_is_in_the_error(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output of an earlier start is not."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     failing = node(tmp_path)
     script(programs, "java", "echo java.lang.UnsupportedClassVersionError: the first reason; exit 1")
@@ -112,8 +109,8 @@ def test_a_node_that_cannot_start_says_why(programs: Path, tmp_path: Path, monke
     assert "the first reason" not in str(caught.value)
 
 
-def test_a_node_that_is_not_ready_in_time_says_so(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that starts for ever is given up at its deadline, and can be killed."""
+def test_a_node_that_is_not_ready_in_time_can_be_killed(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for it ends at its deadline."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     script(programs, "java", "while :; do sleep 0.1; done")
     hanging = node(tmp_path)
@@ -125,8 +122,8 @@ def test_a_node_that_is_not_ready_in_time_says_so(programs: Path, tmp_path: Path
     assert hanging.pid is None
 
 
-def test_a_process_that_is_being_loaded_is_not_taken_for_gone(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has no command line while it becomes another program, and is there all the same."""
+def test_a_process_during_exec_is_not_taken_for_gone(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no command line for a moment."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     script(programs, "java", 'exec "$0" "$@"')
     loading = node(tmp_path)

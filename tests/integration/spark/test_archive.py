@@ -49,24 +49,24 @@ def append(url: str, walk: Walk, records: int) -> None:
 
 
 def reference(walk: Walk, folder: Path) -> Archive:
-    """The archive that the operator and the sink make of a walk without Spark."""
+    """Archive a walk without Spark."""
     return archived(folder, [[Arrival(Source.CHANNEL, offset, 1_000 + offset, None, data) for offset, data in walk.entries]])
 
 
 def rows_of(archive: Archive, table: Table) -> pa.Table:
-    """The rows of a table, but for its times."""
+    """Return the rows of a table without its times."""
     return archive.table(table, columns=WITHOUT_TIMES[table])
 
 
 def archive_now(options: ArchiveOptions) -> list[str]:
-    """Run the job to its end; what it said."""
-    told: list[str] = []
-    assert 0 == run_archive(options, Screen(result=told.append, note=told.append))
-    return told
+    """Run the job to its end. Return its output."""
+    printed: list[str] = []
+    assert 0 == run_archive(options, Screen(result=printed.append, note=printed.append))
+    return printed
 
 
 def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Path) -> None:
-    """Over batches, a restart, the loss of its checkpoint and a hold of its own, the tables say what the fold without Spark says."""
+    """Its tables equal those made without Spark, after several batches, a restart, and the loss of the checkpoint. It has a hold."""
     url, walk = f"sqlite:{tmp_path}/channel.db", Walk(7)
     append(url, walk, 300)
     options = ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200)
@@ -83,8 +83,8 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
 
     shutil.rmtree(tmp_path / "archive" / CHECKPOINTS)
     append(url, walk, 100)
-    told = archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"))
-    assert "its checkpoint is gone, so it continues at offset 401" in told[0]
+    printed = archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"))
+    assert "its checkpoint is gone, so it continues at offset 401" in printed[0]
     expected = reference(walk, tmp_path / "again")
     for table in OF_THE_CHANNEL:
         assert rows_of(expected, table).equals(rows_of(archive, table)), table
@@ -98,8 +98,8 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a?", "a[", "a{", "a\\b", "a b%20"])
-def test_an_archive_is_read_whatever_its_folder_is_called(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    """A folder whose name Spark would take for a pattern is read as all others are."""
+def test_an_archive_may_have_any_folder_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """Spark would take these names for patterns."""
     walk = Walk(5)
     archive = archived(tmp_path / name, [arrivals_of([walk.step()])])
     frame = archive.frame(spark, Table.RECORDS)
@@ -109,7 +109,7 @@ def test_an_archive_is_read_whatever_its_folder_is_called(spark: SparkSession, t
 @pytest.mark.repeats
 @pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
 def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """A driver that is killed in the middle of its work leaves, once another has ended, the tables of one that nobody killed."""
+    """Drivers are killed in the middle of batches. After the last one, the tables equal those of an undisturbed run."""
     url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
     kills = times(1, many=6)
     append(url, walk, PER_TRIGGER * (1 + BATCHES_MIN * (kills + 1)))

@@ -1,4 +1,4 @@
-"""Tests of `equipoise spark report`: its figures out of a small archive whose story is known, and the files that it writes."""
+"""Test `equipoise spark report`: the figures of a small archive with a known story, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SAMPLE = Sample(
 
 
 def at(offset: int) -> int:
-    """When the record of an offset was written."""
+    """Return the time of a record."""
     return BEGAN_MS + offset * EACH_MS
 
 
@@ -83,13 +83,13 @@ def story() -> Channel:
 
 
 def decision(result: str) -> bytes:
-    """A decision as brokers publish it, as far as tables ask."""
+    """Return a decision with the fields that tables read."""
     return orjson.dumps({"broker": "b1", "kind": "unload", "strategy": "transfer", "result": result, "cause": "Overloaded"})
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of the story, with a load report, decisions, and one finding, twice."""
+    """Write the archive of the story, with a load report, decisions, and a finding that two generations of the audit made."""
     folder = tmp_path_factory.mktemp("report") / "archive"
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     beside = [
@@ -109,7 +109,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command="equipoise channel show --log {log} 11",
     )
     row = Emitted(Table.FINDINGS, found.subject, 11, 0, at(11), None, None, None, found.to_bytes())
-    for _ in range(2):  # A generation that began anew finds the same again.
+    for _ in range(2):
         with open_sink(folder, writer="audit", log=LOG, url=URL) as sink:
             sink.write(0, as_rows([row]))
     return folder
@@ -117,12 +117,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(spark: SparkSession, archive: Path) -> Report:
-    """The figures of the whole story."""
+    """Return the figures of the whole story."""
     return made_report(Archive(archive), spark, ReportOptions(out=Path("unused.html"), archive=archive))
 
 
-def test_what_was_served(report: Report) -> None:
-    """Ownerships, bundles served over time, and the time in which nobody served are those of the story."""
+def test_ownerships_and_time_without_a_server(report: Report) -> None:
     assert PERIOD == report.period
     lanes = {lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.ownerships] for lane in report.lanes.shown}
     assert {
@@ -139,8 +138,7 @@ def test_what_was_served(report: Report) -> None:
     assert 200 + 400 + 200 == report.unserved_ms
 
 
-def test_what_was_moved_and_what_it_cost(report: Report) -> None:
-    """The one move, its pause, its reason, and who gave and got."""
+def test_the_move_its_pause_and_its_reason(report: Report) -> None:
     moves = report.moves
     assert [{"done": 1}, 1, 1, 100, 100] == [moves.results, sum(moves.bins["done"]), moves.pauses, moves.pause_p50_ms, moves.pause_sum_ms]
     assert {16: 1} == moves.pause_bars
@@ -154,8 +152,8 @@ def test_what_was_moved_and_what_it_cost(report: Report) -> None:
     ) == report.broker_moves.shown
 
 
-def test_what_else_happened(report: Report) -> None:
-    """The death and how long it was felt, the split, the decisions, the loads, the records, and the finding, which counts once."""
+def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> None:
+    """The finding counts once."""
     assert [("b1", "down", at(12), 1, 0, 200)] == [
         (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms) for death in report.deaths.shown
     ]
@@ -180,7 +178,7 @@ def test_what_else_happened(report: Report) -> None:
 
 
 def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_path: Path) -> None:
-    """Reports each 5 s of two brokers, in a period of 2 minutes: one says nothing for 60 s, and the other is never shown as silent."""
+    """Two brokers report every 5 s for 2 minutes. One of them is silent for 60 s."""
     times = {"b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90], "b2": list(range(2, 120, 5))}
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
@@ -198,36 +196,36 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     assert [(number < 9 or number >= 17) for number in range(columns)] == [cell is not None for cell in silent]
 
 
-class TidiedMeanwhile(Archive):
-    """An archive whose files are joined between Spark's plan to read some of them and the reading."""
+class CompactedMeanwhile(Archive):
+    """An archive that is compacted after Spark planned to read its files."""
 
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
-        """As it is, for files that are gone by then."""
+        """Return a frame of files that are gone."""
         frame = super().frame(spark, table, first_day=first_day, last_day=last_day)
         if table is Table.TRANSITIONS:
             run_compact(CompactOptions(archive=self.path), SILENT)
         return frame
 
 
-def test_a_report_beside_an_archive_that_is_tidied(spark: SparkSession, archive: Path, report: Report, tmp_path: Path) -> None:
-    """Files that were joined into others while the figures were made cost a look more, and no figure."""
+def test_an_archive_may_be_compacted_during_a_report(spark: SparkSession, archive: Path, report: Report, tmp_path: Path) -> None:
+    """The figures stay the same."""
     path = copytree(archive, tmp_path / "archive")
     files = len(Archive(path).files(Table.TRANSITIONS))
-    made = made_report(TidiedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path))
+    made = made_report(CompactedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path))
     assert len(Archive(path).files(Table.TRANSITIONS)) < files
     assert replace(report, archive=str(path)) == made
 
 
 class Lost(Archive):
-    """An archive that names files which are not there, however often one looks."""
+    """An archive that lists files which do not exist."""
 
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
-        """As they are, each under another name."""
+        """Return the files, each with another name."""
         return tuple(path.with_stem("lost") for path in super().files(table, first_day=first_day, last_day=last_day))
 
 
-def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
-    """A damaged file ends a report with an error that names it and says what to do, and so does one that stays away."""
+def test_an_unreadable_file_is_named(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    """So is a missing one. The error states what to do."""
     path = copytree(archive, tmp_path / "an archive")
     options = ReportOptions(out=Path("unused.html"), archive=path)
     with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"):
@@ -241,11 +239,11 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_pa
         made_report(Archive(path), spark, options)
 
 
-def test_a_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
-    """After a checkpoint was lost between two steps of a move, the new owner's ownership begins where the old one's ended."""
+def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
+    """It begins where the one before it ended: the checkpoint was lost between two steps of a move."""
     entries = story().entries[:16]
     fold = Channel()
-    for offset, data in entries[:11]:  # The move is done, and what is gone on from is a snapshot, which knows of no ownership's beginning.
+    for offset, data in entries[:11]:  # After the move the archive continues from a snapshot, which has no beginnings of ownerships.
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
@@ -259,7 +257,7 @@ def test_a_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_p
 
 
 def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
-    """From and to cut the story off; page and pictures are written, and programs get the figures."""
+    """The job writes the page and its pictures, and prints the figures as JSON."""
     assert spark.sparkContext.defaultParallelism > 0
     out, printed = tmp_path / "page.html", list[str]()
     options = ReportOptions(out=out, archive=archive, from_ms=at(12), to_ms=at(15), as_json=True)
@@ -273,8 +271,8 @@ def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) ->
     assert [True] * 3 == [words in page for words in ("No findings", "No move ended in this period.", "declared dead")]
 
 
-def test_where_nothing_can_be_told(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
-    """No archive, an empty one, a period of which it has nothing, a folder that is not there: each says so."""
+def test_a_report_of_nothing(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    """There is no archive, no folder for the page, no record, or none in the period."""
     assert spark.sparkContext.defaultParallelism > 0
     screen, out = Screen(result=list[str]().append, note=list[str]().append), tmp_path / "page.html"
     with pytest.raises(NotFound, match="there is no archive"):
