@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     try:
         return commands[arguments.command](arguments)
     except LocalKafkaError as error:
-        _tell(str(error))
+        _note(str(error))
         return 1
 
 
@@ -83,7 +83,7 @@ def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
 
 
 def _jars(_arguments: argparse.Namespace) -> int:
-    class_path(telling=_tell)
+    class_path(note=_note)
     return 0
 
 
@@ -91,7 +91,7 @@ def _start(arguments: argparse.Namespace) -> int:
     extra = dict(_pair(text) for text in arguments.property)
     nodes = arguments.nodes or 1
     folder = arguments.folder or HOME / f"nodes-{nodes}"
-    class_path(telling=_tell)
+    class_path(note=_note)
     cluster = Cluster.lay_out(folder, nodes=nodes, port=arguments.port, extra=extra, heap_mb=arguments.heap_mb)
     cluster.start()
     print(cluster.address)
@@ -136,7 +136,7 @@ def _leash(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(text: str) -> None:
+def _note(text: str) -> None:
     print(f"local Kafka: {text}", file=sys.stderr, flush=True)
 
 

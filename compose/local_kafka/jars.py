@@ -38,8 +38,8 @@ def kafka_version() -> str:
     return found[1]
 
 
-def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: None) -> str:
-    """Return Java's class path for Kafka. Fetches missing jars, and reports that to `telling`, since it takes time.
+def class_path(*, home: Path = HOME, note: Callable[[str], None] = lambda _: None) -> str:
+    """Return Java's class path for Kafka. Fetches missing jars, and reports that to `note`, since it takes time.
 
     Raises `NotInstalled`.
     """
@@ -47,7 +47,7 @@ def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: 
     kept = home / f"class-path-{digest}.txt"
     with locked(home):
         if not _is_whole(kept):
-            telling("Maven fetches the jars of Kafka (45 MB, once)")
+            note("Maven fetches the jars of Kafka (45 MB, once)")
             _fetch(kept)
         return kept.read_text().strip()
 

@@ -12,7 +12,7 @@ from typing import Final
 from compose.local_kafka.errors import LocalKafkaError
 from compose.local_kafka.jars import class_path, tool
 from compose.local_kafka.process import handle, has_ended, is_stopped, pid_of, send, start
-from compose.local_kafka.server_properties import spelled
+from compose.local_kafka.server_properties import format_properties
 
 READY_S: Final = 120.0
 """A node needs 3 s on two quiet cores and 20 s on busy ones. Three nodes need three times as long; the same again is reserve."""
@@ -43,7 +43,7 @@ class Node:
         self._properties = folder / "server.properties"
         self._output = folder / "output.log"
         self._pid_file = folder / "pid"
-        self._said_before_bytes = 0
+        self._earlier_output_bytes = 0
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Node:
     def configure(self, properties: Mapping[str, str]) -> None:
         """Write its settings, which it reads when it starts."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._properties.write_text(spelled(properties))
+        self._properties.write_text(format_properties(properties))
 
     def format(self, cluster_id: str) -> None:
         """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`, `NotInstalled`."""
@@ -85,7 +85,7 @@ class Node:
 
     def begin(self) -> None:
         """Start its process; `wait_ready` waits until it serves. Raises `NotInstalled`."""
-        self._said_before_bytes = self._output.stat().st_size if self._output.exists() else 0
+        self._earlier_output_bytes = self._output.stat().st_size if self._output.exists() else 0
         start([*self._java(), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
@@ -153,7 +153,7 @@ class Node:
         if not self._output.exists():
             return b""
         with self._output.open("rb") as output:
-            output.seek(self._said_before_bytes)
+            output.seek(self._earlier_output_bytes)
             return output.read()
 
     def _failure(self, problem: str, *, output: str | None = None) -> LocalKafkaError:

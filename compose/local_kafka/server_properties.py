@@ -63,6 +63,6 @@ def server_properties(
     }
 
 
-def spelled(properties: Mapping[str, str]) -> str:
+def format_properties(properties: Mapping[str, str]) -> str:
     """Format settings as a file of Java properties."""
     return "".join(f"{name}={value}\n" for name, value in properties.items())

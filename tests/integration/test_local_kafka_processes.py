@@ -67,10 +67,10 @@ def test_jars_are_fetched_once_and_again_when_one_is_gone(programs: Path, tmp_pa
     writing = f'for word; do case $word in -Dmdep.outputFile=*) echo {jar} >"${{word#*=}}";; esac; done'
     script(programs, "mvn", f"echo asked >>{asked}; {writing}")
     notes: list[str] = []
-    assert [str(jar)] * 2 == [jars.class_path(home=tmp_path, telling=notes.append) for _ in range(2)]
+    assert [str(jar)] * 2 == [jars.class_path(home=tmp_path, note=notes.append) for _ in range(2)]
     assert ["asked"] == asked.read_text().splitlines()
     jar.unlink()
-    jars.class_path(home=tmp_path, telling=notes.append)
+    jars.class_path(home=tmp_path, note=notes.append)
     assert ["asked"] * 2 == asked.read_text().splitlines()
     assert 2 == len(notes)
 

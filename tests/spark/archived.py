@@ -33,23 +33,23 @@ ROWS = pa.schema([
     ("verdict", pa.string()),
     ("body", pa.binary()),
 ])  # fmt: skip
-"""As Spark gives `EMITTED_DDL` to its driver."""
+"""The columns of `EMITTED_DDL` in Spark's driver."""
 
 
 def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
-    """Rows as Spark's driver gets them."""
+    """Return rows as Spark's driver gets them."""
     columns = list(zip(*emitted, strict=True)) or [()] * len(ROWS)
     columns[4] = tuple(at_ms * 1_000 for at_ms in columns[4])
     return pa.table([pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)], schema=ROWS)
 
 
 def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = NOON_MS, step_ms: int = 10) -> list[Arrival]:
-    """Entries of a channel as a source gives them, so many milliseconds apart."""
+    """Return entries of a channel as a source gives them, `step_ms` apart."""
     return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, None, data) for number, (offset, data) in enumerate(entries)]
 
 
 def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
-    """The archive of these batches of arrivals."""
+    """Archive batches of arrivals."""
     fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), snapshot_records=snapshot_records))
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         for number, batch in enumerate(batches):
@@ -67,7 +67,7 @@ def archive_entries(
     first_ms: int = NOON_MS,
     step_ms: int = 1,
 ) -> None:
-    """Archive what a verification needs of a log's entries, however many: from the snapshot `begin` on, if one is given."""
+    """Archive the tables that a verification reads, for any number of entries. `begin` is the snapshot before the first entry."""
     fold = Fold(frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, plugs=Plugs(snapshot_records=snapshot_records))
     left, batch = iter(entries), 0
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:

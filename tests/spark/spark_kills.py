@@ -40,7 +40,7 @@ _DELAY_SECONDS_MAX: Final = 0.7
 
 
 def write_log(url: str, *, records: int, forged_every: int = 97) -> int:
-    """A busy log with a forged record every so often; how many of these there are."""
+    """Write a busy log in which every `forged_every`th record is forged. Return the number of forged records."""
     injected = 0
     with closing(open_log(url)) as log:
         stream = WrittenStream(log, bundles=16, brokers=4)
@@ -53,12 +53,12 @@ def write_log(url: str, *, records: int, forged_every: int = 97) -> int:
 
 
 def silent() -> Screen:
-    """A screen for which nothing is printed."""
+    """Return a screen that prints nothing."""
     return Screen(result=lambda _: None, note=lambda _: None)
 
 
 def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
-    """All that a job wrote, in order of offsets. Read as it lies in its files: nothing is made single here."""
+    """Return all rows that a job wrote, in order of offsets. Duplicate rows are kept."""
     found = {}
     for table in WRITTEN_BY[job]:
         rows = [row for batch in Archive(archive).batches(table) for row in batch.to_pylist()]
@@ -67,17 +67,17 @@ def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
 
 
 def findings(archive: Path) -> list[dict[str, object]]:
-    """All findings in the archive of an audit, in order of offsets."""
+    """Return all findings of an audit, in order of offsets."""
     return tables(archive, "audit")[Table.FINDINGS.value]
 
 
 def audit(url: str, archive: Path) -> int:
-    """Audit all of a log in this process; how many findings there were."""
+    """Audit a whole log in this process. Return the number of findings."""
     return run_audit(AuditOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
 
 
 def keep(url: str, archive: Path) -> int:
-    """Archive all of a log in this process."""
+    """Archive a whole log in this process."""
     return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
 
 
@@ -85,7 +85,7 @@ JOBS: Final = {"audit": audit, "archive": keep}
 
 
 def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
-    """Do a job on all of a log in drivers that are killed, and a last one that is not; how many were."""
+    """Run a job on a whole log in drivers that are killed, and in a last one that is not. Return the number of kills."""
     batch = 0
     for number in range(kills):
         with driver(job, url, archive) as running:
@@ -106,7 +106,7 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
 
 @contextmanager
 def driver(job: str, url: str, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does a job on all of a log, and is gone at the end of the block, whatever ends that."""
+    """Run a job on a whole log in another process, which ends with the block."""
     with subprocess.Popen([sys.executable, "-m", "tests.spark.spark_kills", job, "--driver", url, "--archive", str(archive)]) as running:
         try:
             yield running
@@ -115,7 +115,7 @@ def driver(job: str, url: str, archive: Path) -> Iterator[subprocess.Popen[bytes
 
 
 def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, delay_seconds: float) -> int | None:
-    """Kill a driver in the middle of a batch with the number `after` or a later one; which that was, None if it ended before."""
+    """Kill a driver in the middle of batch `after` or a later one. Return its number, or None if the driver ended before."""
     checkpoint = checkpoints / "g0001"
     give_up = time.monotonic() + DRIVER_SECONDS_MAX
     while time.monotonic() < give_up:
@@ -131,12 +131,12 @@ def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, d
 
 
 def newest(folder: Path) -> int:
-    """The highest number that a file in the folder bears; -1 without one."""
+    """Return the highest number among the file names of a folder; -1 for none."""
     return max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
 
 
 def main() -> int:
-    """Do a job once undisturbed and once with kills, and compare; 0 if there is no difference."""
+    """Run a job once undisturbed and once with kills, and compare. Return 0 if there is no difference."""
     parser = argparse.ArgumentParser(description="Kill the driver of a job in the middle of its work.")
     parser.add_argument("job", choices=sorted(JOBS), nargs="?", default="audit")
     parser.add_argument("--kills", type=int, default=10)

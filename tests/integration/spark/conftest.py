@@ -1,7 +1,7 @@
-"""The session of Spark that all tests of a process share, since one takes 10 s to start, and a process has only one.
+"""Share one Spark session between all tests of a process: it takes 10 s to start, and a process can have only one.
 
-* `spark`: the session, on two threads of this machine. What runs in it is its test's to stop.
-* `spark_on_kafka`: the same, once Spark's connector is on its path.
+* `spark`: the session, on two threads of this machine. A test stops what it runs there.
+* `spark_on_kafka`: the same, with Spark's Kafka connector on its path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASTER = "local[2,4]"
 
 
 def _lacking(error: Exception) -> NoReturn:
-    """Skip what needs something that this machine lacks, aloud; under CI it fails."""
+    """Skip the test with the reason, or fail it in CI."""
     if is_required():
         pytest.fail(str(error))
     pytest.skip(str(error))
@@ -30,7 +30,7 @@ def _lacking(error: Exception) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A session for all tests of this process, with the connector on its path if that can be had."""
+    """Start the session, with the connector if it is available."""
     try:
         check_java()
     except OperatorError as error:
@@ -45,7 +45,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def spark_on_kafka(spark: SparkSession) -> SparkSession:
-    """The session, for a test that reads topics."""
+    """Return the session for a test that reads topics."""
     if "spark-sql-kafka" not in spark.sparkContext.getConf().get("spark.jars", ""):
         _lacking(RuntimeError("Spark's Kafka connector is not there: see `equipoise spark jars`"))
     return spark

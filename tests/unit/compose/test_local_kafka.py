@@ -12,7 +12,7 @@ from compose.local_kafka.__main__ import main
 from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError, NoCluster
 from compose.local_kafka.process import handle
-from compose.local_kafka.server_properties import Ports, server_properties, spelled
+from compose.local_kafka.server_properties import Ports, format_properties, server_properties
 
 PORTS = tuple(Ports(client=9092 + node, controller=9095 + node, proxied=9098 + node) for node in range(3))
 
@@ -46,7 +46,7 @@ def test_extra_settings_override_ours() -> None:
     """Unknown settings are added."""
     properties = server_properties(1, ports=PORTS[:1], proxies=(), data=Path("data"), extra={"node.id": "7", "log.segment.bytes": "9"})
     assert ("7", "9") == (properties["node.id"], properties["log.segment.bytes"])
-    assert "a=1\nb=2\n" == spelled({"a": "1", "b": "2"})
+    assert "a=1\nb=2\n" == format_properties({"a": "1", "b": "2"})
 
 
 def test_a_stopped_cluster_may_be_laid_out_anew_but_not_grow(tmp_path: Path) -> None:
