@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import tzinfo
 from functools import partial
 from pathlib import Path
@@ -86,22 +86,21 @@ def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -
 def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
     held = extent(archive, spark)
     period = period_shown(held, options.from_ms, options.to_ms)
-    manifests = [manifest for manifest in (archive.manifest("archive"), archive.manifest("audit")) if manifest is not None]
+    archived, audited = archive.manifest("archive"), archive.manifest("audit")
+    manifest = archived or audited
+    assert manifest is not None, "an archive has a manifest"
     about = Report(
         archive=str(archive.path),
-        url=manifests[0].url,
+        url=manifest.url,
         held=held,
         period=period,
-        is_archived=archive.manifest("archive") is not None,
-        is_audited=archive.manifest("audit") is not None,
+        is_archived=archived is not None,
+        is_audited=audited is not None,
     )
     if period is None:
         return about
-    queries = Queries(archive, spark, period)
-    try:
+    with closing(Queries(archive, spark, period)) as queries:
         return queries.filled(about)
-    finally:
-        queries.close()
 
 
 @contextmanager

@@ -127,18 +127,18 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
     """Draw the pictures that have data. Times are shown in `zone`."""
     if report.period is None:
         return ()
-    wanted: list[tuple[str, Drawing]] = []
-    if report.lanes.shown:
-        wanted.append(("ownership", draw_ownership))
-    if report.cpu.brokers:
-        wanted.append(("cpu", draw_cpu))
-    if report.owned.brokers:
-        wanted.append(("owned", draw_owned))
-    if report.moves.count:
-        wanted.append(("moves", draw_moves))
-    if report.moves.pauses:
-        wanted.append(("pauses", draw_pauses))
-    return tuple(Plot(name=name, light=_png(draw, report, LIGHT, zone), dark=_png(draw, report, DARK, zone)) for name, draw in wanted)
+    drawings: tuple[tuple[str, Drawing, bool], ...] = (
+        ("ownership", draw_ownership, bool(report.lanes.shown)),
+        ("cpu", draw_cpu, bool(report.cpu.brokers)),
+        ("owned", draw_owned, bool(report.owned.brokers)),
+        ("moves", draw_moves, report.moves.count > 0),
+        ("pauses", draw_pauses, report.moves.pauses > 0),
+    )
+    return tuple(
+        Plot(name=name, light=_png(draw, report, LIGHT, zone), dark=_png(draw, report, DARK, zone))
+        for name, draw, has_data in drawings
+        if has_data
+    )
 
 
 def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
