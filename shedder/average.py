@@ -39,7 +39,7 @@ class AvgShedder:
     def plan(self, snapshot: Snapshot) -> Plan:
         """See `Shedder.plan`."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
-        scores = self.scores(snapshot)
+        scores = {broker: self.weights.weighted_max(load.resources) * 100 for broker, load in picking.loads.items()}
         hits = _Hits(low=dict(snapshot.memory.low_hits), high=dict(snapshot.memory.high_hits))
         if not self.pulsar_exact:  # Pulsar remembers brokers that are gone until a round without a differing pair.
             hits.forget(*[broker for broker in {**hits.low, **hits.high} if broker not in scores])
@@ -58,13 +58,8 @@ class AvgShedder:
             idle=f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less used one", memory=memory
         )
 
-    def scores(self, snapshot: Snapshot) -> dict[str, float]:
-        """Return the use of each participating broker in percent. Pairs are made from it."""
-        loads = Picking.of(snapshot, pulsar_exact=self.pulsar_exact).loads
-        return {broker: self.weights.weighted_max(load.resources) * 100 for broker, load in loads.items()}
-
     def _pairs(self, scores: Mapping[str, float], hits: _Hits) -> list[tuple[str, str]]:
-        """Return the differing pairs, outermost first, and count their hits.
+        """Return the differing pairs, outermost first, and count their hits. `scores` is the use of each broker in percent.
 
         With an odd number, the middle broker is its own partner, and its hits are forgotten.
         """

@@ -133,23 +133,14 @@ class BrokerLoad:
     bundles: tuple[BundleTraffic, ...] | None = None
 
 
-def kept_share(history: float, *, elapsed_ms: int, pulsar_exact: bool = False) -> float:
+def kept_share(history: float, *, elapsed_ms: int) -> float:
     """Return the share of an average that remains after a sample `elapsed_ms` later.
 
     `history` is Pulsar's `loadBalancerHistoryResourcePercentage`, the share that remains after `STEP_MS`. Pulsar applies it at each call,
     so reading its metrics makes the averages run faster.
     """
-    return history if pulsar_exact else history ** (max(elapsed_ms, 0) / STEP_MS)
-
-
-def averaged(before: Averages | None, resources: Resources, traffic: Traffic, *, weights: Weights, kept: float) -> Averages:
-    """Return the averages after one more sample, when the share `kept` of `before` remains. The first sample is its own average."""
-    if before is None:
-        return Averages(weighted_max=weights.weighted_max(resources), bytes_per_second=traffic.bytes_per_second)
-    return Averages(
-        weighted_max=blend(before.weighted_max, weights.weighted_max(resources), kept=kept),
-        bytes_per_second=blend(before.bytes_per_second, traffic.bytes_per_second, kept=kept),
-    )
+    share: float = history ** (max(elapsed_ms, 0) / STEP_MS)
+    return share
 
 
 def blend(before: float, now: float, *, kept: float) -> float:

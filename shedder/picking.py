@@ -44,7 +44,7 @@ class Picking:
     @classmethod
     def of(cls, snapshot: Snapshot, *, pulsar_exact: bool) -> Picking:
         """Start a round over a snapshot. Pulsar believes every report."""
-        seen = Reported(loads=snapshot.loads, out={}, silent=()) if pulsar_exact else reported(snapshot, ttl_ms=LOAD_TTL_MS)
+        seen = Reported(loads=snapshot.loads) if pulsar_exact else reported(snapshot, ttl_ms=LOAD_TTL_MS)
         return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
 
     @property
@@ -79,9 +79,7 @@ class Picking:
     def plan(self, *, idle: str, mean: float | None = None, memory: Memory | None = None) -> Plan:
         """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason of its own."""
         found = Plan(moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory)
-        stays = in_order(
-            {**dict.fromkeys(self.snapshot.live, idle), **self.seen.out, **_waited_for(self.seen.silent), **self.stays}, self.moves
-        )
+        stays = in_order({**dict.fromkeys(self.snapshot.live, idle), **self.seen.apart, **self.stays}, self.moves)
         if self.moves:
             return replace(found, stays=stays)
         cause: Cause = "NoBundles" if self.loads else "OutDatedData" if self.seen.has_outdated else "NoBrokers"
@@ -111,7 +109,3 @@ def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> 
         taken.append(bundle)
         carried += throughput(bundle)
     return taken
-
-
-def _waited_for(silent: Iterable[str]) -> dict[str, str]:
-    return dict.fromkeys(silent, "it has not reported its load")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
 from equipoise.shedder.plan import Move, Stay
@@ -15,9 +15,14 @@ class Reported:
     """The loads of the brokers that take part, by id; why others do not (`out`); and live brokers without any report (`silent`)."""
 
     loads: Mapping[str, BrokerLoad]
-    out: Mapping[str, str]
-    silent: tuple[str, ...]
+    out: Mapping[str, str] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
     has_outdated: bool = False
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Why each live broker that takes no part does not, including those without a report."""
+        return {**self.out, **dict.fromkeys(self.silent, "it has not reported its load")}
 
 
 def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:

@@ -86,11 +86,10 @@ class WeighedBroker:
     barred: str | None = None
 
 
-class WeighedBrokers(Collection[WeighedBroker]):
+class WeighedBrokers:
     """The brokers of a snapshot, by id, weighed at the first access.
 
-    Most strategies never need them, and weighing 100,000 bundles keeps the leader busy for a quarter of a second. It compares equal to the
-    resulting tuple.
+    Most strategies never need them, and weighing 100,000 bundles keeps the leader busy for a quarter of a second.
     """
 
     def __init__(self, weigh: Callable[[], tuple[WeighedBroker, ...]]) -> None:
@@ -103,21 +102,6 @@ class WeighedBrokers(Collection[WeighedBroker]):
 
     def __iter__(self) -> Iterator[WeighedBroker]:
         return iter(self._weighed)
-
-    def __len__(self) -> int:
-        return len(self._weighed)
-
-    def __contains__(self, broker: object) -> bool:
-        return broker in self._weighed
-
-    def __eq__(self, other: object) -> bool:
-        return self._weighed == (other._weighed if isinstance(other, WeighedBrokers) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._weighed)
-
-    def __repr__(self) -> str:
-        return repr(self._weighed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +120,7 @@ Rules = Callable[[str], Candidates]
 class Snapshot:
     """A cluster at one moment.
 
-    * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `WeighedBrokers`.
+    * `brokers`: the live brokers with all their bundles, by id. It can be iterated repeatedly: a tuple, or a `WeighedBrokers`.
     * `live`: the ids of the live brokers, in order. `apart`: live brokers that neither give nor take now, and why.
     * `loads`: the reports in the order of the load bus, also of dead brokers.
     * `owners`: who serves each reported bundle. `resting`: the reported bundles that must not move now, and why.
@@ -144,7 +128,7 @@ class Snapshot:
     * `memory`: from the previous plan. `now_ms`: Unix time.
     """
 
-    brokers: Collection[WeighedBroker] = ()
+    brokers: Iterable[WeighedBroker] = ()
     now_ms: int = 0
     live: tuple[str, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)

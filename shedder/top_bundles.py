@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
 from typing import Final
 
-from equipoise.shedder.loads import FIGURE_MAX, BundleTraffic
+from equipoise.shedder.loads import FIGURE_MAX
 
-TOP_BUNDLES_MAX: Final = 10
-"""How many bundles a report names, as in Pulsar (`loadBalancerMaxNumberOfBundlesInBundleLoadReport`)."""
-
-SYSTEM_NAMESPACES: Final = frozenset({"pulsar/system"})
-"""Namespaces whose bundles Pulsar never sheds."""
+# The namespace whose bundles Pulsar never sheds.
+_SYSTEM_PREFIX: Final = "pulsar/system/"
 
 # Smaller differences do not reorder bundles, so that noise has no effect: Pulsar's steps.
 _BYTES_STEP: Final = 100_000
@@ -38,38 +35,19 @@ class BundleFigures:
     cache_bytes: Sequence[int]
 
 
-def top_bundles(
-    bundles: Iterable[BundleTraffic], *, at_most: int = TOP_BUNDLES_MAX, excluded: Collection[str] = SYSTEM_NAMESPACES
-) -> tuple[BundleTraffic, ...]:
-    """Return the `at_most` busiest bundles, as `busiest_places` finds them."""
-    all_bundles = list(bundles)
-    figures = BundleFigures(
-        names=[bundle.bundle for bundle in all_bundles],
-        bytes_in=[bundle.traffic.bytes_in_per_second for bundle in all_bundles],
-        bytes_out=[bundle.traffic.bytes_out_per_second for bundle in all_bundles],
-        messages=[bundle.traffic.messages_per_second for bundle in all_bundles],
-        opened=[bundle.topics + bundle.consumers + bundle.producers for bundle in all_bundles],
-        cache_bytes=[bundle.cache_bytes for bundle in all_bundles],
-    )
-    return tuple(all_bundles[place] for place in busiest_places(figures, at_most=at_most, excluded=excluded))
-
-
-def busiest_places(
-    figures: BundleFigures, *, at_most: int = TOP_BUNDLES_MAX, excluded: Collection[str] = SYSTEM_NAMESPACES
-) -> Sequence[int]:
+def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
     """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries them in this order.
 
-    Bundles without load, of the namespaces `excluded`, or with impossible figures (NaN, negative, absurd) are left out. Among equal
+    Bundles without load, of Pulsar's system namespace, or with impossible figures (NaN, negative, absurd) are left out. Among equal
     bundles, the first by name is the heavier.
     """
-    excluded_prefixes = tuple(f"{namespace}/" for namespace in sorted(excluded))
     bytes_in = figures.bytes_in
     places: Sequence[int] = range(len(figures.names))
     least = nlargest(at_most, bytes_in)[-1] if 0 < at_most < len(places) else -math.inf
-    undecided = _valid(figures, excluded_prefixes, [place for place in places if bytes_in[place] >= least - _BYTES_STEP])
+    undecided = _valid(figures, [place for place in places if bytes_in[place] >= least - _BYTES_STEP])
     # Drop bundles more than a step below the last of the top, unless too few of the top are valid.
     if sum(bytes_in[place] >= least for place in undecided) < at_most:
-        undecided = _valid(figures, excluded_prefixes, places)
+        undecided = _valid(figures, places)
     # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only the ties of the one before: ranking
     # thousands of bundles by all of them takes milliseconds.
     ranking = (
@@ -91,7 +69,7 @@ def busiest_places(
     return sorted(by_name, key=lambda place: [_steps(column[place], step, up) for column, step, up in ranking])
 
 
-def _valid(figures: BundleFigures, excluded_prefixes: tuple[str, ...], places: Sequence[int]) -> list[int]:
+def _valid(figures: BundleFigures, places: Sequence[int]) -> list[int]:
     """Return the places that a report may name. NaN fails each comparison, too."""
     names, bytes_in, bytes_out, messages = figures.names, figures.bytes_in, figures.bytes_out, figures.messages
     return [
@@ -99,7 +77,7 @@ def _valid(figures: BundleFigures, excluded_prefixes: tuple[str, ...], places: S
         for place in places
         if 0 < bytes_in[place] + bytes_out[place] <= FIGURE_MAX
         and 0 <= messages[place] <= FIGURE_MAX
-        and not names[place].startswith(excluded_prefixes)
+        and not names[place].startswith(_SYSTEM_PREFIX)
     ]
 
 

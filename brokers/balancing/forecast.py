@@ -213,8 +213,7 @@ _Weigh = Callable[[BrokerForecast, Standing], float]
 def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, str]:
     if measure == "cost":
         return {broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None}
-    found = reported(snapshot, ttl_ms=ttl_ms)
-    return {**found.out, **dict.fromkeys(found.silent, "it has not reported its load")}
+    return reported(snapshot, ttl_ms=ttl_ms).apart
 
 
 def _by_use(_: BrokerForecast, standing: Standing) -> float:

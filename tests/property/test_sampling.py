@@ -15,7 +15,7 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
-from equipoise.shedder.top_bundles import top_bundles
+from tests.vectors.top_k_bundles import top_bundles
 
 HALF_LIFE_MS = 1_000
 RATES = st.floats(0, 1e6)
@@ -82,7 +82,7 @@ def test_columns_are_what_each_bundle_would_be_by_itself(turns: list[tuple[list[
         assert close(model, carried)
         sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]
-        assert list(top_bundles(settled, at_most=20)) == [bundle.traffic for bundle in sample.bundles]
+        assert top_bundles(settled, at_most=20) == [bundle.traffic for bundle in sample.bundles]
         assert math.isclose(sum(figures[-1] for figures in model.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
         assert math.isclose(sum(figures[0] for figures in model.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6)
 

@@ -1,30 +1,40 @@
-"""The vectors of `BrokerLoadData`, asked of `shedder.loads`: percent use, the busiest resource, and the averages."""
+"""The vectors of `BrokerLoadData`, replayed as samples of a broker: percent use, the busiest resource, and the averages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from equipoise.shedder.loads import Resources, Traffic, Use, Weights, averaged, kept_share
+from equipoise.shedder.load_reports import Sample, Summary, summarized
+from equipoise.shedder.loads import STEP_MS, Resources, Traffic, Use, Weights
 from tests.vectors.cases import Case
 
-# Pulsar's object before its first sample, and after `clear`; ours is then not there.
+# Pulsar's object before its first sample, and after `clear`. We have no summary then.
 _FRESH = {"maxResourceUsage": 1.0, "weightedMaxEMA": 1.0, "msgThroughputEMA": 0.0, "percent": [0.0] * 5}
 
 
 def replay(case: Case) -> object:
-    """The numbers after each step."""
+    """Return the numbers after each step. Pulsar's averages take one step at each sample, so the samples are `STEP_MS` apart."""
     asked = case["input"]
-    kept = kept_share(asked["historyResourcePercentage"], elapsed_ms=0, pulsar_exact=True)
     weights = weights_of(asked["weights"])
-    averages, found = None, list[object]()
-    for step in asked["steps"]:
+    summary: Summary | None = None
+    found = list[object]()
+    for place, step in enumerate(asked["steps"]):
         if step == "clear":
-            averages = None
+            summary = None
             found.append(_FRESH)
             continue
         resources = resources_of([step[name] for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")])
         traffic = traffic_of([step[name] for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")])
-        averages = averaged(averages, resources, traffic, weights=weights, kept=kept)
+        sample = Sample(
+            broker="a",
+            at_ms=place * STEP_MS,
+            resources=resources,
+            used=weights.weighted_max(resources),
+            traffic=traffic,
+            history=asked["historyResourcePercentage"],
+        )
+        summary = summarized(summary, sample)
+        averages = summary.load.averages
         uses = (resources.cpu, resources.memory, resources.direct_memory, resources.bandwidth_in, resources.bandwidth_out)
         found.append(
             {

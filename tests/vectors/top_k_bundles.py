@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from equipoise.shedder.loads import BundleTraffic
-from equipoise.shedder.top_bundles import top_bundles
+from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
 
@@ -13,6 +15,19 @@ def replay(case: Case) -> object:
     asked = case["input"]
     bundles = [bundle_of(name, figures) for name, figures in asked["bundles"].items()]
     return {"topBundles": [bundle.bundle for bundle in top_bundles(bundles, at_most=asked["k"])]}
+
+
+def top_bundles(bundles: Sequence[BundleTraffic], *, at_most: int) -> list[BundleTraffic]:
+    """Return the busiest bundles, lightest first."""
+    figures = BundleFigures(
+        names=[bundle.bundle for bundle in bundles],
+        bytes_in=[bundle.traffic.bytes_in_per_second for bundle in bundles],
+        bytes_out=[bundle.traffic.bytes_out_per_second for bundle in bundles],
+        messages=[bundle.traffic.messages_per_second for bundle in bundles],
+        opened=[bundle.topics + bundle.consumers + bundle.producers for bundle in bundles],
+        cache_bytes=[bundle.cache_bytes for bundle in bundles],
+    )
+    return [bundles[place] for place in busiest_places(figures, at_most=at_most)]
 
 
 def bundle_of(name: str, figures: list[float]) -> BundleTraffic:

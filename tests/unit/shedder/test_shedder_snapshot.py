@@ -73,8 +73,8 @@ def test_the_view_says_whose_and_the_reports_what_it_weighs() -> None:
         WeighedBroker(broker="c", capacity=100, bundles=()),
     )
     reports = (report("c"), report("b", right=7), report("a", left=5))
-    assert expected == taken(channel, *reports).brokers
-    assert expected == taken(channel, *reversed(reports)).brokers
+    assert expected == tuple(taken(channel, *reports).brokers)
+    assert expected == tuple(taken(channel, *reversed(reports)).brokers)
 
 
 def test_costs_are_counted_in_calls() -> None:
@@ -224,22 +224,14 @@ def test_what_nobody_serves_has_no_owner() -> None:
 
 def test_bundles_are_weighed_for_who_looks_at_them(channel: Channel) -> None:
     """A strategy that goes by loads weighs nothing; who looks at brokers has them weighed, once."""
-    expected, weighed = taken(channel).brokers, []
+    expected, weighed = tuple(taken(channel).brokers), []
 
     def weigh() -> tuple[WeighedBroker, ...]:
         weighed.append(True)
-        return tuple(expected)
+        return expected
 
     snapshot = replace(taken(channel), brokers=WeighedBrokers(weigh))
     TransferShedder().plan(snapshot)
     assert [] == weighed
     BalancedShedder().plan(snapshot)
-    assert [True] == weighed
-    assert (expected, 3, hash(expected), repr(expected)) == (
-        snapshot.brokers,
-        len(snapshot.brokers),
-        hash(snapshot.brokers),
-        repr(snapshot.brokers),
-    )
-    assert broker_of(snapshot, "a") in snapshot.brokers
-    assert [True] == weighed
+    assert (expected, [True]) == (tuple(snapshot.brokers), weighed)
