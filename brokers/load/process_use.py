@@ -9,8 +9,8 @@ from typing import Final
 
 import psutil
 
-from equipoise.brokers.balancing.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
 from equipoise.brokers.load.cgroup_limits import cgroup_limits
+from equipoise.brokers.load.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
 from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)

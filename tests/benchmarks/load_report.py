@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from equipoise.brokers.balancing.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus.spelling import SAMPLE_BYTES_MAX, light, spell_sample
 from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service

@@ -29,6 +29,8 @@ PURE = (
     "equipoise.brokers.agent",
     "equipoise.brokers.balancing",
     "equipoise.brokers.errors",
+    "equipoise.brokers.load.resource_use",
+    "equipoise.brokers.load.sampling",
     "equipoise.brokers.pulsar.topics",
     "equipoise.brokers.pulsar.wire",
     "equipoise.brokers.testing.agent_host",

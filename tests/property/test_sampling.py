@@ -9,8 +9,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.sampling import BundleAverages, Carried, sampled
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.load.sampling import BundleAverages, Carried, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
 from equipoise.brokers.load.cgroup_limits import MEMBERSHIP, CgroupLimits, cgroup_limits
+from equipoise.brokers.load.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
 from equipoise.shedder.loads import FIGURE_MAX, Resources, Use
 
 MIB = 1 << 20

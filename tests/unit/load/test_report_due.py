@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.balancing.sampling import Report, change_percent, report_due
 from equipoise.brokers.balancing.settings.balancing_settings import ReportRules
+from equipoise.brokers.load.sampling import Report, change_percent, report_due
 from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import Resources, Traffic, Use
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carried_bytes, sampled
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
+from equipoise.brokers.load.sampling import BundleAverages, Carried, carried_bytes, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.load_reports import SampledBundle
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
