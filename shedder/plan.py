@@ -72,7 +72,7 @@ class Plan:
         added = [stay for stay in more if stay.subject not in known]
         return replace(self, stays=tuple(sorted((*self.stays, *added), key=lambda stay: stay.subject))) if added else self
 
-    def counts(self) -> dict[tuple[Result, Cause], int]:
+    def counts(self) -> dict[tuple[str, str], int]:
         """Return how often each result and cause occurred, as Pulsar counts decisions. A planned move counts as a success."""
         if self.idle is not None:
             return {(self.idle.result, self.idle.cause): 1}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-from equipoise.shedder.plan import Cause, Idle, Move, Plan, Result, Stay
+from equipoise.shedder.plan import Idle, Move, Plan, Stay
 
 Kind = Literal["shed", "split", "merge", "misplaced"]
 
@@ -63,7 +63,6 @@ class Decision:
 
 def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kind) -> Decision:
     """Return the decision for a round of the leader."""
-    counted: dict[tuple[Result, Cause], int] = plan.counts()
     return Decision(
         at_ms=at_ms,
         broker=broker,
@@ -73,7 +72,7 @@ def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kin
         stays=plan.stays[:STAYS_MAX],
         stays_left_out=max(len(plan.stays) - STAYS_MAX, 0),
         idle=plan.idle,
-        counted={(str(result), str(cause)): number for (result, cause), number in counted.items()},
+        counted=plan.counts(),
         mean=plan.mean,
         deviation=plan.deviation,
         deviation_after=plan.deviation_after,

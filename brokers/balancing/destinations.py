@@ -28,7 +28,7 @@ from functools import cached_property
 from typing import Final
 
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
-from equipoise.brokers.balancing.policies import Closed, ClusterPolicies, Isolation, Pattern, is_named, read_policies
+from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pattern, is_named, read_policies
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BrokerLoad
@@ -73,19 +73,6 @@ class Meant:
     secondaries: Mapping[str, None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Covering:
-    """The policies that apply to a namespace, each kind by name. Pins apply to bundles."""
-
-    isolations: tuple[Isolation, ...]
-    closed: tuple[Closed, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the policies, which are unique."""
-        return (*(policy.name for policy in self.isolations), *(policy.name for policy in self.closed))
-
-
 class Destinations:
     """The allowed destinations for one view and one set of load reports (by broker id), as of construction.
 
@@ -105,8 +92,8 @@ class Destinations:
         self._loads = loads or {}
         self._rules = rules or PlacementRules()
         self.policies = read_policies(view) if policies is None else policies
-        self._covering: dict[str, _Covering] = {}
-        self._bound: dict[tuple[tuple[str, ...], ...], Candidates] = {}
+        self._about: dict[str, ClusterPolicies] = {}  # By namespace.
+        self._bound: dict[tuple[str, ...], Candidates] = {}  # By the names of the policies of a bundle.
         self._groups: dict[str, _Group] = {}
         self._meanings: dict[str, Meant] = {}
         everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
@@ -134,8 +121,8 @@ class Destinations:
         A broker that drains, or has reached the topic limit, is refused only if these rules keep it from the bundle. Bundles with the same
         policies share one cached answer.
         """
-        question = (self._covering_of(bundle.namespace).names, tuple(pin.name for pin in self.policies.pins if pin.covers(bundle)))
-        found = self._bound.get(question)
+        names = self._policies_of(bundle.namespace).names(bundle)
+        found = self._bound.get(names)
         if found is None:
             refused = dict(self._forbidden(self._fit, bundle))
             for broker in self.live:
@@ -144,7 +131,7 @@ class Destinations:
                     reason = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
                     refused.update({} if reason is None else {broker.broker: reason})
             allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
-            found = self._bound[question] = Candidates(allowed=allowed, refused=refused)
+            found = self._bound[names] = Candidates(allowed=allowed, refused=refused)
         return found
 
     def placed(self, bundle: BundleEntry, broker: str) -> None:
@@ -161,7 +148,8 @@ class Destinations:
         """
         found = {}
         for namespace in sorted(self.view.namespaces):
-            if self._covering_of(namespace).names:
+            about = self._policies_of(namespace)
+            if about.isolations or about.closed:
                 found[namespace] = "isolation"
             elif anti_affinity_group(self.view.namespaces[namespace].policies) is not None:
                 found[namespace] = "anti-affinity"
@@ -192,27 +180,25 @@ class Destinations:
         return _sift(brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle)))[1]
 
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        covering, exact = self._covering_of(bundle.namespace), self._rules.pulsar_exact
-        if covering.closed and not exact:  # Pulsar ignores a policy that it cannot read.
-            closed = covering.closed[0]
+        about, exact = self._policies_of(bundle.namespace), self._rules.pulsar_exact
+        if about.closed and not exact:  # Pulsar ignores a policy that it cannot read.
+            closed = about.closed[0]
             reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
             return {broker.broker: reason for broker in left}
-        if not covering.isolations:
+        if not about.isolations:
             kept = self.kept
             return {broker.broker: f"{kept[broker.broker]} keeps it for other namespaces" for broker in left if broker.broker in kept}
         dropped: dict[str, str] = {}
-        for policy in covering.isolations[:1] if exact else covering.isolations:
+        for policy in about.isolations[:1] if exact else about.isolations:
             rest = tuple(broker for broker in left if broker.broker not in dropped)
             dropped.update(isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact))
         return dropped
 
-    def _covering_of(self, namespace: str) -> _Covering:
-        """Return the policies that apply to a namespace. Their patterns are matched once per namespace."""
-        found = self._covering.get(namespace)
+    def _policies_of(self, namespace: str) -> ClusterPolicies:
+        """Return the policies of a namespace. Their patterns are matched once per namespace."""
+        found = self._about.get(namespace)
         if found is None:
-            isolations = tuple(policy for policy in self.policies.isolations if policy.covers(namespace))
-            closed = tuple(policy for policy in self.policies.closed if policy.covers(namespace))
-            found = self._covering[namespace] = _Covering(isolations=isolations, closed=closed)
+            found = self._about[namespace] = self.policies.about(namespace)
         return found
 
     def _meant(self, policy: Isolation) -> Meant:
@@ -223,7 +209,13 @@ class Destinations:
         return found
 
     def _pinned_elsewhere(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        return pinned_elsewhere(left, bundle, self.policies)
+        """Return the brokers that a pin of the bundle does not name. With several pins, each must name the broker."""
+        dropped = {}
+        for pin in self._policies_of(bundle.namespace).pins:
+            if pin.covers(bundle):
+                reason = f"{pin.name} keeps this bundle at {', '.join(pin.brokers)}"
+                dropped.update({broker.broker: reason for broker in left if broker.broker not in pin.brokers})
+        return dropped
 
     def _older(self, left: Brokers, _: BundleEntry) -> Refused:
         return older_versions(left, pulsar_exact=self._rules.pulsar_exact) if self._rules.prefer_later_versions else {}
@@ -309,17 +301,6 @@ def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[s
             dropped[broker.broker] = f"{policy.name} gives this namespace other brokers"
         elif not fails_over:
             dropped[broker.broker] = f"{policy.name} has {len(available)} primaries available, and needs {policy.min_limit}"
-    return dropped
-
-
-def pinned_elsewhere(brokers: Brokers, bundle: BundleEntry, policies: ClusterPolicies) -> Refused:
-    """Return the brokers that a pin of the bundle does not name. With several pins, each must name the broker."""
-    dropped = {}
-    for pin in policies.pins:
-        if pin.covers(bundle):
-            for broker in brokers:
-                if broker.broker not in pin.brokers:
-                    dropped[broker.broker] = f"{pin.name} keeps this bundle at {', '.join(pin.brokers)}"
     return dropped
 
 

@@ -31,12 +31,11 @@ OF_POLICIES: Final = "policies"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """A cluster as a round sees it: the view, the allowed destinations, and the snapshot for shedders.
+    """A cluster as a round sees it: the allowed destinations, and the snapshot for shedders.
 
-    `destinations` and `snapshot` read `view` lazily. Make a plan before the view changes, or use a view that does not change.
+    Both read the view lazily. Make a plan before the view changes, or use a view that does not change.
     """
 
-    view: View
     destinations: Destinations
     snapshot: Snapshot
 
@@ -74,7 +73,7 @@ def cluster_snapshot_of(
         for summary in known
         if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
     }
-    return ClusterSnapshot(view=view, destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
+    return ClusterSnapshot(destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
 
 
 def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
@@ -128,7 +127,7 @@ def plan_round(
     """
     snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max
-    moves, stays = policy_violations(cluster.view, cluster.destinations, placement=placement, at_most=at_most, resting=resting)
+    moves, stays = policy_violations(cluster.destinations, placement=placement, at_most=at_most, resting=resting)
     if moves:
         return BalancingRound(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
     return BalancingRound(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
@@ -160,8 +159,9 @@ def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: P
     due = as_if_due(cluster.snapshot, settings)
     planned = plan_round(replace(cluster, snapshot=due), settings, placement)
     ttl_ms = settings.transfer.load_ttl_ms if settings.balancing.shedder == "TransferShedder" else LOAD_TTL_MS
-    placed = _placed(cluster.view, planned.plan, placement)
-    return planned.strategy, forecast_of(due, planned.plan, measure=measure_of(settings), ttl_ms=ttl_ms, placed=placed)
+    measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
+    placed = _placed(cluster.destinations.view, planned.plan, placement)
+    return planned.strategy, forecast_of(due, planned.plan, measure=measure, ttl_ms=ttl_ms, placed=placed)
 
 
 def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
@@ -176,11 +176,6 @@ def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
         high_hits=dict.fromkeys(snapshot.live, settings.average.high_hits),
     )
     return replace(snapshot, memory=memory)
-
-
-def measure_of(settings: BalancingSettings) -> Measure:
-    """Return what the configured shedder compares brokers by."""
-    return "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:

@@ -92,11 +92,27 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolicies:
-    """All policies of a cluster, each kind sorted by name."""
+    """The policies of a cluster or of one namespace, each kind sorted by name."""
 
     isolations: tuple[Isolation, ...] = ()
     pins: tuple[Pin, ...] = ()
     closed: tuple[Closed, ...] = ()
+
+    def about(self, namespace: str) -> ClusterPolicies:
+        """Return the policies that apply to a namespace, and the pins of its bundles."""
+        return ClusterPolicies(
+            isolations=tuple(policy for policy in self.isolations if policy.covers(namespace)),
+            pins=tuple(pin for pin in self.pins if pin.namespace == namespace),
+            closed=tuple(policy for policy in self.closed if policy.covers(namespace)),
+        )
+
+    def names(self, bundle: BundleEntry) -> tuple[str, ...]:
+        """Return the names of these policies without the pins that do not cover `bundle`. Names are unique."""
+        return (
+            *(policy.name for policy in self.isolations),
+            *(policy.name for policy in self.closed),
+            *(pin.name for pin in self.pins if pin.covers(bundle)),
+        )
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:

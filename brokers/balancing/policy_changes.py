@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from equipoise.brokers.balancing.destinations import Destinations, isolated, meant_by, not_up
-from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pin, parse_policy, policies_in, read_policies
+from equipoise.brokers.balancing.policies import Isolation, Pin, parse_policy, policies_in, read_policies
 from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document
@@ -39,17 +39,17 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
     now, then = (Destinations(view, policies=each) for each in policies)
     asked = set()
     for namespace in sorted(view.namespaces):
-        about = tuple(_about(each, namespace) for each in policies)
-        pins = tuple(tuple(pin for pin in each.pins if pin.namespace == namespace) for each in policies)
+        about = tuple(each.about(namespace) for each in policies)
+        pins = [pin for each in about for pin in each.pins]
         # A broker runs this check between other work, and there may be 65,536 bundles. Bundles with the same policies before and after have
         # the same answer, so ask only once for each combination.
-        for bundle in _unlike(view.bundles_of(namespace), [pin for each in pins for pin in each]):
-            question = (about, tuple(tuple(pin.name for pin in each if pin.covers(bundle)) for each in pins))
+        for bundle in _unlike(view.bundles_of(namespace), pins):
+            question = tuple(each.names(bundle) for each in about)
             if question in asked:
                 continue
             asked.add(question)
             if now.of(bundle).allowed and not then.of(bundle).allowed:
-                raise PolicyLeavesNobody(policy=key, subject=bundle.name if any(pins) else namespace)
+                raise PolicyLeavesNobody(policy=key, subject=bundle.name if pins else namespace)
 
 
 def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:
@@ -63,12 +63,6 @@ def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[Bun
     for bundle in bundles:
         firsts.setdefault((bisect_right(ends, bundle.low), bisect_left(ends, bundle.high)), bundle)
     return firsts.values()
-
-
-def _about(policies: ClusterPolicies, namespace: str) -> tuple[str, ...]:
-    """Return the names of the policies of a namespace, except pins."""
-    isolations = [policy.name for policy in policies.isolations if policy.covers(namespace)]
-    return (*isolations, *(closed.name for closed in policies.closed if closed.covers(namespace)))
 
 
 def _names_somebody(view: View, policy: Isolation | Pin) -> bool:

@@ -13,12 +13,11 @@ from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
-from equipoise.channel.core.view import View
 from equipoise.shedder.plan import Move, Stay
 
 
 def policy_violations(
-    view: View, destinations: Destinations, *, placement: Placement, at_most: int, resting: Collection[str] = ()
+    destinations: Destinations, *, placement: Placement, at_most: int, resting: Collection[str] = ()
 ) -> tuple[tuple[Move, ...], tuple[Stay, ...]]:
     """Return up to `at_most` moves of bundles away from brokers that may not have them, to the brokers that `placement` chooses.
 
@@ -28,11 +27,12 @@ def policy_violations(
     * No other broker may have it. A forbidden owner is better than none.
 
     The search ends after `at_most` moves, so later stays are missing. At most `STAYS_MAX` stays are about bundles that no other broker may
-    have. `view` is the view of `destinations`. `destinations` and `placement` must have the same rules and loads.
+    have. `destinations` and `placement` must have the same rules and loads.
     """
+    view = destinations.view
     movable: dict[str, _Kept] = {}
     stays: list[Stay] = []
-    for kept in _kept_from_owner(view, destinations):
+    for kept in _kept_from_owner(destinations):
         if len(movable) == at_most:
             break
         if kept.bundle.name in resting:
@@ -74,25 +74,25 @@ def _has_a_place(destinations: Destinations, kept: _Kept) -> bool:
     return bool(destinations.bound(bundle).allowed and destinations.of(bundle, avoid={kept.owner.incarnation}).allowed)
 
 
-def _kept_from_owner(view: View, destinations: Destinations) -> Iterator[_Kept]:
+def _kept_from_owner(destinations: Destinations) -> Iterator[_Kept]:
     """Yield the bundles whose owner is up and may not have them."""
-    for bundle in _ruled(view, destinations):
+    for bundle in _ruled(destinations):
         if bundle.phase != "owned":
             continue
         assert bundle.owner is not None, "an owned bundle has an owner"
-        owner = view.live[bundle.owner]
+        owner = destinations.view.live[bundle.owner]
         reason = destinations.bound(bundle).refused.get(owner.broker)
         if reason is not None and owner.status == "up":
             yield _Kept(bundle=bundle, owner=owner, reason=f"{owner.broker} may not have it: {reason}"[:TEXT_CHARACTERS_MAX])
 
 
-def _ruled(view: View, destinations: Destinations) -> Iterator[BundleEntry]:
+def _ruled(destinations: Destinations) -> Iterator[BundleEntry]:
     """Yield the bundles that a policy may concern. Without policies, yield nothing and look at nothing.
 
     An isolation policy concerns its namespaces and all bundles of its primaries, which are reserved for these namespaces. A pin concerns
     its namespace.
     """
-    policies = destinations.policies
+    view, policies = destinations.view, destinations.policies
     if not (policies.isolations or policies.closed or policies.pins):
         return
     isolated = {namespace for namespace, kind in destinations.bound_namespaces.items() if kind == "isolation"}

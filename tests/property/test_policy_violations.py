@@ -91,7 +91,7 @@ def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, we
 
     def found(most: int) -> tuple[tuple[Move, ...], list[str]]:
         destinations = Destinations(view, loads=loads, rules=case.rules)
-        moves, stays = policy_violations(view, destinations, placement=placement, at_most=most)
+        moves, stays = policy_violations(destinations, placement=placement, at_most=most)
         return moves, [stay.subject for stay in stays]
 
     moves, stays = found(EVERYTHING)

@@ -22,7 +22,6 @@ from equipoise.brokers.balancing.planning import (
     foreseen,
     fresh,
     groups_in_play,
-    measure_of,
     plan_round,
     stale_moves,
 )
@@ -132,17 +131,15 @@ def test_a_draining_broker_is_told_as_draining() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shedder", "groups", "measure"),
-    [
-        ("BalancedShedder", ("balancing", "balanced", "weights", "placement"), "cost"),
-        ("TransferShedder", ("balancing", "transfer", "weights", "placement"), "use"),
-        ("AvgShedder", ("balancing", "average", "weights", "placement"), "use"),
-    ],
+    ("shedder", "group", "measure"),
+    [("BalancedShedder", "balanced", "cost"), ("TransferShedder", "transfer", "use"), ("AvgShedder", "average", "use")],
 )
-def test_each_shedder_has_its_settings_and_its_measure(shedder: str, groups: tuple[str, ...], measure: str) -> None:
-    """The groups that are shown are those that a round goes by, and brokers are compared by what the shedder compares."""
+def test_each_shedder_has_its_settings_and_its_measure(shedder: str, group: str, measure: str) -> None:
+    """A forecast shows the groups of settings that affect a round, and compares brokers as the shedder does."""
     settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
-    assert (groups, measure) == (groups_in_play(settings), measure_of(settings))
+    assert ("balancing", group, "weights", "placement") == groups_in_play(settings)
+    _, forecast = foreseen(seen(uneven_channel(), settings), settings, LeastCost())
+    assert measure == forecast.measure
 
 
 def test_a_forecast_acts_where_the_leader_would_wait() -> None:

@@ -38,7 +38,7 @@ def found(
 ) -> tuple[tuple[Move, ...], tuple[Stay, ...]]:
     """The moves and the stays, placed by number."""
     destinations = Destinations(channel.view, loads=loads)
-    return policy_violations(channel.view, destinations, placement=FewestBundles(), at_most=at_most, resting=resting)
+    return policy_violations(destinations, placement=FewestBundles(), at_most=at_most, resting=resting)
 
 
 def test_a_policy_moves_what_it_is_about() -> None:
@@ -136,7 +136,7 @@ def test_preferences_misplace_nothing() -> None:
     rules = PlacementRules(prefer_later_versions=True, topics_max=1)
     destinations = Destinations(channel.view, loads={"a": load(topics=5)}, rules=rules)
     assert ("b",) == destinations.of(bundle_of(channel, NS)).allowed
-    assert ((), ()) == policy_violations(channel.view, destinations, placement=FewestBundles(rules=rules), at_most=9)
+    assert ((), ()) == policy_violations(destinations, placement=FewestBundles(rules=rules), at_most=9)
 
 
 def test_where_preferences_come_first_they_may_leave_nobody() -> None:
@@ -145,7 +145,7 @@ def test_where_preferences_come_first_they_may_leave_nobody() -> None:
     set_policy(channel, "isolation/x", TO_B)
     rules = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
     destinations = Destinations(channel.view, rules=rules)
-    moves, (stay,) = policy_violations(channel.view, destinations, placement=FewestBundles(rules=rules), at_most=1)
+    moves, (stay,) = policy_violations(destinations, placement=FewestBundles(rules=rules), at_most=1)
     assert ((), True) == (moves, stay.reason.endswith("; but no other broker may have it"))
 
 
@@ -175,7 +175,7 @@ def test_a_placement_that_knows_better_is_not_followed(broker: str) -> None:
     channel = spread("a", "b", "c")
     set_policy(channel, "isolation/x", TO_B)
     placement = Stubborn(channel.incarnation(broker))
-    moves, (stay,) = policy_violations(channel.view, Destinations(channel.view), placement=placement, at_most=9)
+    moves, (stay,) = policy_violations(Destinations(channel.view), placement=placement, at_most=9)
     assert ((), True) == (moves, stay.reason.endswith("; but placement finds no place among the allowed brokers"))
 
 
