@@ -15,7 +15,7 @@ from equipoise.brokers.balancing.settings.pulsar_settings import (
     TakenEntry,
     read_pulsar_settings,
 )
-from equipoise.brokers.balancing.settings.setting_values import spelled
+from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.cli.output import Row, print_line
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.config import DERIVED
@@ -46,7 +46,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a file, overridden by those `given`."""
     derived = {name for setting in given for name in DERIVED.get(setting, ())}
-    taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in derived}
+    taken = {} if conf is None else {name: format_value(value) for name, value in conf.read.settings.items() if name not in derived}
     return taken | dict(given)
 
 
@@ -97,12 +97,12 @@ def _print_list(heading: str, entries: Sequence[tuple[TakenEntry | OtherEntry, s
 
 
 def _effect(entry: TakenEntry) -> str:
-    settings = ", ".join(f"{name}={spelled(value)}" for name, value in entry.settings.items())
+    settings = ", ".join(f"{name}={format_value(value)}" for name, value in entry.settings.items())
     return "; ".join(part for part in (settings, entry.note) if part)
 
 
 def _taken_row(entry: TakenEntry) -> Row:
-    settings = {name: spelled(value) for name, value in entry.settings.items()}
+    settings = {name: format_value(value) for name, value in entry.settings.items()}
     return {"line": entry.line, "key": entry.key, "value": entry.value, "settings": settings, "note": entry.note}
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Final
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
+from equipoise.brokers.decision_log.documents import DOCUMENT_BYTES_MAX, decode, encode
 from equipoise.brokers.errors import decision_log_unavailable
 from equipoise.channel.core.errors import InvalidKafkaSetting, PeerError
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
@@ -40,7 +40,7 @@ class KafkaDecisionLog:
     def write(self, decision: Decision) -> None:
         """See `DecisionLog.write`. A decision may appear even if this fails."""
         try:
-            self._kept.write([spelled(decision)], key=decision.broker.encode())
+            self._kept.write([encode(decision)], key=decision.broker.encode())
         except KafkaFailed as failed:
             raise self._unavailable(failed.problem) from failed
         except InvalidKafkaSetting as error:
@@ -50,7 +50,7 @@ class KafkaDecisionLog:
         """See `DecisionLog.newest`."""
         try:
             with closing(self._clients.consumer(self._topic)) as consumer:
-                found = [parsed(document) for document in _last(consumer, at_most)]
+                found = [decode(document) for document in _last(consumer, at_most)]
         except KafkaFailed as failed:
             if failed.trouble is Trouble.NO_TOPIC:  # No decision has been written yet.
                 return []

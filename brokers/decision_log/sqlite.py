@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.decision_log.spelling import parsed, spelled
+from equipoise.brokers.decision_log.documents import decode, encode
 from equipoise.brokers.errors import decision_log_unavailable
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
@@ -44,7 +44,7 @@ class SqliteDecisionLog:
 
     def write(self, decision: Decision) -> None:
         """See `DecisionLog.write`. A power failure may undo the newest ones."""
-        document = spelled(decision)
+        document = encode(decision)
         row = (decision.at_ms, decision.broker, decision.kind, decision.strategy, *decision.outcome, document.decode())
 
         def insert(storage: SqliteStorage) -> None:
@@ -66,7 +66,7 @@ class SqliteDecisionLog:
                     return ()
                 return [document for (document,) in storage.connection.execute(_NEWEST, (at_most,)) if isinstance(document, bytes)]
 
-        found = [parsed(document) for document in self._with_storage(select)]
+        found = [decode(document) for document in self._with_storage(select)]
         return [decision for decision in reversed(found) if decision is not None]
 
     def _with_storage(self, act: Callable[[SqliteStorage], _Answer]) -> _Answer:

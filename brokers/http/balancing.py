@@ -13,7 +13,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.pulsar_settings import DYNAMIC_KEYS, names_of_key, settings_of_key
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, spelled, value_in
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changes,
@@ -25,7 +25,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
     settings_of,
 )
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.spelling import document_of as decision_document
+from equipoise.brokers.decision_log.documents import document_of as decision_document
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.admin import Admin
 from equipoise.brokers.http.answers import done, json_answer
@@ -82,7 +82,7 @@ class Balancing(Admin):
     async def set_key(self, request: web.Request) -> web.Response:
         """Set the settings that one of Pulsar's keys stands for, converted as from a `broker.conf`."""
         settings = settings_of_key(request.match_info["key"], request.match_info["value"])
-        await self._change({name: spelled(value) for name, value in settings.items()}, None)
+        await self._change({name: format_value(value) for name, value in settings.items()}, None)
         return done()
 
     async def unset_key(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, Validati
 
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, check_new_bundles
 from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
-from equipoise.brokers.balancing.settings.setting_values import spelled
+from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.channel.core.errors import invalid_boundaries
@@ -86,7 +86,7 @@ class BalancingBody(BaseModel):
     def settings(self) -> Changes:
         """The changes as the channel stores them: lists and numbers with a fraction become text."""
         lists = {name: frozenset(given) if isinstance(given, list) else given for name, given in self.changes.items()}
-        return {name: None if given is None else spelled(given) for name, given in lists.items()}
+        return {name: None if given is None else format_value(given) for name, given in lists.items()}
 
 
 class FailOverLimits(BaseModel):

@@ -13,7 +13,7 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.bus.spelling import light
+from equipoise.brokers.load.bus.documents import light
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import BundleAverages, Carried, Report, carried_bytes, report_due, sampled
 from equipoise.brokers.runtime.clock import interval_passed

@@ -1,6 +1,6 @@
 """Turn a load report (a document of `Source.LOADS`) into rows of two tables.
 
-`brokers.load.bus.spelling` defines the documents, `spark_jobs.archive.tables.schema` the columns.
+`brokers.load.bus.documents` defines the documents, `spark_jobs.archive.tables.schema` the columns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.spelling import parse_summary
+from equipoise.brokers.load.bus.documents import decode_summary
 from equipoise.shedder.load_reports import SampledBundle, Summary, sampled_in
 from equipoise.shedder.loads import Traffic, Use
 
@@ -27,7 +27,7 @@ class LoadRows(NamedTuple):
 def load_rows(document: bytes) -> LoadRows | None:
     """Return the rows of a load report, or None for another document. A figure that is not a finite number is null."""
     try:
-        summary = parse_summary(document)
+        summary = decode_summary(document)
     except UnreadableLoad:
         return None
     return LoadRows(brokers=(_of_broker(summary),), bundles=tuple(_of_bundle(summary.broker, each) for each in sampled_in(summary)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.bus.spelling import SAMPLE_BYTES_MAX, light, spell_sample
+from equipoise.brokers.load.bus.documents import SAMPLE_BYTES_MAX, encode_sample, light
 from equipoise.brokers.load.process_use import ProcessUse
 from equipoise.brokers.load.sampling import BundleAverages, carried_bytes, sampled
 from equipoise.brokers.runtime.clock import SystemClock
@@ -97,7 +97,7 @@ def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], lis
         carried = averages.update(names, loads, elapsed_ms=2_500)
         carried_bytes(loads)
         sample = sampled(carried, broker="broker:8080", at_ms=turn, resources=Resources(), settings=settings)
-        data = spell_sample(light(sample))
+        data = encode_sample(light(sample))
         took_ms.append((time.process_time() - began) * 1_000)
         lengths.append(float(len(data)))
     return took_ms[1:], check_ms[1:], lengths  # The first has no averages before it.
@@ -113,7 +113,7 @@ def largest() -> int:
     settings = BalancingSettings()
     everything = replace(settings, reports=replace(settings.reports, bundles_max=None))
     sample = sampled(carried, broker="b" * 255, at_ms=2**62, resources=Resources(), settings=everything)
-    return len(spell_sample(light(sample)))
+    return len(encode_sample(light(sample)))
 
 
 def looks() -> list[float]:

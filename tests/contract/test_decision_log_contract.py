@@ -14,7 +14,7 @@ import pytest
 
 from equipoise.brokers.balancing.decisions import DecisionLog
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX
+from equipoise.brokers.decision_log.documents import DOCUMENT_BYTES_MAX
 from equipoise.brokers.decision_log.sqlite import SqliteDecisionLog
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.log.open_log import log_path, open_log

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, encode_summary, light
 from equipoise.brokers.load.bus.files import KEPT_SECONDS, FileLoadBus
-from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, light, spell_summary
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
@@ -205,7 +205,7 @@ def test_files_of_brokers_long_gone_are_taken_away(tmp_path: Path) -> None:
 DAMAGED = {
     "nothing": b"",
     "no summary": b'{"broker": "a"}',
-    "too long": spell_summary(summary(sample("a"))) + b" " * SUMMARY_BYTES_MAX,
+    "too long": encode_summary(summary(sample("a"))) + b" " * SUMMARY_BYTES_MAX,
 }
 
 

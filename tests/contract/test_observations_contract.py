@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.load.bus.spelling import parse_summary
+from equipoise.brokers.load.bus.documents import decode_summary
 from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.brokers.runtime.observations.stores import DELETE_EVERY, SqliteObservations, are_kept, open_observations
 from equipoise.channel.core.errors import CallerError
@@ -158,8 +158,8 @@ def test_load_reports_are_kept_beside_an_embedded_log(tmp_path: Path) -> None:
         bus.publish(Sample(broker="a", at_ms=at_ms, cost=2.5))
     kept = in_file(tmp_path / "log.db.observations", Kind.LOADS)
     assert ["a", "a"] == [broker for broker, _ in kept]
-    assert [1_700_000_000_000, 1_700_000_005_000] == [parse_summary(document).load.taken_ms for _, document in kept]
-    assert next(each for each in bus.latest() if each.broker == "a") == parse_summary(kept[-1][1])
+    assert [1_700_000_000_000, 1_700_000_005_000] == [decode_summary(document).load.taken_ms for _, document in kept]
+    assert next(each for each in bus.latest() if each.broker == "a") == decode_summary(kept[-1][1])
 
 
 def test_load_reports_that_cannot_be_kept_are_exchanged_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

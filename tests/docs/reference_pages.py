@@ -10,7 +10,7 @@ import orjson
 
 from equipoise.brokers.balancing.settings.pulsar_keys import TAKEN
 from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format_value
 from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
@@ -140,7 +140,7 @@ def lifecycle_page() -> str:
         "# The life of a bundle",
         WRITTEN_BY,
         "A *phase* is the state of a bundle and which brokers its record names. These are the phases, and their form in records.",
-        table(("phase", "spelled", "who serves"), phases),
+        table(("phase", "format_value", "who serves"), phases),
         "## Transitions",
         "The fold accepts a `bundle` record that is based on the last accepted one of its bundle, and satisfies its row.",
         life(),
@@ -253,7 +253,7 @@ def settings_page() -> str:
     ]
     for group, about in GROUPS.items():
         rows = [
-            (f"`{name}`", f"`{spelled(setting.default)}`", setting.expected, ", ".join(keys[name]), setting.meaning.text)
+            (f"`{name}`", f"`{format_value(setting.default)}`", setting.expected, ", ".join(keys[name]), setting.meaning.text)
             for name, setting in SETTINGS.items()
             if name.startswith(f"{group}.")
         ]

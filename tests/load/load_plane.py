@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from equipoise.brokers.load.bus.spelling import spell_sample
+from equipoise.brokers.load.bus.documents import encode_sample
 from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Seen, on_handover, on_sample, on_sighting
 from equipoise.shedder.load_reports import Sample
 
@@ -53,7 +53,7 @@ class LoadPlane:
     def publish(self, sample: Sample) -> None:
         """What a broker does."""
         key = sample.broker.encode()
-        self._samples.append(self._partition(key), key, spell_sample(sample))
+        self._samples.append(self._partition(key), key, encode_sample(sample))
 
     def work(self) -> None:
         """What load workers do until all is done."""

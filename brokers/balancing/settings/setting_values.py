@@ -97,7 +97,7 @@ class Setting:
         return InvalidSetting(setting=self.name, value=shown, expected=self.expected)
 
 
-def spelled(value: Value) -> str:
+def format_value(value: Value) -> str:
     """Return a value as text, as people write it."""
     if value is None or value == frozenset():
         return NONE

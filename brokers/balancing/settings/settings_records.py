@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, setting_named, spelled, value_of, with_value
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, format_value, setting_named, value_of, with_value
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.entries import PolicyChanged
 from equipoise.channel.core.reader import Folded
@@ -50,7 +50,7 @@ class Changed:
     def _shown(self, text: str | None) -> str:
         if text is not None:
             return text
-        return f"{spelled(SETTINGS[self.setting].default)} (default)" if self.setting in SETTINGS else "not set"
+        return f"{format_value(SETTINGS[self.setting].default)} (default)" if self.setting in SETTINGS else "not set"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +165,8 @@ def _entries(name: str, value: Value) -> dict[str, Scalar]:
     """Return the entries of one setting. Numbers stay numbers, for readers in other languages."""
     if isinstance(value, frozenset) and value:
         return {f"{name}.{number}": namespace for number, namespace in enumerate(sorted(value))}
-    return {name: value if isinstance(value, bool | int) else spelled(value)}
+    return {name: value if isinstance(value, bool | int) else format_value(value)}
 
 
 def _text(scalar: Scalar | None) -> str | None:
-    return None if scalar is None else spelled(scalar)
+    return None if scalar is None else format_value(scalar)

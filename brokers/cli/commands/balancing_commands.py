@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, spelled, value_in
+from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changed,
@@ -126,8 +126,8 @@ def show(
     rows = [
         {
             "setting": name,
-            "value": spelled(value_in(settings, name)),
-            "default": spelled(setting.default),
+            "value": format_value(value_in(settings, name)),
+            "default": format_value(setting.default),
             "is_set": name in held,
             "by": latest[name].by if name in held and name in latest else None,
             "offset": latest[name].offset if name in held and name in latest else None,

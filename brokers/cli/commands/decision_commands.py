@@ -14,7 +14,7 @@ from equipoise.brokers.cli.options import JsonOption, LogOption, handle
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import counted, print_json, print_line, print_wrapped
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.spelling import document_of
+from equipoise.brokers.decision_log.documents import document_of
 from equipoise.shedder.reported import format_percent
 
 app = group("Show what the balancer decided, and why.")

@@ -13,10 +13,10 @@ from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, MoveForecast
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled, value_in
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format_value, value_in
 from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.output import Row, counted, print_heading, print_line, print_table, print_wrapped
-from equipoise.brokers.decision_log.spelling import document_of as decision_document
+from equipoise.brokers.decision_log.documents import document_of as decision_document
 from equipoise.shedder.reported import format_percent
 
 _RESTING: Final = "only the leader knows which bundles rest and which brokers cool down after a move: here all of them take part"
@@ -89,7 +89,7 @@ def _differing(settings: BalancingSettings) -> dict[str, Row]:
     """Return the settings of a round that differ from the defaults, as text."""
     groups = groups_in_play(settings)
     return {
-        name: {"value": spelled(value_in(settings, name)), "default": spelled(setting.default)}
+        name: {"value": format_value(value_in(settings, name)), "default": format_value(setting.default)}
         for name, setting in SETTINGS.items()
         if name.partition(".")[0] in groups and value_in(settings, name) != setting.default
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
-from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_summary
+from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, decode_summary, encode_summary
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
 from equipoise.channel.core.errors import PeerError
@@ -48,7 +48,7 @@ class FileLoadBus:
         unfinished = path.with_suffix(".unfinished")
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            summary = spell_summary(summarized(_read(path), sample))
+            summary = encode_summary(summarized(_read(path), sample))
             private_files.make(unfinished)
             unfinished.write_bytes(summary)
             unfinished.replace(path)  # Readers see the former summary or the whole new one.
@@ -113,6 +113,6 @@ def _read(path: Path) -> Summary | None:
     try:
         with path.open("rb") as file:
             data = file.read(SUMMARY_BYTES_MAX + 1)
-        return parse_summary(data) if len(data) <= SUMMARY_BYTES_MAX else None
+        return decode_summary(data) if len(data) <= SUMMARY_BYTES_MAX else None
     except (FileNotFoundError, UnreadableLoad):
         return None

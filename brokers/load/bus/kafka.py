@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
-from equipoise.brokers.load.bus.spelling import parse_summary, spell_sample
+from equipoise.brokers.load.bus.documents import decode_summary, encode_sample
 from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS, LoadTopic, LoadTopics, differences
 from equipoise.channel.core.errors import InvalidKafkaSetting, PeerError
 from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
@@ -46,7 +46,7 @@ class KafkaLoadBus:
 
     def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`."""
-        self._send(sample.broker, spell_sample(sample))
+        self._send(sample.broker, encode_sample(sample))
 
     def withdraw(self, broker: str) -> None:
         """See `LoadBus.withdraw`. Load workers pass it on."""
@@ -126,7 +126,7 @@ class KafkaLoadBus:
             self._latest.pop((message.key() or b"").decode(errors="replace"), None)
             return
         try:
-            summary = parse_summary(value)
+            summary = decode_summary(value)
         except UnreadableLoad:
             return
         self._latest[summary.broker] = at_ms, summary

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX
+from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX
 from equipoise.channel.kafka.answers import TopicFacts
 
 PARTITIONS: Final = 8

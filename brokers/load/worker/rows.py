@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.spelling import parse_bundle, spell_bundle
+from equipoise.brokers.load.bus.documents import decode_bundle, encode_bundle
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
@@ -53,13 +53,13 @@ class Sighting:
     bundle: SampledBundle
 
 
-def spell_row(row: Row) -> bytes:
+def encode_row(row: Row) -> bytes:
     """Encode a row."""
     return b"%d %d %d %d\n%b" % (row.partition, row.offset, row.at_ms, row.handed, row.body)
 
 
-def parse_row(data: bytes) -> Row:
-    """Decode what `spell_row` encoded, without checking the body. Raises `UnreadableLoad` for anything else."""
+def decode_row(data: bytes) -> Row:
+    """Decode what `encode_row` encoded, without checking the body. Raises `UnreadableLoad` for anything else."""
     match = _match_row(data)
     if match is None:
         raise UnreadableLoad(what="row", problem="it does not begin with a partition, an offset, a time, and an offset")
@@ -67,16 +67,16 @@ def parse_row(data: bytes) -> Row:
     return Row(partition=partition, offset=offset, at_ms=at_ms, handed=handed, body=data[match.end() :])
 
 
-def spell_sighting(sighting: Sighting) -> bytes:
+def encode_sighting(sighting: Sighting) -> bytes:
     """Encode a sighting."""
     head = {"broker": sighting.broker, "at_ms": sighting.at_ms, "partition": sighting.partition, "history": sighting.history}
-    return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + spell_bundle(sighting.bundle)
+    return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + encode_bundle(sighting.bundle)
 
 
-def parse_sighting(data: bytes) -> Sighting:
-    """Decode what `spell_sighting` encoded. Raises `UnreadableLoad` for anything else."""
+def decode_sighting(data: bytes) -> Sighting:
+    """Decode what `encode_sighting` encoded. Raises `UnreadableLoad` for anything else."""
     head, _, body = data.partition(b"\n")
-    bundle = parse_bundle(body)
+    bundle = decode_bundle(body)
     try:
         raw = orjson.loads(head)
         if not isinstance(raw, dict):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.spelling import parse_sample, parse_summary, spell_summary
+from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_summary
 from equipoise.brokers.load.bus.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
@@ -78,7 +78,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
     if message.value is None:  # The broker leaves.
         return BrokerUpdate(row=None, summary=None)
     try:
-        sample = parse_sample(message.value)
+        sample = decode_sample(message.value)
     except UnreadableLoad as error:
         return LeftOut(subject=broker, problem=str(error))
     problem = _doubt(broker, sample, now_ms)
@@ -91,16 +91,16 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
         offset = kept.offset
     else:
         summary = summarized(before, sample)
-    body = spell_summary(summary)
+    body = encode_summary(summary)
     sightings = [
         Sighting(broker=broker, at_ms=summary.load.taken_ms, partition=message.partition, history=sample.history, bundle=bundle)
         for bundle in sampled_in(summary)
     ]
     handed = 0 if kept is None else kept.handed
     return BrokerUpdate(
-        row=spell_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
+        row=encode_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
         summary=body,
-        sightings=[(sighting.bundle.traffic.bundle.encode(), spell_sighting(sighting)) for sighting in sightings],
+        sightings=[(sighting.bundle.traffic.bundle.encode(), encode_sighting(sighting)) for sighting in sightings],
         problem=fault_of_summary(summarized(None, sample)),
     )
 
@@ -108,7 +108,7 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
 def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions: int) -> Seen | LeftOut:
     """Return what follows from a message on the topic of sightings. `row` is the bundle's table row; each topic has `partitions`."""
     try:
-        seen = parse_sighting(message.value or b"")
+        seen = decode_sighting(message.value or b"")
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
     if seen.partition >= partitions:
@@ -119,11 +119,11 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
     if last is not None and before is not None and message.offset <= last.offset and seen.at_ms <= before.at_ms:
         return LeftOut(subject=seen.broker, problem=None)  # It was applied before, as in `on_sample`.
     if before is None or before.broker == seen.broker:
-        return Seen(row=_row(message, now_ms, spell_sighting(seen)))
+        return Seen(row=_row(message, now_ms, encode_sighting(seen)))
     if seen.at_ms < before.at_ms:  # The last report of its former broker; it has been seen elsewhere since.
         return LeftOut(subject=seen.broker, problem=None)
     kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
-    body = spell_sighting(replace(seen, bundle=seen.bundle.blended(before.bundle, kept=kept)))
+    body = encode_sighting(replace(seen, bundle=seen.bundle.blended(before.bundle, kept=kept)))
     return Seen(row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body))
 
 
@@ -133,7 +133,7 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
     The row keeps the offset of its sample and stores that of the handover: applied again, the handover would undo later samples.
     """
     try:
-        handed = parse_sighting(message.value or b"")
+        handed = decode_sighting(message.value or b"")
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
     kept, summary = _summary_in(row)
@@ -143,21 +143,21 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
     if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
         return LeftOut(subject=handed.broker, problem=None)
     bundles = tuple(handed.bundle.traffic if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
-    body = spell_summary(replace(summary, load=replace(summary.load, bundles=bundles), costs={**summary.costs, name: handed.bundle.cost}))
-    return BrokerUpdate(row=spell_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
+    body = encode_summary(replace(summary, load=replace(summary.load, bundles=bundles), costs={**summary.costs, name: handed.bundle.cost}))
+    return BrokerUpdate(row=encode_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
 
 
 def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
     """Return whether to delete a row: unreadable, or of `partition` and not renewed for as long as summaries are kept."""
     try:
-        kept = parse_row(row)
+        kept = decode_row(row)
     except UnreadableLoad:
         return True
     return kept.partition == partition and now_ms - kept.at_ms > SUMMARIES_KEPT_MS
 
 
 def _row(message: Arrived, now_ms: int, body: bytes) -> bytes:
-    return spell_row(Row(partition=message.partition, offset=message.offset, at_ms=now_ms, body=body))
+    return encode_row(Row(partition=message.partition, offset=message.offset, at_ms=now_ms, body=body))
 
 
 def _broker_in(message: Arrived) -> str | LeftOut:
@@ -179,17 +179,17 @@ def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
 
 
 def _summary_in(row: bytes | None) -> tuple[Row, Summary] | tuple[None, None]:
-    return _read(row, parse_summary)
+    return _read(row, decode_summary)
 
 
 def _sighting_in(row: bytes | None) -> tuple[Row, Sighting] | tuple[None, None]:
-    return _read(row, parse_sighting)
+    return _read(row, decode_sighting)
 
 
 def _read(row: bytes | None, parse: Callable[[bytes], _Body]) -> tuple[Row, _Body] | tuple[None, None]:
     try:
         if row is not None:
-            kept = parse_row(row)
+            kept = decode_row(row)
             return kept, parse(kept.body)
     except UnreadableLoad:
         pass

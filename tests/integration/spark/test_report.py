@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from equipoise.brokers.load.bus.spelling import spell_summary
+from equipoise.brokers.load.bus.documents import encode_summary
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound, OperatorError
 from equipoise.shedder.load_reports import Sample, summarized
@@ -93,7 +93,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "archive"
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     beside = [
-        Arrival(Source.LOADS, 1, at(2), b"b1", spell_summary(summarized(None, SAMPLE))),
+        Arrival(Source.LOADS, 1, at(2), b"b1", encode_summary(summarized(None, SAMPLE))),
         *(Arrival(Source.DECISIONS, number, at(3), b"b1", decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
     ]
     with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
@@ -183,7 +183,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     loads = [
-        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, None, spell_summary(replace(summarized(None, SAMPLE), broker=broker)))
+        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, None, encode_summary(replace(summarized(None, SAMPLE), broker=broker)))
         for number, (at_s, broker) in enumerate(reports, 1)
     ]
     with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:

@@ -1,4 +1,4 @@
-"""Decisions: what a plan becomes, what a round comes to, and how it is spelled."""
+"""Decisions: what a plan becomes, what a round comes to, and how it is encode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, decision_of
-from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
+from equipoise.brokers.decision_log.documents import DOCUMENT_BYTES_MAX, decode, encode
 from equipoise.shedder.plan import Plan, Stay
 from tests.decisions import decisions, idle, move, shed
 
@@ -44,31 +44,31 @@ def test_a_round_has_one_reason() -> None:
 @given(decisions)
 def test_what_is_spelled_is_parsed(decision: Decision) -> None:
     """Any decision comes back as it was."""
-    assert decision == parsed(spelled(decision))
+    assert decision == decode(encode(decision))
 
 
 def test_what_is_no_number_is_left_out() -> None:
     """Figures that JSON has no word for are as those that are not known."""
     decision = replace(shed(), mean=math.nan, deviation=math.inf)
-    assert replace(shed(), mean=None, deviation=None) == parsed(spelled(decision))
+    assert replace(shed(), mean=None, deviation=None) == decode(encode(decision))
 
 
 def test_the_document_bears_what_is_counted_by() -> None:
     """Result, cause and reason stand beside the rest, so that nobody needs to work them out again."""
-    document = json.loads(spelled(idle()))
+    document = json.loads(encode(idle()))
     assert ("Skip", "HitCount", "the load is even") == (document["result"], document["cause"], document["reason"])
 
 
-@given(st.binary(max_size=300) | st.sampled_from([b"{}", b"[]", b"null", spelled(shed())[:-1], spelled(shed()).replace(b"shed", b"sing")]))
+@given(st.binary(max_size=300) | st.sampled_from([b"{}", b"[]", b"null", encode(shed())[:-1], encode(shed()).replace(b"shed", b"sing")]))
 def test_what_is_no_decision_is_none(data: bytes) -> None:
     """Garbage is told from decisions, whatever it is."""
-    assert parsed(data) is None
+    assert decode(data) is None
 
 
 def test_what_a_later_version_adds_is_passed_over() -> None:
     """A field that nobody knows here does no harm."""
-    document = {**json.loads(spelled(shed())), "remark": "from another version"}
-    assert shed() == parsed(json.dumps(document).encode())
+    document = {**json.loads(encode(shed())), "remark": "from another version"}
+    assert shed() == decode(json.dumps(document).encode())
 
 
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 4_000))
@@ -79,9 +79,9 @@ def test_no_document_is_too_long(moves: int, stays: int, length: int) -> None:
         moves=tuple(replace(move(number), reason="x" * length) for number in range(moves)),
         stays=tuple(Stay(subject=str(number), reason="y" * length) for number in range(stays)),
     )
-    data = spelled(decision)
+    data = encode(decision)
     assert len(data) <= DOCUMENT_BYTES_MAX
-    found = parsed(data)
+    found = decode(data)
     assert found is not None
     assert (moves, stays) == (len(found.moves) + found.moves_left_out, len(found.stays) + found.stays_left_out)
     assert (decision.moves[: len(found.moves)], decision.stays[: len(found.stays)]) == (found.moves, found.stays)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.load_reports import SampledBundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
@@ -21,7 +21,7 @@ OFFSETS = st.integers(0, 10**18 - 1)
 @given(st.builds(Row, partition=st.integers(0, 10**9 - 1), offset=OFFSETS, at_ms=OFFSETS, handed=OFFSETS, body=st.binary(max_size=100)))
 def test_rows_are_read_as_they_were(row: Row) -> None:
     """Whatever a row holds, it comes back from its table as it was."""
-    assert row == parse_row(spell_row(row))
+    assert row == decode_row(encode_row(row))
 
 
 @given(broker=st.sampled_from(["a:1", "~" * 255]), at_ms=st.integers(0, INTEGER_MAX), partition=st.integers(0, 99), rate=st.floats(0))
@@ -29,7 +29,7 @@ def test_sightings_are_read_as_they_were(broker: str, at_ms: int, partition: int
     """Whatever a sighting says, who reads it is told that; what is beyond all numbers is read as none."""
     bundle = SampledBundle(traffic=BundleTraffic(bundle="t/n/x", traffic=Traffic(messages_in_per_second=rate)), cost=1.5)
     sighting = Sighting(broker=broker, at_ms=at_ms, partition=partition, history=0.9, bundle=bundle)
-    found = parse_sighting(spell_sighting(sighting))
+    found = decode_sighting(encode_sighting(sighting))
     if math.isfinite(rate):
         assert sighting == found
     else:
@@ -40,9 +40,9 @@ def test_sightings_are_read_as_they_were(broker: str, at_ms: int, partition: int
 def test_any_bytes_are_something_or_unreadable(data: bytes) -> None:
     """No bytes do more harm than to be unreadable."""
     with suppress(UnreadableLoad):
-        parse_row(data)
+        decode_row(data)
     with suppress(UnreadableLoad):
-        parse_sighting(data)
+        decode_sighting(data)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_any_bytes_are_something_or_unreadable(data: bytes) -> None:
 )
 def test_a_sighting_of_nobody_is_refused(head: bytes) -> None:
     """The first line of a sighting says who, when and where, or the whole is unreadable."""
-    bundle = spell_sighting(
+    bundle = encode_sighting(
         Sighting(broker="a:1", at_ms=1, partition=0, history=0.9, bundle=SampledBundle(traffic=BundleTraffic(bundle="t/n/x"), cost=0.0))
     ).partition(b"\n")[2]
     with pytest.raises(UnreadableLoad, match="sighting"):
-        parse_sighting(head + b"\n" + bundle)
+        decode_sighting(head + b"\n" + bundle)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.load.bus.spelling import parse_sample, parse_summary, spell_sample, spell_summary
+from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_sample, encode_summary
 from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
 from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
@@ -44,7 +44,7 @@ def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: S
 
 def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
     """The message that a broker writes."""
-    return Arrived(partition=partition, offset=offset, key=each.broker.encode(), value=spell_sample(each))
+    return Arrived(partition=partition, offset=offset, key=each.broker.encode(), value=encode_sample(each))
 
 
 def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> BrokerUpdate:
@@ -56,7 +56,7 @@ def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Broker
 
 def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
     """What follows from a sighting."""
-    message = Arrived(partition=1, offset=offset, key=sighting.bundle.traffic.bundle.encode(), value=spell_sighting(sighting))
+    message = Arrived(partition=1, offset=offset, key=sighting.bundle.traffic.bundle.encode(), value=encode_sighting(sighting))
     return on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS)
 
 
@@ -69,8 +69,8 @@ def summary_in(outcome: BrokerUpdate) -> Summary:
     """The summary that is published, which is also the one that is kept."""
     assert outcome.summary is not None
     assert outcome.row is not None
-    assert outcome.summary == parse_row(outcome.row).body
-    return parse_summary(outcome.summary)
+    assert outcome.summary == decode_row(outcome.row).body
+    return decode_summary(outcome.summary)
 
 
 # --- samples ---
@@ -94,7 +94,7 @@ def test_every_bundle_of_a_summary_is_sighted() -> None:
     assert [ORDERS.encode(), b"shop/orders/y"] == [key for key, _ in first.sightings]
     ((key, value),) = then.sightings
     assert ORDERS.encode() == key
-    found = parse_sighting(value)
+    found = decode_sighting(value)
     assert ("a:1", NOW_MS + STEP_MS, 3, 0.9) == (found.broker, found.at_ms, found.partition, found.history)
     assert pytest.approx(90.0) == found.bundle.traffic.traffic.messages_in_per_second
 
@@ -108,7 +108,7 @@ def test_a_sample_that_is_read_twice_changes_nothing_twice() -> None:
     for message in messages:
         again = told(row, message)
         assert row == again.row
-        assert parse_row(row or b"").body == again.summary
+        assert decode_row(row or b"").body == again.summary
 
 
 def test_a_topic_that_was_made_anew_counts() -> None:
@@ -186,8 +186,8 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
     assert then.handover is not None
     partition, key, value = then.handover
     assert (2, b"b:1") == (partition, key)
-    assert pytest.approx(90.0) == parse_sighting(value).bundle.traffic.traffic.messages_in_per_second
-    assert value == parse_row(then.row).body
+    assert pytest.approx(90.0) == decode_sighting(value).bundle.traffic.traffic.messages_in_per_second
+    assert value == decode_row(then.row).body
     again = seen(then.row, sighting("b:1", 2 * STEP_MS, 81.0, partition=2), offset=2)
     assert isinstance(again, Seen)
     assert again.handover is None
@@ -204,7 +204,7 @@ def test_the_last_words_of_a_former_owner_count_for_nothing() -> None:
 def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
     """The new broker's summary names the bundle with the average that was handed over, and all else as it was, however often it comes."""
     began = told(None, arrived(sample("b:1", bundles=[bundle(0.0), bundle(7.0, "shop/orders/y")]), offset=5))
-    message = Arrived(partition=0, offset=0, key=b"b:1", value=spell_sighting(sighting("b:1", 0, 90.0)))
+    message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
     row = began.row
     for _ in range(2):
         outcome = on_handover(row, message, now_ms=NOW_MS)
@@ -212,7 +212,7 @@ def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
         found = summary_in(outcome)
         assert [90.0, 7.0] == [each.traffic.messages_in_per_second for each in found.load.bundles or ()]
         assert {ORDERS: 45.0, "shop/orders/y": 3.5} == found.costs
-        assert 5 == parse_row(outcome.row or b"").offset
+        assert 5 == decode_row(outcome.row or b"").offset
         row = outcome.row
     later = told(row, arrived(sample("b:1", at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=6))
     assert LeftOut(subject="b:1", problem=None) == on_handover(later.row, message, now_ms=NOW_MS)
@@ -225,7 +225,7 @@ def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
 )
 def test_a_handover_that_nobody_waits_for_changes_nothing(row: bytes | None) -> None:
     """Where the broker has left, or does not name the bundle any more, nothing follows from it, and it is no trouble."""
-    message = Arrived(partition=0, offset=0, key=b"b:1", value=spell_sighting(sighting("b:1", 0, 90.0)))
+    message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
     assert LeftOut(subject="b:1", problem=None) == on_handover(row, message, now_ms=NOW_MS)
 
 
@@ -244,7 +244,7 @@ def test_what_is_no_sighting_is_named() -> None:
 
 def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
     """A row that nobody has renewed for an hour goes, where a message of its partition is at hand; one that cannot be read goes at once."""
-    row = spell_row(Row(partition=2, offset=7, at_ms=NOW_MS, body=b"x"))
+    row = encode_row(Row(partition=2, offset=7, at_ms=NOW_MS, body=b"x"))
     late_ms = NOW_MS + SUMMARIES_KEPT_MS + 1
     assert [False, True, False] == [
         is_forgotten(row, partition=2, now_ms=late_ms - 1),
@@ -283,7 +283,7 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: l
     expected: float | None = None
     kept = kept_share(0.9, elapsed_ms=STEP_MS)
     for step, owner in enumerate(owners):
-        rate = parse_sample(spell_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.traffic.messages_in_per_second
+        rate = decode_sample(encode_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.traffic.messages_in_per_second
         expected = rate if expected is None else expected * kept + (1 - kept) * rate
         for broker in BROKERS:
             plane.publish(sample(broker, at_ms=step * STEP_MS, bundles=[bundle(rates[step])] if broker == owner else []))
@@ -292,11 +292,11 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: l
             plane.read_again(3)
             plane.work()
         found = {broker: plane.summaries[broker.encode()] for broker in BROKERS}
-        (only,) = parse_summary(found[owner]).load.bundles or ()
+        (only,) = decode_summary(found[owner]).load.bundles or ()
         assert pytest.approx(expected) == only.traffic.messages_in_per_second
-        assert [0, 0] == [len(parse_summary(found[broker]).load.bundles or ()) for broker in BROKERS if broker != owner]
+        assert [0, 0] == [len(decode_summary(found[broker]).load.bundles or ()) for broker in BROKERS if broker != owner]
 
 
 def test_spelled_summaries_are_what_is_published() -> None:
-    """What is published is what `spell_summary` makes, so that whoever reads the topic needs to know nothing of workers."""
-    assert spell_summary(summarized(None, sample())) == told(None, arrived(sample())).summary
+    """What is published is what `encode_summary` makes, so that whoever reads the topic needs to know nothing of workers."""
+    assert encode_summary(summarized(None, sample())) == told(None, arrived(sample())).summary

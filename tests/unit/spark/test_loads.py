@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.load.bus.spelling import spell_sample, spell_summary
+from equipoise.brokers.load.bus.documents import encode_sample, encode_summary
 from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from equipoise.spark_jobs.sequence.loads import load_rows
@@ -31,7 +31,7 @@ SAMPLE = Sample(
 )
 
 
-REPORT = spell_summary(summarized(None, SAMPLE))
+REPORT = encode_summary(summarized(None, SAMPLE))
 
 
 def test_each_figure_of_a_report_has_its_column() -> None:
@@ -63,13 +63,13 @@ def test_each_figure_of_a_report_has_its_column() -> None:
 def test_a_figure_that_is_no_number_is_null() -> None:
     """What a broker could not tell, or told nonsense of, is null in its own column alone."""
     odd = replace(SAMPLE, cost=float("nan"), traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")), bundles=())
-    rows = load_rows(spell_summary(summarized(None, odd)))
+    rows = load_rows(encode_summary(summarized(None, odd)))
     assert rows is not None
     (broker,) = rows.brokers
     assert (None, None, 20.0, ()) == (broker["cost"], broker["bytes_in"], broker["bytes_out"], rows.bundles)
 
 
-@pytest.mark.parametrize("document", [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", spell_sample(SAMPLE)])
+@pytest.mark.parametrize("document", [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", encode_sample(SAMPLE)])
 def test_what_is_no_summary_gives_no_rows(document: bytes) -> None:
     """Garbage and documents of another form are told by None, whatever they are."""
     assert load_rows(document) is None

@@ -1,4 +1,4 @@
-"""The settings of balancing one by one: how values are read, what they may be, and how they are spelled."""
+"""The settings of balancing one by one: how values are read, what they may be, and how they are format_value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from equipoise.brokers.balancing.settings.setting_values import (
     NAMESPACES_MAX,
     SETTINGS,
     Value,
+    format_value,
     setting_named,
-    spelled,
     value_in,
     value_of,
     with_value,
@@ -52,10 +52,10 @@ def test_names_are_chosen_among_what_there_is() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_default_is_a_value_of_its_setting(name: str) -> None:
-    """It is that of the settings as they are made, and read as the same from how it is spelled."""
+    """It is that of the settings as they are made, and read as the same from how it is format_value."""
     setting = SETTINGS[name]
     assert setting.default == value_in(BalancingSettings(), name)
-    assert setting.default == value_of(name, setting.default) == value_of(name, spelled(setting.default))
+    assert setting.default == value_of(name, setting.default) == value_of(name, format_value(setting.default))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -136,12 +136,12 @@ def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, nearest
 
 @given(name=st.sampled_from(list(SETTINGS)), given=GIVEN)
 def test_whatever_is_given_is_a_value_or_refused(name: str, given: Value) -> None:
-    """A value changes its own setting and no other, and is read as the same from how it is spelled."""
+    """A value changes its own setting and no other, and is read as the same from how it is format_value."""
     try:
         value = value_of(name, given)
     except InvalidSetting:
         return
-    assert value == value_of(name, spelled(value))
+    assert value == value_of(name, format_value(value))
     changed = with_value(BalancingSettings(), name, given)
     assert {**{other: setting.default for other, setting in SETTINGS.items()}, name: value} == {
         other: value_in(changed, other) for other in SETTINGS

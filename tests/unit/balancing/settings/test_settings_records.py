@@ -1,4 +1,4 @@
-"""The settings of balancing on the channel: spelled, read, changed, and told."""
+"""The settings of balancing on the channel: format_value, read, changed, and told."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.agent.intents import SetSettings, subject_of
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
-from equipoise.brokers.balancing.settings.setting_values import NAMESPACES_MAX, SETTINGS, spelled, with_value
+from equipoise.brokers.balancing.settings.setting_values import NAMESPACES_MAX, SETTINGS, format_value, with_value
 from equipoise.brokers.balancing.settings.settings_records import (
     CHANGED_BY,
     KEY,
@@ -149,7 +149,7 @@ def test_two_changes_at_once_both_land() -> None:
 def test_all_settings_at_once_fit_into_a_record() -> None:
     """Every setting, and as many namespaces as there may be, with names as long as there may be."""
     names = ",".join(f"{'t' * 255}/{number:0>255}" for number in range(NAMESPACES_MAX))
-    changes: dict[str, Scalar | None] = {name: spelled(setting.default) for name, setting in SETTINGS.items()}
+    changes: dict[str, Scalar | None] = {name: format_value(setting.default) for name, setting in SETTINGS.items()}
     channel = channel_with("a")
     assert None is set_settings(channel, {**changes, "transfer.excluded_namespaces": names}, "x" * TEXT_CHARACTERS_MAX)
     assert NAMESPACES_MAX == len(settings_in(channel.view, BASE).transfer.excluded_namespaces)

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.spelling import (
+from equipoise.brokers.load.bus.documents import (
     SAMPLE_BYTES_MAX,
     SUMMARY_BYTES_MAX,
+    decode_bundle,
+    decode_sample,
+    decode_summary,
+    encode_bundle,
+    encode_sample,
+    encode_summary,
     light,
-    parse_bundle,
-    parse_sample,
-    parse_summary,
-    spell_bundle,
-    spell_sample,
-    spell_summary,
 )
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
@@ -62,34 +62,34 @@ SAMPLES = st.builds(
 UNSET = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
 )
-FIELDS = tuple(json.loads(spell_sample(Sample(broker="a", at_ms=0))))
-PARSERS = (parse_sample, parse_summary, parse_bundle)
+FIELDS = tuple(json.loads(encode_sample(Sample(broker="a", at_ms=0))))
+PARSERS = (decode_sample, decode_summary, decode_bundle)
 
 
 @given(SAMPLES)
 def test_a_sample_is_read_as_it_was_spelled(sample: Sample) -> None:
     """Nothing of a sample is lost on its way."""
-    assert sample == parse_sample(spell_sample(sample))
+    assert sample == decode_sample(encode_sample(sample))
 
 
 @given(SAMPLES)
 def test_a_summary_is_read_as_it_was_spelled(sample: Sample) -> None:
     """Nothing of a summary is lost either, nor of a bundle alone."""
     summary = summarized(None, sample)
-    assert summary == parse_summary(spell_summary(summary))
-    assert list(sample.bundles) == [parse_bundle(spell_bundle(bundle)) for bundle in sample.bundles]
+    assert summary == decode_summary(encode_summary(summary))
+    assert list(sample.bundles) == [decode_bundle(encode_bundle(bundle)) for bundle in sample.bundles]
 
 
 @given(SAMPLES)
 def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
     """It fits in its bound whatever the names, names as many of the busiest as there is room for, and its figures are nearly the same."""
     small = light(sample)
-    assert len(spell_sample(small)) <= SAMPLE_BYTES_MAX
+    assert len(encode_sample(small)) <= SAMPLE_BYTES_MAX
     named = len(small.bundles)
     assert [b.traffic.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [b.traffic.bundle for b in small.bundles]
     if named < len(sample.bundles):
         one_more = light(replace(sample, bundles=sample.bundles[-named - 1 : -named or None]))
-        assert len(spell_sample(replace(small, bundles=(*one_more.bundles, *small.bundles)))) > SAMPLE_BYTES_MAX
+        assert len(encode_sample(replace(small, bundles=(*one_more.bundles, *small.bundles)))) > SAMPLE_BYTES_MAX
     assert math.isclose(sample.cost, small.cost, rel_tol=1e-5)
     assert small == light(small)
 
@@ -98,7 +98,7 @@ def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
 def test_summaries_of_light_samples_are_bounded(earlier: Sample, sample: Sample) -> None:
     """An average that cannot be rounded makes a summary longer than its samples, but not beyond its own bound."""
     summary = summarized(summarized(None, light(earlier)), light(sample))
-    assert len(spell_summary(summary)) <= SUMMARY_BYTES_MAX
+    assert len(encode_summary(summary)) <= SUMMARY_BYTES_MAX
 
 
 @given(st.binary(max_size=200) | UNSET.map(lambda value: json.dumps(value).encode()))
@@ -112,13 +112,13 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 @given(SAMPLES, st.sampled_from(FIELDS), UNSET)
 def test_any_damage_is_read_or_refused(sample: Sample, field: str, value: object) -> None:
     """A sample with any value in any of its fields is read as some sample, or refused."""
-    damaged = json.loads(spell_sample(sample)) | {field: value}
+    damaged = json.loads(encode_sample(sample)) | {field: value}
     with suppress(UnreadableLoad):
-        parse_sample(json.dumps(damaged).encode())
+        decode_sample(json.dumps(damaged).encode())
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_read_as_none(figure: float) -> None:
     """JSON has no such figure, so that it comes out as not a number, for whoever weighs it to name."""
     sample = Sample(broker="a", at_ms=0, resources=Resources(cpu=Use(used=figure, limit=1)))
-    assert math.isnan(parse_sample(spell_sample(sample)).resources.cpu.used)
+    assert math.isnan(decode_sample(encode_sample(sample)).resources.cpu.used)

@@ -1,48 +1,33 @@
 """Encode and decode a decision as one JSON document, flat enough for SQL and Spark.
 
-`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be counted without parsing them. An invalid
+`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be counted without decoding them. An invalid
 document decodes to None, so that readers skip it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final, Literal
+from dataclasses import asdict, replace
+from typing import Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import Decision, Kind
-from equipoise.shedder.plan import Cause, Idle, Move, Result, Stay
+from equipoise.shedder.plan import Idle, Move, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 """Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and counted."""
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+_idle: Final = TypeAdapter(Idle)
 
 
-class _Move(_Part):
-    bundle: str
-    source: str
-    destination: str | None
-    reason: str
-    cause: Cause
-
-
-class _Stay(_Part):
-    subject: str
-    reason: str
-
-
-class _Count(_Part):
+class _Count(BaseModel):
     result: str
     cause: str
     number: int
 
 
-class _Document(_Part):
+class _Document(BaseModel):
     at_ms: int
     broker: str
     kind: Kind
@@ -54,18 +39,11 @@ class _Document(_Part):
     mean: float | None
     deviation: float | None
     deviation_after: float | None
-    moves: tuple[_Move, ...]
+    moves: tuple[Move, ...]
     moves_left_out: int
-    stays: tuple[_Stay, ...]
+    stays: tuple[Stay, ...]
     stays_left_out: int
     counted: tuple[_Count, ...]
-
-
-class _Idle(_Part):
-    result: Result
-    cause: Cause
-    reason: str
-    is_idle: Literal[True]
 
 
 def document_of(decision: Decision) -> dict[str, object]:
@@ -83,18 +61,9 @@ def document_of(decision: Decision) -> dict[str, object]:
         "mean": decision.mean,
         "deviation": decision.deviation,
         "deviation_after": decision.deviation_after,
-        "moves": [
-            {
-                "bundle": move.bundle,
-                "source": move.source,
-                "destination": move.destination,
-                "reason": move.reason,
-                "cause": move.cause,
-            }
-            for move in decision.moves
-        ],
+        "moves": [asdict(move) for move in decision.moves],
         "moves_left_out": decision.moves_left_out,
-        "stays": [{"subject": stay.subject, "reason": stay.reason} for stay in decision.stays],
+        "stays": [asdict(stay) for stay in decision.stays],
         "stays_left_out": decision.stays_left_out,
         "counted": [
             {"result": result, "cause": cause, "number": decision.counted[result, cause]} for result, cause in sorted(decision.counted)
@@ -102,7 +71,7 @@ def document_of(decision: Decision) -> dict[str, object]:
     }
 
 
-def spelled(decision: Decision) -> bytes:
+def encode(decision: Decision) -> bytes:
     """Encode a decision in at most `DOCUMENT_BYTES_MAX` bytes, dropping its last moves and stays if needed."""
     data = orjson.dumps(document_of(decision))
     while len(data) > DOCUMENT_BYTES_MAX and (decision.moves or decision.stays):
@@ -122,11 +91,11 @@ def _shortened(decision: Decision) -> Decision:
     )
 
 
-def parsed(data: bytes) -> Decision | None:
-    """Decode a decision, or return None if the document holds none."""
+def decode(data: bytes) -> Decision | None:
+    """Decode a decision, or return None if the document holds none. Ignore unknown fields."""
     try:
         document = _Document.model_validate_json(data)
-        idle = _Idle.model_validate_json(data) if document.is_idle else None
+        idle = _idle.validate_json(data) if document.is_idle else None
     except ValidationError:
         return None
     return Decision(
@@ -134,11 +103,11 @@ def parsed(data: bytes) -> Decision | None:
         broker=document.broker,
         kind=document.kind,
         strategy=document.strategy,
-        moves=tuple(Move(**dict(move)) for move in document.moves),
+        moves=document.moves,
         moves_left_out=document.moves_left_out,
-        stays=tuple(Stay(**dict(stay)) for stay in document.stays),
+        stays=document.stays,
         stays_left_out=document.stays_left_out,
-        idle=None if idle is None else Idle(result=idle.result, cause=idle.cause, reason=idle.reason),
+        idle=idle,
         counted={(count.result, count.cause): count.number for count in document.counted},
         mean=document.mean,
         deviation=document.deviation,

@@ -7,7 +7,15 @@ import json
 import pytest
 
 from equipoise.brokers.errors import UnreadableLoad
-from equipoise.brokers.load.bus.spelling import light, parse_bundle, parse_sample, parse_summary, spell_bundle, spell_sample, spell_summary
+from equipoise.brokers.load.bus.documents import (
+    decode_bundle,
+    decode_sample,
+    decode_summary,
+    encode_bundle,
+    encode_sample,
+    encode_summary,
+    light,
+)
 from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
 from equipoise.shedder.loads import BundleTraffic
 
@@ -37,31 +45,31 @@ NO_SAMPLE = {
 @pytest.mark.parametrize(("damage", "named"), NO_SAMPLE.values(), ids=NO_SAMPLE.keys())
 def test_what_is_no_sample_is_refused_by_what_is_wrong(damage: bytes | dict[str, object], named: str) -> None:
     """The error names the field, so that whoever wrote it can be found."""
-    data = damage if isinstance(damage, bytes) else json.dumps(json.loads(spell_sample(SAMPLE)) | damage).encode()
+    data = damage if isinstance(damage, bytes) else json.dumps(json.loads(encode_sample(SAMPLE)) | damage).encode()
     with pytest.raises(UnreadableLoad, match=named) as caught:
-        parse_sample(data)
+        decode_sample(data)
     assert "sample" == caught.value.what
 
 
 def test_a_later_version_may_say_more() -> None:
     """Fields, and figures at the end of a row, that are unknown are passed over."""
-    raw = json.loads(spell_sample(SAMPLE))
+    raw = json.loads(encode_sample(SAMPLE))
     raw["bundles"][0].append("more")
-    assert SAMPLE == parse_sample(json.dumps(raw | {"mood": "good"}).encode())
+    assert SAMPLE == decode_sample(json.dumps(raw | {"mood": "good"}).encode())
 
 
 def test_a_summary_and_a_bundle_are_refused_in_the_same_way() -> None:
     """One error for all, which says what was expected."""
-    for parse, what in ((parse_summary, "summary"), (parse_bundle, "bundle")):
+    for parse, what in ((decode_summary, "summary"), (decode_bundle, "bundle")):
         with pytest.raises(UnreadableLoad, match=f"a {what} of load cannot be read"):
             parse(b"0")
     with pytest.raises(UnreadableLoad, match="averages"):
-        parse_summary(spell_summary(summarized(None, SAMPLE)).replace(b'"averages"', b'"mean"'))
+        decode_summary(encode_summary(summarized(None, SAMPLE)).replace(b'"averages"', b'"mean"'))
 
 
 def test_figures_travel_rounded() -> None:
     """Nobody measures a rate to one part in a million, and digits take room."""
-    assert b"12.3457" in spell_bundle(light(Sample(broker="a", at_ms=0, bundles=(precise(12.345678),))).bundles[0])
+    assert b"12.3457" in encode_bundle(light(Sample(broker="a", at_ms=0, bundles=(precise(12.345678),))).bundles[0])
     assert 1e18 == light(Sample(broker="a", at_ms=0, cost=1e18)).cost
 
 

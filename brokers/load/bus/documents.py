@@ -57,18 +57,18 @@ def light(sample: Sample) -> Sample:
         cost=_rounded(sample.cost),
         bundles=(),
     )
-    room = SAMPLE_BYTES_MAX - len(spell_sample(rounded))
+    room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
     heaviest_first: list[SampledBundle] = []
     for each in reversed(sample.bundles):
         bundle = _rounded_bundle(each)  # One by one, since thousands may not fit.
-        room -= len(spell_bundle(bundle)) + 1  # The comma.
+        room -= len(encode_bundle(bundle)) + 1  # The comma.
         if room < 0:
             break
         heaviest_first.append(bundle)
     return replace(rounded, bundles=tuple(reversed(heaviest_first)))
 
 
-def spell_sample(sample: Sample) -> bytes:
+def encode_sample(sample: Sample) -> bytes:
     """Encode a sample."""
     return orjson.dumps(
         {
@@ -86,7 +86,7 @@ def spell_sample(sample: Sample) -> bytes:
     )
 
 
-def spell_summary(summary: Summary) -> bytes:
+def encode_summary(summary: Summary) -> bytes:
     """Encode a summary. A broker that reports no bundles is written with an empty list."""
     load = summary.load
     return orjson.dumps(
@@ -104,23 +104,23 @@ def spell_summary(summary: Summary) -> bytes:
     )
 
 
-def spell_bundle(bundle: SampledBundle) -> bytes:
+def encode_bundle(bundle: SampledBundle) -> bytes:
     """Encode one bundle."""
     return orjson.dumps(_row_of_bundle(bundle))
 
 
-def parse_sample(data: bytes) -> Sample:
-    """Decode what `spell_sample` encoded. Raises `UnreadableLoad` for anything else."""
+def decode_sample(data: bytes) -> Sample:
+    """Decode what `encode_sample` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "sample", _sample)
 
 
-def parse_summary(data: bytes) -> Summary:
-    """Decode what `spell_summary` encoded. Raises `UnreadableLoad` for anything else."""
+def decode_summary(data: bytes) -> Summary:
+    """Decode what `encode_summary` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "summary", _summary)
 
 
-def parse_bundle(data: bytes) -> SampledBundle:
-    """Decode what `spell_bundle` encoded. Raises `UnreadableLoad` for anything else."""
+def decode_bundle(data: bytes) -> SampledBundle:
+    """Decode what `encode_bundle` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
 
 
