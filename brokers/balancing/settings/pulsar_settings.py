@@ -9,7 +9,6 @@ nonsense (any word but `true` is false), the entry is not understood.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +29,7 @@ from equipoise.brokers.balancing.settings.pulsar_keys import (
     Misfit,
     Taken,
 )
-from equipoise.brokers.balancing.settings.setting_values import Value, value_of
+from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, Value, nearest, value_of
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 
 NOT_ABOUT_BALANCING: Final = "it is not about balancing"
@@ -39,10 +38,7 @@ NOT_ABOUT_BALANCING: Final = "it is not about balancing"
 # The beginnings of Pulsar's balancing keys. An unknown key that starts so is probably misspelled.
 _BEGINNINGS: Final = ("loadbalanc", "loadmanager")
 _SIMILAR: Final = 0.9
-_NEAR: Final = 0.6
-_KEY_CHARACTERS_MAX: Final = 100  # Longer keys are not compared: the time grows with both lengths.
 _PLACEMENT: Final = "loadBalancerLoadPlacementStrategy"
-_LEGIBLE: Final = 200  # Characters of a value that a reason quotes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +108,7 @@ def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
     try:
         return _taken(Property(line=1, key=key, value=value.strip())).settings
     except Misfit as misfit:
-        raise InvalidSetting(setting=key, value=value[:_LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
+        raise InvalidSetting(setting=key, value=value[:LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
 
 
 def names_of_key(key: str) -> tuple[str, ...]:
@@ -121,7 +117,7 @@ def names_of_key(key: str) -> tuple[str, ...]:
         return TAKEN[key].settings
     if key == MANAGER:
         return tuple(sorted({setting for settings in MANAGERS.values() for setting in settings}))
-    raise UnknownSetting(setting=key[:_LEGIBLE], nearest=next(iter(_like(key, DYNAMIC_KEYS, _NEAR)), None))
+    raise UnknownSetting(setting=key[:LEGIBLE], nearest=nearest(key, DYNAMIC_KEYS))
 
 
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
@@ -155,8 +151,8 @@ def _taken(entry: Property) -> TakenEntry:
         return _taken_manager(entry)
     row = TAKEN.get(OLD_SPELLINGS.get(entry.key, entry.key))
     if row is None:
-        near = _like(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER), _NEAR)
-        raise Misfit("Pulsar has no such key" + (f"; it has {near[0]}" if near else ""))
+        near = nearest(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER))
+        raise Misfit("Pulsar has no such key" + (f"; it has {near}" if near else ""))
     settings = _settings(row, entry.value)
     note = f"the old spelling of {OLD_SPELLINGS[entry.key]}" if entry.key in OLD_SPELLINGS else row.note
     return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
@@ -192,13 +188,8 @@ def _is_default_weight(value: str) -> bool:
 
 
 def _is_about_balancing(key: str) -> bool:
-    return key.lower().startswith(_BEGINNINGS) or bool(_like(key, tuple(TAKEN), _SIMILAR))
-
-
-def _like(key: str, known: tuple[str, ...], cutoff: float) -> list[str]:
-    """Return the known key that is most similar, if one is similar enough."""
-    return difflib.get_close_matches(key, known, n=1, cutoff=cutoff) if len(key) <= _KEY_CHARACTERS_MAX else []
+    return key.lower().startswith(_BEGINNINGS) or nearest(key, TAKEN, cutoff=_SIMILAR) is not None
 
 
 def _other(entry: Property, why: str) -> OtherEntry:
-    return OtherEntry(line=entry.line, key=entry.key[:_LEGIBLE], value=entry.value[:_LEGIBLE], why=why)
+    return OtherEntry(line=entry.line, key=entry.key[:LEGIBLE], value=entry.value[:LEGIBLE], why=why)

@@ -156,8 +156,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "average.messages_min": _MESSAGES_MIN,
         "average.bytes_min": _BYTES_MIN,
         "average.pulsar_exact": _EXACT,
-        "limits.topics_max": _meaning("Topics of a bundle.", _SOME),
-        "limits.sessions_max": _meaning("Consumers and producers of a bundle. None: no limit.", _SOME),
+        "limits.topics_max": _meaning("Topics of a bundle.", Range(least=1)),
+        "limits.sessions_max": _meaning("Consumers and producers of a bundle. None: no limit.", Range(least=1)),
         "limits.messages_per_second_max": _meaning("Messages per second of a bundle, in both directions together.", _ABOVE_ZERO),
         "limits.bytes_per_second_max": _meaning(
             f"Bytes per second of a bundle, in both directions together ({MIB:,} are a MiB).", _ABOVE_ZERO

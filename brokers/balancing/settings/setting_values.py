@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import Final, get_args, get_type_hints
@@ -41,10 +41,12 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """The allowed values of settings that are names."""
 
+LEGIBLE: Final = 200
+"""Characters of a name or value that an error quotes."""
+
 _TRUTHS: Final = {"true": True, "false": False}
 _NEAR: Final = 0.6
 _NAME_CHARACTERS_MAX: Final = 100  # Longer names are not compared: the time grows with both lengths.
-_LEGIBLE: Final = 200  # Characters of a value that an error quotes.
 
 _match_integer: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
 _match_decimal: Final = re.compile(r"[+-]?([0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?").fullmatch
@@ -93,7 +95,7 @@ class Setting:
 
     def _wrong(self, given: Value) -> InvalidSetting:
         listed = sorted(given) if isinstance(given, frozenset) else given
-        shown = listed if isinstance(listed, bool | int | float | None) else str(listed)[:_LEGIBLE]
+        shown = listed if isinstance(listed, bool | int | float | None) else str(listed)[:LEGIBLE]
         return InvalidSetting(setting=self.name, value=shown, expected=self.expected)
 
 
@@ -106,11 +108,16 @@ def format_value(value: Value) -> str:
     return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value).removesuffix(".0")
 
 
+def nearest(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
+    """Return the known name that is most similar, if one is similar enough. `cutoff` is a similarity from 0 to 1."""
+    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) <= _NAME_CHARACTERS_MAX else ()
+    return next(iter(found), None)
+
+
 def setting_named(name: str) -> Setting:
     """Return the setting of this name. Raises `UnknownSetting`."""
     if name not in SETTINGS:
-        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR) if len(name) <= _NAME_CHARACTERS_MAX else ()
-        raise UnknownSetting(setting=name[:_LEGIBLE], nearest=next(iter(near), None))
+        raise UnknownSetting(setting=name[:LEGIBLE], nearest=nearest(name, SETTINGS))
     return SETTINGS[name]
 
 
@@ -130,11 +137,7 @@ def with_value(settings: BalancingSettings, name: str, given: Value) -> Balancin
     """Return `settings` with one value changed. Raises `UnknownSetting`, `InvalidSetting`."""
     value = setting_named(name).read(given)
     group, _, field = name.partition(".")
-    try:
-        changed = replace(getattr(settings, group), **{field: value})
-    except InvalidSetting as error:  # A group may check several of its fields together.
-        raise InvalidSetting(setting=f"{group}.{error.setting}", value=error.value, expected=error.expected) from None
-    return replace(settings, **{group: changed})
+    return replace(settings, **{group: replace(getattr(settings, group), **{field: value})})
 
 
 def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> BalancingSettings:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, format_value, setting_named, value_of, with_value
+from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, SETTINGS, Value, format_value, setting_named, value_of, with_value
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.entries import PolicyChanged
 from equipoise.channel.core.reader import Folded
@@ -26,8 +26,6 @@ KEY: Final = "balancing/settings"
 """The key of the record."""
 
 CHANGED_BY: Final = "changed_by"
-
-_LEGIBLE: Final = 200  # Characters of a value that an error quotes.
 
 Changes = Mapping[str, Scalar | None]
 """New values by setting, as text for `brokers.balancing.settings.setting_values`; None removes a setting."""
@@ -100,7 +98,7 @@ def changed(document: Document, changes: Changes, by: str | None) -> Document:
     Unreadable settings stay in the document unless they are changed or removed.
     """
     if by is not None and len(by) > TEXT_CHARACTERS_MAX:
-        raise InvalidSetting(setting=CHANGED_BY, value=by[:_LEGIBLE], expected=f"at most {TEXT_CHARACTERS_MAX} characters")
+        raise InvalidSetting(setting=CHANGED_BY, value=by[:LEGIBLE], expected=f"at most {TEXT_CHARACTERS_MAX} characters")
     entries = {entry: scalar for entry, scalar in document.items() if entry != CHANGED_BY and _setting_of(entry) not in changes}
     was = settings_of(document)
     for name in sorted(changes):

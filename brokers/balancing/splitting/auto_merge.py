@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, check_at_least, fault_of_bundle
-from equipoise.brokers.errors import InvalidSetting
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, fault_of_bundle
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import BundleName, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
@@ -33,7 +32,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSettings:
-    """When neighbours are merged. Raises `InvalidSetting`.
+    """When neighbours are merged.
 
     * `limits`: as for splits.
     * `hits_threshold`: a pair is merged in the round after so many cold ones. It is higher than for splits, because one bundle too few
@@ -47,11 +46,6 @@ class MergeSettings:
     hits_threshold: int = 10
     merges_max: int = 4
     bundles_min: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.cold_ratio < 1:
-            raise InvalidSetting(setting="cold_ratio", value=self.cold_ratio, expected="between 0 and 1")
-        check_at_least(self, {"hits_threshold": 0, "merges_max": 1, "bundles_min": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess, Measure, check_at_least, fault_of_bundle
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess, Measure, fault_of_bundle
 from equipoise.channel.core.errors import EquipoiseError, InvalidName
 from equipoise.channel.core.ranges import BundleName, check_cuts, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
@@ -28,7 +28,7 @@ FAILURE: Final = ("Failure", "Unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
-    """When bundles are split; the defaults are Pulsar's. Raises `InvalidSetting`.
+    """When bundles are split; the defaults are Pulsar's.
 
     * `hits_threshold`: a bundle is split in the round after so many in which it exceeded a limit.
     * `splits_max`: per round.
@@ -40,9 +40,6 @@ class SplitSettings:
     splits_max: int = 10
     bundles_max: int = 128
     pulsar_exact: bool = False
-
-    def __post_init__(self) -> None:
-        check_at_least(self, {"hits_threshold": 0, "splits_max": 1, "bundles_max": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from equipoise.brokers.errors import InvalidSetting
-from equipoise.shedder.loads import FIGURE_MAX, RATES, BundleTraffic, fault_among
+from equipoise.shedder.loads import RATES, BundleTraffic, fault_among
 
 MIB: Final = 1_048_576
 
@@ -54,19 +53,13 @@ class Measure(NamedTuple):
 class BundleLimits:
     """The limits of a bundle, both ways together: Pulsar's `loadBalancerNamespaceBundleMax...` settings with their defaults.
 
-    Sessions are consumers and producers; None: no limit. Raises `InvalidSetting` for a limit that is not above 0.
+    Sessions are consumers and producers; None: no limit. Every limit is above 0.
     """
 
     topics_max: int = 1_000
     sessions_max: int | None = 1_000
     messages_per_second_max: float = 30_000
     bytes_per_second_max: float = 100 * MIB
-
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if value is not None and not 0 < value <= FIGURE_MAX:
-                raise InvalidSetting(setting=limit.name, value=value, expected=f"above 0, and at most {FIGURE_MAX:g}")
 
     def measures(self, *bundles: BundleTraffic) -> Iterator[Measure]:
         """Yield each limited load of the bundles together, in Pulsar's order."""
@@ -83,14 +76,6 @@ class BundleLimits:
     def fullest(self, *bundles: BundleTraffic) -> Measure:
         """Return the measure with the largest used fraction, of the bundles together; of equals the first."""
         return max(self.measures(*bundles), key=lambda measure: measure.share)
-
-
-def check_at_least(settings: object, least: Mapping[str, int]) -> None:
-    """Raise `InvalidSetting` for the first setting that is below its minimum."""
-    for setting, bound in least.items():
-        value = getattr(settings, setting)
-        if value < bound:
-            raise InvalidSetting(setting=setting, value=value, expected=f"at least {bound}")
 
 
 def fault_of_bundle(bundle: BundleTraffic) -> str | None:

@@ -9,7 +9,6 @@ import pytest
 
 from equipoise.brokers.balancing.splitting.auto_merge import MergePlan, MergeSettings, MergeSnapshot, Pair, plan_merges
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
-from equipoise.brokers.errors import InvalidSetting
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
 A, B, C, D = (f"t/ns/0x{low}0000000_0x{high}" for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff")))
@@ -137,13 +136,3 @@ def test_only_neighbours_that_rest_here_are_merged() -> None:
     assert name.startswith("'t/ns/all' is not a bundle name")
     bad = "it has topics=-1, which is not believed"
     assert {A: "it was moved lately", B: NO_NEIGHBOUR, C: bad, "t/ns/all": name} == told(plan)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("hits_threshold", -1), ("merges_max", 0), ("bundles_min", 0), ("cold_ratio", 0.0), ("cold_ratio", 1.0), ("cold_ratio", float("nan"))],
-)
-def test_settings_that_cannot_be_are_refused(setting: str, value: float) -> None:
-    """A number below its least, or a ratio that would merge what is split at once, is an error that names it."""
-    with pytest.raises(InvalidSetting, match=f"{setting} cannot be {value}: it must be .*; the old setting stays"):
-        MergeSettings(**{setting: value})  # type: ignore[arg-type] # A field by its name.

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitPlan, SplitSettings, SplitSnapshot, plan_splits
-from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
@@ -366,31 +365,3 @@ def test_the_service_may_say_later_where_to_cut() -> None:
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
     assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]
     assert {LEFT: f"{CARRIES}t/ns has 3 bundles, and may have at most 3"} == told(plan)
-
-
-# --- settings ---
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("hits_threshold", -1), ("splits_max", 0), ("bundles_max", 0)],
-)
-def test_settings_that_cannot_be_are_refused(setting: str, value: int) -> None:
-    """A number below its least is an error that names it."""
-    with pytest.raises(InvalidSetting, match=f"{setting} cannot be {value}: it must be at least {value + 1}; the old setting stays"):
-        SplitSettings(**{setting: value})  # type: ignore[arg-type] # A field by its name.
-
-
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-@pytest.mark.parametrize("limit", ["topics_max", "sessions_max", "messages_per_second_max", "bytes_per_second_max"])
-def test_limits_that_cannot_be_are_refused(limit: str, value: float) -> None:
-    """A limit is a number above 0."""
-    with pytest.raises(InvalidSetting, match=f"{limit} cannot be .*above 0"):
-        BundleLimits(**{limit: value})  # type: ignore[arg-type] # As above.
-
-
-def test_the_defaults_are_pulsars() -> None:
-    """1,000 topics, 1,000 sessions, 30,000 messages/s, 100 MiB/s; 4 rounds, 10 splits a round, 128 bundles."""
-    settings = SplitSettings()
-    limits = BundleLimits(topics_max=1_000, sessions_max=1_000, messages_per_second_max=30_000, bytes_per_second_max=100 * MIB)
-    assert SplitSettings(limits=limits, hits_threshold=3, splits_max=10, bundles_max=128) == settings
