@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
@@ -129,6 +130,7 @@ class Server:
         self._connections_per_address_max = config.pulsar_connections_per_address_max
         self._stats_ms = config.pulsar_stats_ms
         service.settle_ms = config.pulsar_settle_ms
+        service.balancing = lambda: settings_in(worker.view, config.base_settings)
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}

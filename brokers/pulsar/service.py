@@ -17,11 +17,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
 from equipoise.brokers.pulsar.closed import ClosedBundles, Left
 from equipoise.brokers.pulsar.deadlines import Deadlines
@@ -75,6 +76,8 @@ class PulsarService(Service):
         # The least time that a client's program has to read a message from its library before its consumer reconnects. The server sets it
         # from an operator's setting.
         self.settle_ms = 0
+        # Returns the settings in force. The server replaces it.
+        self.balancing: Callable[[], BalancingSettings] = BalancingSettings
         self.hosting = Hosting(limits=self.settings.topics, topics_max=self.settings.topics_max)
         self.schemas = Schemas()
         self.counts = Counts()
@@ -167,7 +170,17 @@ class PulsarService(Service):
         """Return where to split a bundle, by its topics. A split that an operator requests is made even with too few topics."""
         hosted = self.hosting.bundles.get(bundle.name)
         topics = () if hosted is None else topic_loads(hosted.topics.values())
-        return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, topics=topics, positions=positions, force=True))
+        settings = self.balancing()
+        question = SplitQuestion(
+            low=bundle.low,
+            high=bundle.high,
+            topics=topics,
+            positions=positions,
+            force=True,
+            limits=settings.limits,
+            margin=settings.split_points.margin,
+        )
+        return split_points(algorithm, question)
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
         """Assign the topics of both bundles to their union. Clients are not affected."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
-from equipoise.brokers.agent.intents import MergeBundles, SplitBundle
-from equipoise.brokers.balancing.splitting.split_points import TOPIC_COUNT_EQUALLY_DIVIDE
+from equipoise.brokers.agent.intents import MergeBundles, SetSettings, SplitBundle
+from equipoise.brokers.balancing.settings.settings_records import Changes
+from equipoise.brokers.balancing.splitting.split_points import FLOW_OR_QPS_EQUALLY_DIVIDE, TOPIC_COUNT_EQUALLY_DIVIDE, TopicLoad
 from equipoise.channel.core.ranges import topic_hash
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, T, with_brokers
@@ -66,6 +68,22 @@ async def test_a_bundle_is_split_between_its_topics(running: Brokers) -> None:
     points.sort()
     left, right = running.view.bundles_of(NAMESPACE)
     assert left.high == right.low == points[1] + (points[2] - points[1]) // 2
+
+
+@with_brokers(bundles=1)
+async def test_a_split_by_load_applies_the_settings_in_force(running: Brokers) -> None:
+    """A bundle of 800 messages/s exceeds a limit of 500, but not by a margin of 100 %."""
+    (member,) = running.members
+    await (await member.client()).producer(1)
+    topics = tuple(TopicLoad(point=point, messages_per_second=400) for point in (1_000, 3_000))
+    intent = SplitBundle(bundle=running.bundle_of(), algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE, reason="a test")
+    with patch("equipoise.brokers.pulsar.service.topic_loads", return_value=topics):
+        for margin, cuts in (("1", []), ("0.1", [2_001])):
+            changes: Changes = {"limits.messages_per_second_max": 500, "split_points.margin": margin}
+            await member.worker.request(SetSettings(changes=changes), timeout_ms=PATIENCE_MS)
+            await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+            await running.settled()
+            assert cuts == [bundle.low for bundle in running.view.bundles_of(NAMESPACE)][1:]
 
 
 @with_brokers(count=2, bundles=2, settings=PATIENT)
