@@ -14,6 +14,7 @@ from typing import Protocol
 
 from equipoise.shedder.loads import (
     FIGURE_MAX,
+    RATES,
     USE_MAX,
     Averages,
     BrokerLoad,
@@ -24,30 +25,6 @@ from equipoise.shedder.loads import (
     fault_of,
     kept_share,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledBundle:
-    """The load of one bundle, and its cost for the broker (see `shedder.snapshot.costs_of`).
-
-    The cost is the broker's own short average and is not averaged again, so the costs of its bundles add up to the broker's total.
-    """
-
-    traffic: BundleTraffic
-    cost: float
-
-    def blended(self, before: SampledBundle | None, *, kept: float) -> SampledBundle:
-        """Return the traffic averaged with `before`, which has the weight `kept`. Counts are not averaged."""
-        if before is None:
-            return self
-        old, new = before.traffic.traffic, self.traffic.traffic
-        traffic = Traffic(
-            bytes_in_per_second=_average(old.bytes_in_per_second, new.bytes_in_per_second, kept),
-            bytes_out_per_second=_average(old.bytes_out_per_second, new.bytes_out_per_second, kept),
-            messages_in_per_second=_average(old.messages_in_per_second, new.messages_in_per_second, kept),
-            messages_out_per_second=_average(old.messages_out_per_second, new.messages_out_per_second, kept),
-        )
-        return SampledBundle(traffic=replace(self.traffic, traffic=traffic), cost=self.cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,32 +46,36 @@ class Sample:
     bundle_count: int = 0
     topics: int = 0
     cost: float = 0.0
-    bundles: tuple[SampledBundle, ...] = ()
+    bundles: tuple[BundleTraffic, ...] = ()
     history: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The known load of one broker: its last sample, and averages of all samples."""
+    """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles."""
 
     broker: str
     load: BrokerLoad
     cost: float
-    costs: Mapping[str, float] = field(default_factory=dict)
-    """The cost of each bundle that `load` names. `cost` is the total of all bundles."""
+
+    @property
+    def costs(self) -> Mapping[str, float]:
+        """The cost of each bundle that `load` names."""
+        return {bundle.bundle: bundle.cost for bundle in self.load.bundles or ()}
 
 
-def summarized(before: Summary | None, sample: Sample, bundles_before: Mapping[str, SampledBundle] | None = None) -> Summary:
-    """Return the summary after one more sample. `bundles_before` are averages of bundles from elsewhere, by name.
+def summarized(before: Summary | None, sample: Sample) -> Summary:
+    """Return the summary after one more sample.
+
+    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own short average, so that the costs of its
+    bundles add up to its total.
 
     If a sample is older than the last one, because a clock was set back, it leaves the averages unchanged. Its other figures count.
     """
     elapsed_ms = 0 if before is None else sample.at_ms - before.load.taken_ms
     kept = kept_share(sample.history, elapsed_ms=elapsed_ms)
-    known = dict(bundles_before or {})
-    if before is not None:
-        known = {**{bundle.traffic.bundle: bundle for bundle in sampled_in(before)}, **known}
-    bundles = tuple(bundle.blended(known.get(bundle.traffic.bundle), kept=kept) for bundle in sample.bundles)
+    known = {} if before is None else {bundle.bundle: bundle for bundle in before.load.bundles or ()}
+    bundles = tuple(blended(known.get(bundle.bundle), bundle, kept=kept) for bundle in sample.bundles)
     throughput = sample.traffic.bytes_per_second
     averages = Averages(weighted_max=sample.used, bytes_per_second=throughput)
     if before is not None:
@@ -109,10 +90,17 @@ def summarized(before: Summary | None, sample: Sample, bundles_before: Mapping[s
         averages=averages,
         bundle_count=sample.bundle_count,
         topics=sample.topics,
-        bundles=tuple(bundle.traffic for bundle in bundles),
+        bundles=bundles,
     )
-    costs = {bundle.traffic.bundle: bundle.cost for bundle in bundles}
-    return Summary(broker=sample.broker, load=load, cost=sample.cost, costs=costs)
+    return Summary(broker=sample.broker, load=load, cost=sample.cost)
+
+
+def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
+    """Return `bundle` with its traffic averaged with that of `before`, which has the weight `kept`."""
+    if before is None:
+        return bundle
+    traffic = {name: _average(getattr(before.traffic, name), getattr(bundle.traffic, name), kept) for name in RATES}
+    return replace(bundle, traffic=Traffic(**traffic))
 
 
 def fault_of_summary(summary: Summary) -> str | None:
@@ -122,11 +110,6 @@ def fault_of_summary(summary: Summary) -> str | None:
         return fault
     costs = (("it", summary.cost), *summary.costs.items())
     return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)
-
-
-def sampled_in(summary: Summary) -> tuple[SampledBundle, ...]:
-    """Return the bundles that a summary names, with their averages."""
-    return tuple(SampledBundle(traffic=bundle, cost=summary.costs[bundle.bundle]) for bundle in summary.load.bundles or ())
 
 
 def _average(before: float, now: float, kept: float, *, most: float = FIGURE_MAX) -> float:

@@ -99,7 +99,10 @@ RATES: Final = tuple(each.name for each in fields(Traffic))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleTraffic:
-    """The traffic and the open objects of one bundle. `cache_bytes` is what its topics keep in memory."""
+    """The traffic and the open objects of one bundle.
+
+    `cache_bytes` is what its topics keep in memory. `cost` is its cost for its broker (see `shedder.snapshot.costs_of`).
+    """
 
     bundle: str
     traffic: Traffic = field(default_factory=Traffic)
@@ -107,6 +110,7 @@ class BundleTraffic:
     consumers: int = 0
     producers: int = 0
     cache_bytes: int = 0
+    cost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

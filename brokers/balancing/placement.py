@@ -235,7 +235,7 @@ def by_cost(summaries: Mapping[str, Summary]) -> Reports:
     """Return reports for the `BalancedShedder`: cost of the bundles."""
     loads = {name: summary.load for name, summary in summaries.items()}
     carried = {name: summary.cost for name, summary in summaries.items()}
-    return _reports_of(loads, carried, lambda name, bundle: summaries[name].costs.get(bundle.bundle, 0.0))
+    return _reports_of(loads, carried, lambda _, bundle: bundle.cost)
 
 
 def by_messages(loads: Mapping[str, BrokerLoad]) -> Reports:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.load_reports import Sample, SampledBundle
+from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
@@ -62,7 +62,7 @@ class Carried:
         """Return one value per bundle, in the order of `names`."""
         return [self._bundle(place) for place in range(len(self.names))]
 
-    def busiest(self, at_most: int | None) -> tuple[SampledBundle, ...]:
+    def busiest(self, at_most: int | None) -> tuple[BundleTraffic, ...]:
         """Return the busiest bundles that have load, lightest first (see `shedder.top_bundles`). None: no limit.
 
         Newcomers are left out: a reader that averages their figures would start too low.
@@ -81,7 +81,7 @@ class Carried:
         bound = len(self.names) if at_most is None else at_most
         found = busiest_places(figures, at_most=bound + len(self.newcomers))
         places = [place for place in found if self.names[place] not in self.newcomers][-bound:]
-        return tuple(SampledBundle(traffic=self._bundle(place), cost=self.costs[place]) for place in places)
+        return tuple(self._bundle(place) for place in places)
 
     def _bundle(self, place: int) -> BundleTraffic:
         traffic = Traffic(
@@ -96,6 +96,7 @@ class Carried:
             topics=self.topics[place],
             consumers=self.consumers[place],
             producers=self.producers[place],
+            cost=self.costs[place],
         )
 
 

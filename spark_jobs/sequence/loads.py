@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.bus.documents import decode_summary
-from equipoise.shedder.load_reports import SampledBundle, Summary, sampled_in
-from equipoise.shedder.loads import Traffic, Use
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import BundleTraffic, Traffic, Use
 
 Row = Mapping[str, str | int | float | None]
 
@@ -30,7 +30,7 @@ def load_rows(document: bytes) -> LoadRows | None:
         summary = decode_summary(document)
     except UnreadableLoad:
         return None
-    return LoadRows(brokers=(_of_broker(summary),), bundles=tuple(_of_bundle(summary.broker, each) for each in sampled_in(summary)))
+    return LoadRows(brokers=(_of_broker(summary),), bundles=tuple(_of_bundle(summary.broker, each) for each in summary.load.bundles or ()))
 
 
 def _of_broker(summary: Summary) -> Row:
@@ -51,16 +51,15 @@ def _of_broker(summary: Summary) -> Row:
     }
 
 
-def _of_bundle(broker: str, bundle: SampledBundle) -> Row:
-    each = bundle.traffic
+def _of_bundle(broker: str, bundle: BundleTraffic) -> Row:
     return {
         "broker": broker,
-        "bundle": each.bundle,
-        **_rates(each.traffic),
-        "topics": each.topics,
-        "consumers": each.consumers,
-        "producers": each.producers,
-        "cache_bytes": each.cache_bytes,
+        "bundle": bundle.bundle,
+        **_rates(bundle.traffic),
+        "topics": bundle.topics,
+        "consumers": bundle.consumers,
+        "producers": bundle.producers,
+        "cache_bytes": bundle.cache_bytes,
         "cost": _figure(bundle.cost),
     }
 

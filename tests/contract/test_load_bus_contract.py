@@ -19,7 +19,7 @@ from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, encode_summary, light
 from equipoise.brokers.load.bus.files import KEPT_SECONDS, FileLoadBus
 from equipoise.channel.core.errors import CallerError, PeerError
-from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.load_reports import LoadBus, Sample, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
 from tests.contract.load_bus_adapters import ADAPTERS
 
@@ -47,9 +47,7 @@ def started_ms() -> int:
 def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
     """A light sample, `at_ms` after the start of the tests; the names of bundles are those of the arguments."""
     traffic = {name: Traffic(bytes_in_per_second=rate, messages_out_per_second=rate / 2) for name, rate in rates.items()}
-    bundles = [
-        SampledBundle(traffic=BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3), cost=10.5) for name, each in traffic.items()
-    ]
+    bundles = [BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3, cost=10.5) for name, each in traffic.items()]
     return light(
         Sample(
             broker=broker,

@@ -27,7 +27,7 @@ from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.kafka.client import Clients
 from equipoise.channel.kafka.settings import address_of
-from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary
+from equipoise.shedder.load_reports import LoadBus, Sample, Summary
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka
 from tests.load.cluster import counters
@@ -56,8 +56,8 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def sample(broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bundle: str = BUNDLE) -> Sample:
     """A sample of a broker with one bundle."""
-    traffic = BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate))
-    return Sample(broker=broker, at_ms=at_ms, used=used, bundle_count=1, bundles=(SampledBundle(traffic=traffic, cost=1.0),))
+    bundles = (BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate), cost=1.0),)
+    return Sample(broker=broker, at_ms=at_ms, used=used, bundle_count=1, bundles=bundles)
 
 
 def summary_of(bus: LoadBus, broker: str) -> Summary | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.ranges import even_boundaries
-from equipoise.shedder.load_reports import Sample, SampledBundle
+from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from tests.channels.folding import Channel
 from tests.unit.cli.fabricated import write
@@ -42,7 +42,7 @@ def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) ->
     """What a broker says of the bundles that it owns."""
     owned = [bundle.name for bundle in channel.view.held_by(channel.incarnation(broker))]
     bundles = tuple(
-        SampledBundle(traffic=BundleTraffic(bundle=name, traffic=traffic(place), topics=1), cost=10.0 + 64 * place)
+        BundleTraffic(bundle=name, traffic=traffic(place), topics=1, cost=10.0 + 64 * place)
         for place, name in enumerate(sorted(owned), start=1)
     )
     rate = sum(range(1, len(owned) + 1))

@@ -24,7 +24,7 @@ from equipoise.brokers.load.bus.documents import (
     light,
 )
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 
 COUNTS = st.integers(0, INTEGER_MAX)
@@ -39,9 +39,7 @@ TRAFFIC = st.builds(
     messages_out_per_second=FIGURES,
 )
 BUNDLES = st.builds(
-    SampledBundle,
-    traffic=st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, topics=COUNTS, consumers=COUNTS, producers=COUNTS, cache_bytes=COUNTS),
-    cost=FIGURES,
+    BundleTraffic, bundle=NAMES, traffic=TRAFFIC, topics=COUNTS, consumers=COUNTS, producers=COUNTS, cache_bytes=COUNTS, cost=FIGURES
 )
 USES = st.builds(Use, used=FIGURES, limit=FIGURES)
 SAMPLES = st.builds(
@@ -56,7 +54,7 @@ SAMPLES = st.builds(
     bundle_count=COUNTS,
     topics=COUNTS,
     cost=FIGURES,
-    bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.traffic.bundle).map(tuple),
+    bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),
     history=st.floats(0, 1),
 )
 UNSET = st.recursive(
@@ -86,7 +84,7 @@ def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
     small = light(sample)
     assert len(encode_sample(small)) <= SAMPLE_BYTES_MAX
     named = len(small.bundles)
-    assert [b.traffic.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [b.traffic.bundle for b in small.bundles]
+    assert [b.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [b.bundle for b in small.bundles]
     if named < len(sample.bundles):
         one_more = light(replace(sample, bundles=sample.bundles[-named - 1 : -named or None]))
         assert len(encode_sample(replace(small, bundles=(*one_more.bundles, *small.bundles)))) > SAMPLE_BYTES_MAX

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.sampling import BundleAverages, Carried, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
-from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
@@ -82,7 +82,7 @@ def test_columns_are_what_each_bundle_would_be_by_itself(turns: list[tuple[list[
         assert close(model, carried)
         sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]
-        assert top_bundles(settled, at_most=20) == [bundle.traffic for bundle in sample.bundles]
+        assert top_bundles(settled, at_most=20) == list(sample.bundles)
         assert math.isclose(sum(figures[-1] for figures in model.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
         assert math.isclose(sum(figures[0] for figures in model.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6)
 
@@ -96,7 +96,7 @@ SAMPLES = st.builds(
     used=FIGURES,
     resources=st.builds(Resources, cpu=st.builds(Use, used=FIGURES, limit=FIGURES)),
     traffic=TRAFFIC,
-    bundles=st.lists(st.builds(SampledBundle, traffic=st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC), cost=FIGURES)).map(tuple),
+    bundles=st.lists(st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, cost=FIGURES)).map(tuple),
     history=st.floats(0, 1),
 )
 SOUND = Sample(
@@ -104,7 +104,7 @@ SOUND = Sample(
     at_ms=5_000,
     used=0.5,
     traffic=Traffic(bytes_in_per_second=7.0),
-    bundles=(SampledBundle(traffic=BundleTraffic(bundle="t/n/a", traffic=Traffic(bytes_in_per_second=7.0)), cost=11.0),),
+    bundles=(BundleTraffic(bundle="t/n/a", traffic=Traffic(bytes_in_per_second=7.0), cost=11.0),),
 )
 
 

@@ -44,9 +44,9 @@ def summaries(draw: st.DrawFn, figures: st.SearchStrategy[float], moments: st.Se
             taken_ms=draw(moments),
             averages=Averages(weighted_max=draw(figures.map(lambda used: used / USE_MAX)), bytes_per_second=draw(figures)),
             bundle_count=draw(st.integers(0, 12)),
-            bundles=tuple(BundleTraffic(bundle=name) for name in costs),
+            bundles=tuple(BundleTraffic(bundle=name, cost=cost) for name, cost in costs.items()),
         )
-        found.append(Summary(broker=broker, load=load, cost=draw(figures), costs=costs))
+        found.append(Summary(broker=broker, load=load, cost=draw(figures)))
     return found
 
 

@@ -19,8 +19,8 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
-from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, sampled_in
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.load_reports import Sample, Summary
+from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 
 SAMPLE_BYTES_MAX: Final = 4_096
 """The largest encoded sample, after `light`: about 40 bundles with names of 40 characters."""
@@ -36,10 +36,9 @@ long.
 _DIGITS: Final = 6
 
 _RESOURCES: Final = tuple(each.name for each in fields(Resources))
-_TRAFFIC: Final = tuple(each.name for each in fields(Traffic))
 
 # A bundle's row: its name, its traffic, four counts, its cost.
-_BUNDLE_ROW: Final = 1 + len(_TRAFFIC) + 4 + 1
+_BUNDLE_ROW: Final = 1 + len(RATES) + 4 + 1
 
 _Value = TypeVar("_Value")
 
@@ -58,9 +57,9 @@ def light(sample: Sample) -> Sample:
         bundles=(),
     )
     room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
-    heaviest_first: list[SampledBundle] = []
-    for each in reversed(sample.bundles):
-        bundle = _rounded_bundle(each)  # One by one, since thousands may not fit.
+    heaviest_first: list[BundleTraffic] = []
+    for each in reversed(sample.bundles):  # Rounded one by one, since thousands may not fit.
+        bundle = replace(each, traffic=_rounded_traffic(each.traffic), cost=_rounded(each.cost))
         room -= len(encode_bundle(bundle)) + 1  # The comma.
         if room < 0:
             break
@@ -99,12 +98,12 @@ def encode_summary(summary: Summary) -> bytes:
             "bundle_count": load.bundle_count,
             "topics": load.topics,
             "cost": summary.cost,
-            "bundles": [_row_of_bundle(bundle) for bundle in sampled_in(summary)],
+            "bundles": [_row_of_bundle(bundle) for bundle in load.bundles or ()],
         }
     )
 
 
-def encode_bundle(bundle: SampledBundle) -> bytes:
+def encode_bundle(bundle: BundleTraffic) -> bytes:
     """Encode one bundle."""
     return orjson.dumps(_row_of_bundle(bundle))
 
@@ -119,7 +118,7 @@ def decode_summary(data: bytes) -> Summary:
     return _parsed(data, "summary", _summary)
 
 
-def decode_bundle(data: bytes) -> SampledBundle:
+def decode_bundle(data: bytes) -> BundleTraffic:
     """Decode what `encode_bundle` encoded. Raises `UnreadableLoad` for anything else."""
     return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
 
@@ -141,7 +140,7 @@ def _sample(document: object) -> Sample:
         at_ms=integer(raw, "at_ms"),
         resources=_resources(raw),
         used=_figure(raw.get("used"), "used"),
-        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(_TRAFFIC)), "traffic"),
+        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(RATES)), "traffic"),
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
         cost=_figure(raw.get("cost"), "cost"),
@@ -153,43 +152,39 @@ def _sample(document: object) -> Sample:
 def _summary(document: object) -> Summary:
     raw = _object(document)
     weighted_max, bytes_per_second = _row(raw.get("averages"), "averages", 2)
-    bundles = _bundles(raw)
     load = BrokerLoad(
         taken_ms=integer(raw, "at_ms"),
         resources=_resources(raw),
-        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(_TRAFFIC)), "traffic"),
+        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(RATES)), "traffic"),
         averages=Averages(weighted_max=_figure(weighted_max, "averages"), bytes_per_second=_figure(bytes_per_second, "averages")),
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
-        bundles=tuple(bundle.traffic for bundle in bundles),
+        bundles=_bundles(raw),
     )
-    costs = {bundle.traffic.bundle: bundle.cost for bundle in bundles}
-    return Summary(broker=_broker(raw), load=load, cost=_figure(raw.get("cost"), "cost"), costs=costs)
+    return Summary(broker=_broker(raw), load=load, cost=_figure(raw.get("cost"), "cost"))
 
 
-def _bundles(raw: Raw) -> tuple[SampledBundle, ...]:
+def _bundles(raw: Raw) -> tuple[BundleTraffic, ...]:
     rows = raw.get("bundles")
     if not isinstance(rows, list):
         fail("bundles must be a list")
     bundles = tuple(_bundle(row, "each of bundles") for row in rows)
-    if len({bundle.traffic.bundle for bundle in bundles}) < len(bundles):
+    if len({bundle.bundle for bundle in bundles}) < len(bundles):
         fail("bundles must name each bundle once")
     return bundles
 
 
-def _bundle(document: object, what: str) -> SampledBundle:
+def _bundle(document: object, what: str) -> BundleTraffic:
     name, *row = _row(document, what, _BUNDLE_ROW)
-    traffic, counts, cost = row[: len(_TRAFFIC)], row[len(_TRAFFIC) : -1], row[-1]
+    traffic, counts, cost = row[: len(RATES)], row[len(RATES) : -1], row[-1]
     open_here: Raw = dict(zip(("topics", "consumers", "producers", "cache_bytes"), counts, strict=True))
-    return SampledBundle(
-        traffic=BundleTraffic(
-            bundle=text({"the name of a bundle": name}, "the name of a bundle", KEY_CHARACTERS_MAX),
-            traffic=_traffic(traffic, what),
-            topics=integer(open_here, "topics"),
-            consumers=integer(open_here, "consumers"),
-            producers=integer(open_here, "producers"),
-            cache_bytes=integer(open_here, "cache_bytes"),
-        ),
+    return BundleTraffic(
+        bundle=text({"the name of a bundle": name}, "the name of a bundle", KEY_CHARACTERS_MAX),
+        traffic=_traffic(traffic, what),
+        topics=integer(open_here, "topics"),
+        consumers=integer(open_here, "consumers"),
+        producers=integer(open_here, "producers"),
+        cache_bytes=integer(open_here, "cache_bytes"),
         cost=_figure(cost, "a cost"),
     )
 
@@ -200,7 +195,7 @@ def _resources(raw: Raw) -> Resources:
 
 
 def _traffic(row: list[object], what: str) -> Traffic:
-    return Traffic(**{name: _figure(each, what) for name, each in zip(_TRAFFIC, row, strict=True)})
+    return Traffic(**{name: _figure(each, what) for name, each in zip(RATES, row, strict=True)})
 
 
 def _object(document: object) -> Raw:
@@ -233,18 +228,13 @@ def _row_of_resources(resources: Resources) -> list[float]:
     return [figure for name in _RESOURCES for figure in astuple(getattr(resources, name))]
 
 
-def _row_of_bundle(bundle: SampledBundle) -> list[object]:
-    each = bundle.traffic
-    return [each.bundle, *astuple(each.traffic), each.topics, each.consumers, each.producers, each.cache_bytes, bundle.cost]
-
-
-def _rounded_bundle(bundle: SampledBundle) -> SampledBundle:
-    traffic = replace(bundle.traffic, traffic=_rounded_traffic(bundle.traffic.traffic))
-    return SampledBundle(traffic=traffic, cost=_rounded(bundle.cost))
+def _row_of_bundle(bundle: BundleTraffic) -> list[object]:
+    counts = (bundle.topics, bundle.consumers, bundle.producers, bundle.cache_bytes)
+    return [bundle.bundle, *astuple(bundle.traffic), *counts, bundle.cost]
 
 
 def _rounded_traffic(traffic: Traffic) -> Traffic:
-    return Traffic(**{name: _rounded(getattr(traffic, name)) for name in _TRAFFIC})
+    return Traffic(**{name: _rounded(getattr(traffic, name)) for name in RATES})
 
 
 def _rounded_use(use: Use) -> Use:

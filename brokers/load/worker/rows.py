@@ -16,7 +16,7 @@ from equipoise.brokers.load.bus.documents import decode_bundle, encode_bundle
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
-from equipoise.shedder.load_reports import SampledBundle
+from equipoise.shedder.loads import BundleTraffic
 
 _match_row: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,18})\n").match
 
@@ -43,14 +43,14 @@ class Sighting:
     """A bundle as its broker reported it.
 
     * `broker` serves it and reported it at `at_ms`, Unix time by its own clock. Its samples are in `partition`.
-    * `bundle` is its average. `history` is the share of an average that remains after `shedder.loads.STEP_MS`.
+    * `bundle` has its average traffic. `history` is the share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
     broker: str
     at_ms: int
     partition: int
     history: float
-    bundle: SampledBundle
+    bundle: BundleTraffic
 
 
 def encode_row(row: Row) -> bytes:

@@ -16,7 +16,7 @@ from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
-from equipoise.shedder.load_reports import Sample, Summary, fault_of_summary, sampled_in, summarized
+from equipoise.shedder.load_reports import Sample, Summary, blended, fault_of_summary, summarized
 from equipoise.shedder.loads import kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
@@ -94,13 +94,13 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
     body = encode_summary(summary)
     sightings = [
         Sighting(broker=broker, at_ms=summary.load.taken_ms, partition=message.partition, history=sample.history, bundle=bundle)
-        for bundle in sampled_in(summary)
+        for bundle in summary.load.bundles or ()
     ]
     handed = 0 if kept is None else kept.handed
     return BrokerUpdate(
         row=encode_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
         summary=body,
-        sightings=[(sighting.bundle.traffic.bundle.encode(), encode_sighting(sighting)) for sighting in sightings],
+        sightings=[(sighting.bundle.bundle.encode(), encode_sighting(sighting)) for sighting in sightings],
         problem=fault_of_summary(summarized(None, sample)),
     )
 
@@ -123,7 +123,7 @@ def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions:
     if seen.at_ms < before.at_ms:  # The last report of its former broker; it has been seen elsewhere since.
         return LeftOut(subject=seen.broker, problem=None)
     kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
-    body = encode_sighting(replace(seen, bundle=seen.bundle.blended(before.bundle, kept=kept)))
+    body = encode_sighting(replace(seen, bundle=blended(before.bundle, seen.bundle, kept=kept)))
     return Seen(row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body))
 
 
@@ -137,13 +137,13 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
     kept, summary = _summary_in(row)
-    name = handed.bundle.traffic.bundle
+    name = handed.bundle.bundle
     if kept is None or summary is None or summary.broker != handed.broker or name not in summary.costs:
         return LeftOut(subject=handed.broker, problem=None)  # The broker has left, or the bundle is no longer among its busiest.
     if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
         return LeftOut(subject=handed.broker, problem=None)
-    bundles = tuple(handed.bundle.traffic if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
-    body = encode_summary(replace(summary, load=replace(summary.load, bundles=bundles), costs={**summary.costs, name: handed.bundle.cost}))
+    bundles = tuple(handed.bundle if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
+    body = encode_summary(replace(summary, load=replace(summary.load, bundles=bundles)))
     return BrokerUpdate(row=encode_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
 
 

@@ -25,6 +25,7 @@ from equipoise.brokers.balancing.placement import (
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import BundleTraffic
 from tests.channels.folding import Channel
 from tests.channels.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -42,8 +43,8 @@ def placed(channel: Channel, placement: Placement, bundles: list[BundleEntry] | 
 
 def summary(broker: str, *, cost: float, costs: Mapping[str, float] | None = None) -> Summary:
     """A report of what the bundles of a broker cost, in all and one by one."""
-    known = costs or {}
-    return Summary(broker=broker, load=load(bundles=dict.fromkeys(known, 0.0)), cost=cost, costs=known)
+    bundles = tuple(BundleTraffic(bundle=name, cost=each) for name, each in (costs or {}).items())
+    return Summary(broker=broker, load=replace(load(), bundle_count=len(bundles), bundles=bundles), cost=cost)
 
 
 def names(channel: Channel) -> list[str]:

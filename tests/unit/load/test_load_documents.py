@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,10 @@ from equipoise.brokers.load.bus.documents import (
     encode_summary,
     light,
 )
-from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import BundleTraffic
 
-BUNDLE = SampledBundle(traffic=BundleTraffic(bundle="t/n/0x00000000_0x80000000", topics=1), cost=12.5)
+BUNDLE = BundleTraffic(bundle="t/n/0x00000000_0x80000000", topics=1, cost=12.5)
 SAMPLE = Sample(broker="a:8080", at_ms=5, bundle_count=1, bundles=(BUNDLE,))
 NO_SAMPLE = {
     "nothing": (b"", "sample"),
@@ -69,10 +70,6 @@ def test_a_summary_and_a_bundle_are_refused_in_the_same_way() -> None:
 
 def test_figures_travel_rounded() -> None:
     """Nobody measures a rate to one part in a million, and digits take room."""
-    assert b"12.3457" in encode_bundle(light(Sample(broker="a", at_ms=0, bundles=(precise(12.345678),))).bundles[0])
+    precise = Sample(broker="a", at_ms=0, bundles=(replace(BUNDLE, cost=12.345678),))
+    assert b"12.3457" in encode_bundle(light(precise).bundles[0])
     assert 1e18 == light(Sample(broker="a", at_ms=0, cost=1e18)).cost
-
-
-def precise(cost: float) -> SampledBundle:
-    """The bundle, of another cost."""
-    return SampledBundle(traffic=BUNDLE.traffic, cost=cost)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.shedder.load_reports import SampledBundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
 OFFSETS = st.integers(0, 10**18 - 1)
@@ -27,13 +26,13 @@ def test_rows_are_read_as_they_were(row: Row) -> None:
 @given(broker=st.sampled_from(["a:1", "~" * 255]), at_ms=st.integers(0, INTEGER_MAX), partition=st.integers(0, 99), rate=st.floats(0))
 def test_sightings_are_read_as_they_were(broker: str, at_ms: int, partition: int, rate: float) -> None:
     """Whatever a sighting says, who reads it is told that; what is beyond all numbers is read as none."""
-    bundle = SampledBundle(traffic=BundleTraffic(bundle="t/n/x", traffic=Traffic(messages_in_per_second=rate)), cost=1.5)
+    bundle = BundleTraffic(bundle="t/n/x", traffic=Traffic(messages_in_per_second=rate), cost=1.5)
     sighting = Sighting(broker=broker, at_ms=at_ms, partition=partition, history=0.9, bundle=bundle)
     found = decode_sighting(encode_sighting(sighting))
     if math.isfinite(rate):
         assert sighting == found
     else:
-        assert math.isnan(found.bundle.traffic.traffic.messages_in_per_second)
+        assert math.isnan(found.bundle.traffic.messages_in_per_second)
 
 
 @given(st.binary(max_size=80))
@@ -52,8 +51,8 @@ def test_any_bytes_are_something_or_unreadable(data: bytes) -> None:
 )
 def test_a_sighting_of_nobody_is_refused(head: bytes) -> None:
     """The first line of a sighting says who, when and where, or the whole is unreadable."""
-    bundle = encode_sighting(
-        Sighting(broker="a:1", at_ms=1, partition=0, history=0.9, bundle=SampledBundle(traffic=BundleTraffic(bundle="t/n/x"), cost=0.0))
-    ).partition(b"\n")[2]
+    bundle = encode_sighting(Sighting(broker="a:1", at_ms=1, partition=0, history=0.9, bundle=BundleTraffic(bundle="t/n/x"))).partition(
+        b"\n"
+    )[2]
     with pytest.raises(UnreadableLoad, match="sighting"):
         decode_sighting(head + b"\n" + bundle)

@@ -23,7 +23,7 @@ from equipoise.brokers.load.worker.steps import (
     on_sample,
     on_sighting,
 )
-from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
 from tests.load.load_plane import LoadPlane
 
@@ -32,12 +32,12 @@ ORDERS = "shop/orders/0x00000000_0xffffffff"
 PARTITIONS = 4
 
 
-def bundle(rate: float, name: str = ORDERS) -> SampledBundle:
+def bundle(rate: float, name: str = ORDERS) -> BundleTraffic:
     """A bundle with so many messages a second."""
-    return SampledBundle(traffic=BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=rate)), cost=rate / 2)
+    return BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=rate), cost=rate / 2)
 
 
-def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[SampledBundle] = ()) -> Sample:
+def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[BundleTraffic] = ()) -> Sample:
     """A sample, `at_ms` after the beginning."""
     return Sample(broker=broker, at_ms=NOW_MS + at_ms, used=used, bundle_count=len(bundles), bundles=tuple(bundles))
 
@@ -56,7 +56,7 @@ def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Broker
 
 def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
     """What follows from a sighting."""
-    message = Arrived(partition=1, offset=offset, key=sighting.bundle.traffic.bundle.encode(), value=encode_sighting(sighting))
+    message = Arrived(partition=1, offset=offset, key=sighting.bundle.bundle.encode(), value=encode_sighting(sighting))
     return on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS)
 
 
@@ -96,7 +96,7 @@ def test_every_bundle_of_a_summary_is_sighted() -> None:
     assert ORDERS.encode() == key
     found = decode_sighting(value)
     assert ("a:1", NOW_MS + STEP_MS, 3, 0.9) == (found.broker, found.at_ms, found.partition, found.history)
-    assert pytest.approx(90.0) == found.bundle.traffic.traffic.messages_in_per_second
+    assert pytest.approx(90.0) == found.bundle.traffic.messages_in_per_second
 
 
 def test_a_sample_that_is_read_twice_changes_nothing_twice() -> None:
@@ -186,7 +186,7 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
     assert then.handover is not None
     partition, key, value = then.handover
     assert (2, b"b:1") == (partition, key)
-    assert pytest.approx(90.0) == decode_sighting(value).bundle.traffic.traffic.messages_in_per_second
+    assert pytest.approx(90.0) == decode_sighting(value).bundle.traffic.messages_in_per_second
     assert value == decode_row(then.row).body
     again = seen(then.row, sighting("b:1", 2 * STEP_MS, 81.0, partition=2), offset=2)
     assert isinstance(again, Seen)
@@ -283,7 +283,7 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: l
     expected: float | None = None
     kept = kept_share(0.9, elapsed_ms=STEP_MS)
     for step, owner in enumerate(owners):
-        rate = decode_sample(encode_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.traffic.messages_in_per_second
+        rate = decode_sample(encode_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.messages_in_per_second
         expected = rate if expected is None else expected * kept + (1 - kept) * rate
         for broker in BROKERS:
             plane.publish(sample(broker, at_ms=step * STEP_MS, bundles=[bundle(rates[step])] if broker == owner else []))

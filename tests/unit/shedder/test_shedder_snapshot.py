@@ -37,9 +37,9 @@ def report(broker: str, /, *, at_ms: int = NOW_MS, unnamed: int = 0, unnamed_cos
         taken_ms=at_ms,
         averages=Averages(weighted_max=0.5, bytes_per_second=1.0),
         bundle_count=len(costs) + unnamed,
-        bundles=tuple(bundle(name, 1) for name in costs),
+        bundles=tuple(replace(bundle(name, 1), cost=cost) for name, cost in costs.items()),
     )
-    return Summary(broker=broker, load=load, cost=sum(costs.values()) + unnamed_cost, costs=costs)
+    return Summary(broker=broker, load=load, cost=sum(costs.values()) + unnamed_cost)
 
 
 def taken(channel: Channel, *reports: Summary, resting: tuple[str, ...] = ()) -> Snapshot:
@@ -141,7 +141,7 @@ FAULTS = {
     ),
     "has bytes_out_per_second=-1": lambda told: replace(told, load=replace(told.load, bundles=(bundle(LEFT, -1),))),
     "it costs inf": lambda told: replace(told, cost=math.inf),
-    f"{LEFT} costs -1.0": lambda told: replace(told, costs={LEFT: -1.0}),
+    f"{LEFT} costs -1.0": lambda told: replace(told, load=replace(told.load, bundles=(replace(bundle(LEFT, 1), cost=-1.0),))),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.load.bus.documents import encode_sample, encode_summary
-from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from equipoise.spark_jobs.sequence.loads import load_rows
 
@@ -23,9 +23,7 @@ SAMPLE = Sample(
     topics=4,
     cost=3.5,
     bundles=tuple(
-        SampledBundle(
-            traffic=BundleTraffic(bundle=name, traffic=TRAFFIC, topics=2, consumers=3, producers=5, cache_bytes=7), cost=1.5 + place
-        )
+        BundleTraffic(bundle=name, traffic=TRAFFIC, topics=2, consumers=3, producers=5, cache_bytes=7, cost=1.5 + place)
         for place, name in enumerate(BUNDLES)
     ),
 )
