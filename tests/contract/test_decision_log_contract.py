@@ -14,7 +14,6 @@ import pytest
 
 from equipoise.brokers.balancing.decisions import DecisionLog
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.decision_log.documents import DOCUMENT_BYTES_MAX
 from equipoise.brokers.decision_log.sqlite import SqliteDecisionLog
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.log.open_log import log_path, open_log
@@ -213,8 +212,3 @@ def test_no_channel_no_decisions(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="there is no file"):
         log.write(shed())
     assert [] == list(tmp_path.iterdir())
-
-
-def test_a_document_has_a_bound() -> None:
-    """The longest document fits into a message of Kafka's."""
-    assert DOCUMENT_BYTES_MAX <= 512 * 1024

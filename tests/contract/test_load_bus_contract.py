@@ -12,8 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, encode_summary, light
@@ -216,16 +214,6 @@ def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: bytes) -> None:
     assert [] == list(bus.latest())
     bus.publish(sample("a", x=2))
     assert [summary(sample("a", x=2))] == list(bus.latest())
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_summary_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    """Whatever stands in a file of the bus, reading it raises nothing."""
-    folder = tmp_path_factory.getbasetemp() / "any-bytes"
-    folder.mkdir(exist_ok=True)
-    (folder / "file.json").write_bytes(data)
-    assert len(FileLoadBus(folder).latest()) <= 1
 
 
 def test_a_folder_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:

@@ -120,25 +120,6 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
             worker.kill()
 
 
-def test_workers_share_the_work_and_take_over(log_url: str, tmp_path: Path) -> None:
-    """Two of them have half of the partitions each; when one is killed, the other has all, with the averages."""
-    bus, began_ms = open_load_bus(log_url), now_ms()
-    brokers = [f"broker-{number}:1" for number in range(16)]  # Enough that each worker has some.
-    workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
-    try:
-        until(lambda: [4, 4] == [len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)], "fair shares")
-        for broker in brokers:
-            published(bus, sample(broker, began_ms, used=1.0, bundle=f"shop/orders/{broker}"))
-        workers[0].kill()
-        for broker in brokers:
-            after = published(bus, sample(broker, began_ms + STEP_MS, used=0.0, bundle=f"shop/orders/{broker}"))
-            assert pytest.approx(0.9) == after.load.averages.weighted_max
-        assert list(range(8)) == workers[1].partitions()
-    finally:
-        for worker in workers:
-            worker.kill()
-
-
 @pytest.mark.slow
 def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
     """Given up by the others and woken again, a worker joins them, and goes on with the averages that they have made meanwhile."""

@@ -111,18 +111,19 @@ def small_clusters(draw: st.DrawFn) -> Snapshot:
     return Snapshot(brokers=tuple(brokers))
 
 
-@given(small_clusters())
-def test_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot) -> None:
-    """Bisection over sorted costs finds the very move that trying everything finds."""
-    balanced_shedder = BalancedShedder(moves_max=1)
-    found = [(move.bundle, move.destination) for move in balanced_shedder.plan(snapshot).moves]
-    expected = first_move_of_the_model(snapshot, balanced_shedder)
-    assert [] == found if expected is None else [expected] == found
+def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    """The cluster, mostly with rules that let each bundle go to some brokers."""
+    names = sorted(broker.broker for broker in snapshot.brokers)
+    if chance.random() < 0.2:
+        return replace(snapshot, live=tuple(names))
+    bundles = sorted(bundle.name for broker in snapshot.brokers for bundle in broker.bundles)
+    allowed = {bundle: tuple(name for name in names if chance.random() < 0.6) for bundle in bundles}
+    return replace(snapshot, live=tuple(names), rules=lambda bundle: Candidates(allowed=allowed[bundle]))
 
 
 @given(small_clusters(), st.randoms(use_true_random=False))
-def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot, chance: random.Random) -> None:
-    """Whatever rules forbid, the move that is found is the best of those that they allow."""
+def test_the_first_move_is_that_of_the_slow_model(snapshot: Snapshot, chance: random.Random) -> None:
+    """Bisection over sorted costs finds the move that trying everything finds, with and without rules."""
     balanced_shedder, ruled = BalancedShedder(moves_max=1), forbidding(snapshot, chance)
     found = [(move.bundle, move.destination) for move in balanced_shedder.plan(ruled).moves]
     expected = first_move_of_the_model(ruled, balanced_shedder)
@@ -130,21 +131,12 @@ def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snaps
 
 
 @given(clusters(), st.randoms(use_true_random=False))
-def test_nothing_goes_where_the_rules_forbid_it(snapshot: Snapshot, chance: random.Random) -> None:
-    """Each move of a plan is one that the rules allow, and who gives nothing for their sake is told so."""
+def test_each_move_is_allowed_and_each_other_broker_has_a_reason(snapshot: Snapshot, chance: random.Random) -> None:
     ruled = forbidding(snapshot, chance)
     plan = BalancedShedder().plan(ruled)
     assert all(may_go(ruled, move.bundle, move.destination or "") for move in plan.moves)
     brokers = {broker.broker for broker in snapshot.brokers}
     assert sorted(brokers - {move.source for move in plan.moves}) == [stay.subject for stay in plan.stays if stay.subject in brokers]
-
-
-def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
-    """The cluster with rules that let each bundle go to some brokers."""
-    names = sorted(broker.broker for broker in snapshot.brokers)
-    bundles = sorted(bundle.name for broker in snapshot.brokers for bundle in broker.bundles)
-    allowed = {bundle: tuple(name for name in names if chance.random() < 0.6) for bundle in bundles}
-    return replace(snapshot, live=tuple(names), rules=lambda bundle: Candidates(allowed=allowed[bundle]))
 
 
 @given(clusters())
@@ -157,15 +149,6 @@ def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) ->
         assert move.source != move.destination
         assert move.destination in part
         assert move.bundle in {bundle.name for bundle in part[move.source].bundles if bundle.barred is None}
-
-
-@given(clusters())
-def test_who_gives_nothing_is_told_why(snapshot: Snapshot) -> None:
-    """Each broker either gives something in a plan or has a reason in it, and none has both."""
-    plan = BalancedShedder().plan(snapshot)
-    brokers = {broker.broker for broker in snapshot.brokers}
-    stayed = [stay.subject for stay in plan.stays if stay.subject in brokers]
-    assert sorted(brokers - {move.source for move in plan.moves}) == stayed
 
 
 @given(clusters())

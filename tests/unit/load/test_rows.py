@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -33,15 +32,6 @@ def test_sightings_are_read_as_they_were(broker: str, at_ms: int, partition: int
         assert sighting == found
     else:
         assert math.isnan(found.bundle.traffic.messages_in_per_second)
-
-
-@given(st.binary(max_size=80))
-def test_any_bytes_are_something_or_unreadable(data: bytes) -> None:
-    """No bytes do more harm than to be unreadable."""
-    with suppress(UnreadableLoad):
-        decode_row(data)
-    with suppress(UnreadableLoad):
-        decode_sighting(data)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_sample, encode_summary
+from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_sample
 from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS
 from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
 from equipoise.brokers.load.worker.steps import (
@@ -295,8 +295,3 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: l
         (only,) = decode_summary(found[owner]).load.bundles or ()
         assert pytest.approx(expected) == only.traffic.messages_in_per_second
         assert [0, 0] == [len(decode_summary(found[broker]).load.bundles or ()) for broker in BROKERS if broker != owner]
-
-
-def test_spelled_summaries_are_what_is_published() -> None:
-    """What is published is what `encode_summary` makes, so that whoever reads the topic needs to know nothing of workers."""
-    assert encode_summary(summarized(None, sample())) == told(None, arrived(sample())).summary
