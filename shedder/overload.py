@@ -43,7 +43,7 @@ class OverloadShedder:
                 picking.stays[broker] = f"use is {format_percent(use)}, and no broker with less use can take a bundle"
             else:
                 self._shed(picking, broker, use)
-        return picking.plan(idle="nobody is overloaded, or has a bundle that can go")
+        return picking.plan(idle="no broker is overloaded and has a bundle that can move")
 
     def _shed(self, picking: Picking, broker: str, use: float) -> None:
         load = picking.loads[broker]

@@ -47,7 +47,7 @@ class ThresholdShedder:
         mean = _mean_of(uses)
         memory = replace(snapshot.memory, averages=uses) if self.pulsar_exact else snapshot.memory
         if mean == 0:
-            return picking.plan(idle="nobody is used at all", mean=mean, memory=memory)
+            return picking.plan(idle="no broker is used at all", mean=mean, memory=memory)
         bound = mean + self.threshold_percent / 100
         for broker, use in uses.items():
             now = self.weights.weighted_max(picking.loads[broker].resources)
@@ -65,7 +65,7 @@ class ThresholdShedder:
                 mean = _mean_of(uses)
                 memory = replace(memory, averages=uses)
             self._shed_for_the_least_used(picking, uses, mean)
-        return picking.plan(idle="nobody is too far from the mean, or has enough to give", mean=mean, memory=memory)
+        return picking.plan(idle="no broker is too far from the mean and has enough to give", mean=mean, memory=memory)
 
     def _uses(self, picking: Picking, before: Mapping[str, float]) -> Mapping[str, float]:
         if not self.pulsar_exact:

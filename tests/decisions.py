@@ -1,4 +1,4 @@
-"""Decisions for tests: a few of each kind, made in few words, and such as hypothesis draws."""
+"""Decisions for tests: examples, and a strategy for hypothesis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AT_MS = 1_700_000_000_000
 
 
 def idle(at_ms: int = AT_MS, *, broker: str = "a", cause: Cause = "HitCount") -> Decision:
-    """A round of shedding in which nothing moved."""
+    """A round of shedding that moves nothing."""
     return Decision(
         at_ms=at_ms,
         broker=broker,
@@ -29,7 +29,7 @@ def idle(at_ms: int = AT_MS, *, broker: str = "a", cause: Cause = "HitCount") ->
 
 
 def shed(at_ms: int = AT_MS, *, broker: str = "a", moves: int = 2) -> Decision:
-    """A round in which bundles of one broker move to another."""
+    """A round that moves bundles of one broker to another."""
     return Decision(
         at_ms=at_ms,
         broker=broker,
@@ -44,7 +44,6 @@ def shed(at_ms: int = AT_MS, *, broker: str = "a", moves: int = 2) -> Decision:
 
 
 def move(number: int) -> Move:
-    """A move of the bundle of this number."""
     return Move(bundle=f"t/n/{number}", source="a", destination="b", reason=f"a is used by 90 %, b by 10 % ({number})")
 
 

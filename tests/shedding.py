@@ -1,4 +1,4 @@
-"""Clusters as their brokers report them, for the tests of the strategies after Pulsar's."""
+"""Clusters as their brokers report them, for the tests of Pulsar's strategies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMESPACE = "tenant/space"
 
 
 def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
-    """A broker whose CPU is used by so many percent, with bundles that carry so many bytes per second, in messages of 1,000 bytes."""
+    """A broker with this CPU use in percent, and bundles with these bytes per second, in messages of 1,000 bytes."""
     bundles = tuple(bundle(f"{NAMESPACE}/{name}", throughput) for name, throughput in bytes_per_second.items())
     traffic = traffic_of(sum(bytes_per_second.values()))
     return BrokerLoad(
@@ -35,12 +35,11 @@ def in_namespace(namespace: str, load: BrokerLoad) -> BrokerLoad:
 
 
 def bundle(name: str, bytes_per_second: float) -> BundleTraffic:
-    """A bundle that carries so much."""
     return BundleTraffic(bundle=name, traffic=traffic_of(bytes_per_second), topics=1)
 
 
 def traffic_of(bytes_per_second: float) -> Traffic:
-    """So many bytes per second, all of them going out."""
+    """All bytes go out."""
     return Traffic(bytes_out_per_second=bytes_per_second, messages_out_per_second=bytes_per_second / MESSAGE_BYTES)
 
 
@@ -56,10 +55,10 @@ def moves_of(plan: Plan) -> list[str]:
 
 
 def stays_of(plan: Plan) -> dict[str, str]:
-    """What is said of those that stay; bundles without the namespace."""
+    """The reasons of those that stay; bundles without the namespace."""
     return {stay.subject.rpartition("/")[2]: stay.reason for stay in plan.stays}
 
 
 def outcome_of(plan: Plan) -> str | None:
-    """What an idle round is counted as."""
+    """The result and cause of an idle round."""
     return None if plan.idle is None else f"{plan.idle.result}/{plan.idle.cause}"

@@ -251,7 +251,7 @@ def not_up(brokers: Brokers) -> Refused:
 
 def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
     """Return the brokers to avoid now, regardless of the other rules."""
-    return {broker.broker: "it is not to have this bundle now" for broker in brokers if broker.incarnation in avoid}
+    return {broker.broker: "it must not have this bundle now" for broker in brokers if broker.incarnation in avoid}
 
 
 def too_many_topics(brokers: Brokers, loads: Mapping[str, BrokerLoad], topics_max: int) -> Refused:
@@ -270,7 +270,7 @@ def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
         return {}
     latest = max(ranks.values(), default=_NO_VERSION)
     return {
-        broker.broker: f"its version {broker.joined.version or 'nobody knows'} is not the latest"
+        broker.broker: f"its version ({broker.joined.version or 'unknown'}) is not the latest"
         for broker in brokers
         if ranks[broker.broker] != latest
     }

@@ -67,7 +67,7 @@ def _misfit_of_group(value: Scalar) -> str | None:
     if is_name:
         return None
     expected = f"a name of 1 to {_GROUP_CHARACTERS_MAX} printable characters without white space around it"
-    return f"{ANTI_AFFINITY_GROUP} is {value!r}, and is to be {expected}"
+    return f"{ANTI_AFFINITY_GROUP} is {value!r}, and must be {expected}"
 
 
 NEW_BUNDLES_MAX: Final = 4_096

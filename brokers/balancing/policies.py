@@ -162,7 +162,7 @@ def parse_policy(key: str, document: Document) -> Isolation | Pin | None:
     if not is_about_bundles(key):
         return None
     if _match_name(name) is None:
-        raise InvalidPolicy(policy=key, problem="its name is to be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
+        raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
     if len(document) > DOCUMENT_ENTRIES_MAX:
         raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
     return _isolation(key, _Fields(key, document)) if kind == ISOLATION else _pin(key, _Fields(key, document))
@@ -306,13 +306,13 @@ class _Fields:
     def integer(self, name: str, default: int, *, most: int) -> int:
         value = self._left.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self._wrong(f"{name} is {value!r}, and is to be an integer from 0 to {most}")
+            raise self._wrong(f"{name} is {value!r}, and must be an integer from 0 to {most}")
         return value
 
     def namespace(self, name: str) -> str:
         value = self._left.pop(name, None)
         if not isinstance(value, str):
-            raise self._wrong(f"{name} is to be the name of a namespace")
+            raise self._wrong(f"{name} must be the name of a namespace")
         try:
             return check_namespace(value)
         except InvalidName as error:
@@ -324,7 +324,7 @@ class _Fields:
         if value is None:
             return 0, HASH_MAX
         if not isinstance(value, str):
-            raise self._wrong(f"{name} is {value!r}, and is to be a range such as 0x00000000_0x80000000")
+            raise self._wrong(f"{name} is {value!r}, and must be a range such as 0x00000000_0x80000000")
         try:
             return parse_range(value)
         except InvalidName as error:
@@ -348,7 +348,7 @@ class _Fields:
 
     def _text(self, field: str, value: Scalar) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():  # A record cannot hold a lone surrogate, either.
-            raise self._wrong(f"{field} is {value!r}, and is to be a text of printable characters that is not empty")
+            raise self._wrong(f"{field} is {value!r}, and must be a text of printable characters that is not empty")
         return value
 
     def _pattern(self, field: str, text: str) -> Pattern:

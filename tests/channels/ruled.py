@@ -1,4 +1,4 @@
-"""A channel whose brokers, namespaces and policies a test sets up for questions about who may have a bundle."""
+"""Channels with brokers, namespaces and policies, for tests of who may have a bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
 
 
 def ruled_channel(members: Iterable[Member | str], namespaces: Mapping[str, str | None], *, bundles: int = 1) -> Channel:
-    """A channel with these brokers, and these namespaces of so many free bundles, each with its anti-affinity group."""
+    """A channel with these brokers, and namespaces of free bundles, each with its anti-affinity group or None."""
     channel = Channel()
     channel.genesis()
     for member in members:
@@ -40,25 +40,24 @@ def ruled_channel(members: Iterable[Member | str], namespaces: Mapping[str, str 
 
 
 def set_policy(channel: Channel, key: str, document: Document) -> None:
-    """Write a policy, past all checks."""
+    """Write a policy without checks."""
     channel.accept(propose.set_policy(channel.admin(), channel.view, name=key, document=document))
 
 
 def give(channel: Channel, bundle: str, broker: str) -> None:
-    """Have a broker own a free bundle."""
+    """Let a broker own a free bundle."""
     channel.accept(propose.assign(channel.admin(), channel.view.bundles[bundle], owner=channel.incarnation(broker)))
     channel.accept(propose.opened(channel.author(broker), channel.view.bundles[bundle]))
 
 
 def bundle_of(channel: Channel, namespace: str, place: int = 0) -> BundleEntry:
-    """One bundle of a namespace, by its place in the hash space."""
     return channel.view.bundles_of(namespace)[place]
 
 
 def load(
     used: float = 0.0, *, topics: int = 0, messages: float = 0.0, throughput: float = 0.0, bundles: Mapping[str, float] | None = None
 ) -> BrokerLoad:
-    """A report: how much is used, as a fraction; and of each bundle the bytes, and as many messages, per second."""
+    """A report: use as a fraction, and of each bundle the same number of bytes and messages per second."""
     traffic = {name: Traffic(bytes_in_per_second=rate, messages_in_per_second=rate) for name, rate in (bundles or {}).items()}
     return BrokerLoad(
         taken_ms=0,

@@ -1,4 +1,4 @@
-"""Every adapter of `LoadBus`, for the suite that asks the same of each: tests/contract/test_load_bus_contract.py."""
+"""Every adapter of `LoadBus`, for tests/contract/test_load_bus_contract.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.load.load_workers import a_load_worker
 
 
 def nothing(url: str) -> AbstractContextManager[object]:
-    """What an adapter needs that makes its summaries by itself."""
+    """The context of an adapter that makes its summaries itself."""
     return nullcontext(url)
 
 
@@ -33,7 +33,6 @@ class Adapter:
 
 
 def topic_url(request: pytest.FixtureRequest) -> str:
-    """A topic of the Kafka that all tests share."""
     kafka = request.getfixturevalue("kafka")
     assert isinstance(kafka, Kafka)
     return f"kafka://{kafka.address}/{kafka.topic('loads')}"

@@ -22,7 +22,7 @@ from tests.decisions import AT_MS, idle, move, shed
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One kind of decision log: `url_in` is the URL of a new channel beside which it is, given a folder and what fixtures there are."""
+    """One kind of decision log. `url_in` returns the URL of a new channel, given a folder and the fixtures."""
 
     id: str
     url_in: Callable[[Path, pytest.FixtureRequest], str]
@@ -42,7 +42,7 @@ def _topic_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka")) for each in ADAPTERS])
 def open_decisions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
-    """The opener of handles beside one new channel, once for each adapter; one handle is held, so that what is in memory lives on."""
+    """The opener of handles beside one new channel, for each adapter. One handle stays open, so that memory lives on."""
     url = request.param.url_in(tmp_path, request)
     if log_path(url) is not None:
         open_log(url).close()
@@ -52,12 +52,11 @@ def open_decisions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[C
 
 
 def test_a_new_log_is_empty(open_decisions: Callable[[], DecisionLog]) -> None:
-    """Where nobody has decided anything there is nothing to read."""
     assert [] == list(open_decisions().newest(10))
 
 
 def test_what_is_written_is_read_by_every_handle(open_decisions: Callable[[], DecisionLog]) -> None:
-    """Decisions arrive as they were, in the order in which they came, whatever time they say."""
+    """Decisions keep their order of arrival, whatever their time."""
     one, other = open_decisions(), open_decisions()
     written = [shed(AT_MS + 5), idle(AT_MS), replace(shed(moves=0), kind="split", counted={("Success", "Topics"): 1})]
     for place, decision in enumerate(written):
@@ -66,7 +65,7 @@ def test_what_is_written_is_read_by_every_handle(open_decisions: Callable[[], De
 
 
 def test_the_newest_are_the_last_that_came(open_decisions: Callable[[], DecisionLog]) -> None:
-    """Who asks for fewer than there are gets the last of them, the oldest of those first, also when more have come since."""
+    """Oldest first."""
     log = open_decisions()
     for number in range(5):
         log.write(idle(AT_MS + number))
@@ -77,7 +76,7 @@ def test_the_newest_are_the_last_that_came(open_decisions: Callable[[], Decision
 
 
 def test_a_round_of_many_moves_is_kept(open_decisions: Callable[[], DecisionLog]) -> None:
-    """However long a decision is, it is written, and tells how many of its moves were left out."""
+    """It counts the moves that were left out."""
     log = open_decisions()
     moves = tuple(replace(move(number), reason="x" * 1_000) for number in range(2_000))
     log.write(replace(shed(), moves=moves, counted={("Success", "Overloaded"): 2_000}))
@@ -88,7 +87,6 @@ def test_a_round_of_many_moves_is_kept(open_decisions: Callable[[], DecisionLog]
 
 
 def test_a_log_of_another_kind_has_no_decisions() -> None:
-    """A URL that names no log of ours names no decision log."""
     with pytest.raises(CallerError, match="kafka"):
         open_decision_log("kafka:localhost:9092/channel")
     with pytest.raises(CallerError, match="no decision log"):
@@ -100,7 +98,6 @@ def test_a_log_of_another_kind_has_no_decisions() -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file of a channel with one entry."""
     path = tmp_path / "log.db"
     with closing(open_log(f"sqlite:{path}")) as log:
         log.append([b"a"], timeout_ms=10_000)
@@ -116,13 +113,12 @@ def edit(path: Path, *statements: str) -> None:
 
 
 def entries(path: Path) -> list[bytes]:
-    """What stands on the channel."""
     with closing(open_log(f"sqlite:{path}", create=False)) as log:
         return [entry.data for entry in log.read(1, limit=10)]
 
 
 def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
-    """A channel that was open when the first decision came goes on, and one that is opened, claimed or copied afterwards is whole."""
+    """A channel stays whole if it was open at the first decision, and if it is opened, claimed or copied afterwards."""
     with closing(open_log(f"sqlite:{path}")) as log:
         open_decision_log(f"sqlite:{path}").write(shed())
         log.append([b"b"], timeout_ms=10_000)
@@ -145,7 +141,7 @@ def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
     ],
 )
 def test_whatever_becomes_of_the_table_the_channel_stands(path: Path, damage: str) -> None:
-    """Somebody else's hand on the table of decisions takes nothing from the channel, and the next decision is kept."""
+    """A change of the table by another program does not affect the channel, and the next decision is kept."""
     log = open_decision_log(f"sqlite:{path}")
     log.write(shed())
     edit(path, damage)
@@ -155,7 +151,7 @@ def test_whatever_becomes_of_the_table_the_channel_stands(path: Path, damage: st
 
 
 def test_a_table_of_another_program_is_told(path: Path) -> None:
-    """A table of the same name that has no room for decisions is an error that names the file, and the channel stands."""
+    """The error names the file."""
     edit(path, "CREATE TABLE decisions (id INTEGER)")
     log = open_decision_log(f"sqlite:{path}")
     with pytest.raises(PeerError, match=r"log\.db"):
@@ -166,7 +162,6 @@ def test_a_table_of_another_program_is_told(path: Path) -> None:
 
 
 def test_the_oldest_decisions_go(path: Path) -> None:
-    """The table never holds more rows than it may, and what goes is the oldest."""
     log = SqliteDecisionLog(str(path), name="a log", rows_max=3)
     for number in range(5):
         log.write(idle(AT_MS + number))
@@ -174,7 +169,7 @@ def test_the_oldest_decisions_go(path: Path) -> None:
 
 
 def test_the_table_can_be_read_by_sql(path: Path) -> None:
-    """Whoever counts decisions needs no JSON for when, who, what and why; and the document is one object."""
+    """Time, broker, kind, strategy, result and cause are columns."""
     open_decision_log(f"sqlite:{path}").write(shed())
     with closing(sqlite3.connect(path)) as connection:
         [row] = connection.execute("SELECT at_ms, broker, kind, strategy, result, cause FROM decisions").fetchall()
@@ -184,7 +179,7 @@ def test_the_table_can_be_read_by_sql(path: Path) -> None:
 
 
 def test_a_held_lock_costs_a_decision_and_no_more_than_half_a_second(path: Path) -> None:
-    """While another process writes nobody waits for long: the decision is lost, with an error that says so."""
+    """The error says so."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(PeerError, match="held its lock for 500 ms"):
@@ -194,7 +189,7 @@ def test_a_held_lock_costs_a_decision_and_no_more_than_half_a_second(path: Path)
 
 
 def test_many_writers_lose_nothing(path: Path) -> None:
-    """Handles of several threads that begin the table at once make one, and all that they wrote is in it."""
+    """Threads that create the table at once create one."""
 
     def write(number: int) -> None:
         open_decision_log(f"sqlite:{path}").write(idle(AT_MS + number))
@@ -205,7 +200,7 @@ def test_many_writers_lose_nothing(path: Path) -> None:
 
 
 def test_no_channel_no_decisions(tmp_path: Path) -> None:
-    """Where there is no channel none is made, and the error says where it was looked for."""
+    """A missing file is not created."""
     log = open_decision_log(f"sqlite:{tmp_path}/log.db")
     with pytest.raises(PeerError, match="there is no file"):
         log.newest(1)

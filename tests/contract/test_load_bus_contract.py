@@ -1,4 +1,4 @@
-"""One suite for every `LoadBus`: what shedder/load_reports.py promises, asked of each adapter; and what only files can suffer."""
+"""One suite for the contract of every `LoadBus` in shedder/load_reports.py, and tests of what only files can suffer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.02
 
 @pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.is_slow) for each in ADAPTERS])
 def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], LoadBus]]:
-    """The opener of handles on one new bus, once for each adapter; one handle is held, so that the bus lives on."""
+    """The opener of handles on one new bus, for each adapter. One handle stays open, so that the bus lives on."""
     url = request.param.url_in(tmp_path, request)
     held = open_load_bus(url)
     with request.param.summarizing(url):
@@ -38,12 +38,12 @@ def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 @cache
 def started_ms() -> int:
-    """Unix time at the first sample of a test: a bus may leave out what is minutes old."""
+    """Unix time at the first sample of a test: a bus may ignore samples that are minutes old."""
     return time.time_ns() // 1_000_000
 
 
 def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
-    """A light sample, `at_ms` after the start of the tests; the names of bundles are those of the arguments."""
+    """A light sample, `at_ms` after the start of the tests. The names of the arguments are those of bundles."""
     traffic = {name: Traffic(bytes_in_per_second=rate, messages_out_per_second=rate / 2) for name, rate in rates.items()}
     bundles = [BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3, cost=10.5) for name, each in traffic.items()]
     return light(
@@ -71,7 +71,7 @@ def summary(*samples: Sample) -> Summary:
 
 
 def until(bus: LoadBus, condition: Callable[[Sequence[Summary]], bool]) -> Sequence[Summary]:
-    """The summaries, once they are as they should be; or as they are when the deadline has passed."""
+    """The summaries, once the condition holds or the deadline has passed."""
     give_up = time.monotonic() + DEADLINE_SECONDS
     while not condition(found := bus.latest()) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
@@ -79,19 +79,18 @@ def until(bus: LoadBus, condition: Callable[[Sequence[Summary]], bool]) -> Seque
 
 
 def publish(bus: LoadBus, *samples: Sample) -> None:
-    """Publish, and wait until each is summarized: where nobody waits, a sample may be lost."""
+    """Publish, and wait until each is summarized: otherwise a sample may be lost."""
     for each in samples:
         bus.publish(each)
         until(bus, lambda found, at=each: any(s.broker == at.broker and s.load.taken_ms == at.at_ms for s in found))  # type: ignore[misc]
 
 
 def test_a_new_bus_is_empty(open_bus: Callable[[], LoadBus]) -> None:
-    """Where nobody has published there is nothing to read."""
     assert [] == list(open_bus().latest())
 
 
 def test_what_is_published_is_read_by_every_handle(open_bus: Callable[[], LoadBus]) -> None:
-    """A sample arrives as it was, and the summaries stand in the order of their brokers."""
+    """Summaries are in the order of their brokers."""
     one, other = open_bus(), open_bus()
     published = [sample("127.0.0.1:8081", x=0.1), sample("127.0.0.1:8080", y=1e17, z=0)]
     publish(one, published[0])
@@ -102,7 +101,7 @@ def test_what_is_published_is_read_by_every_handle(open_bus: Callable[[], LoadBu
 
 
 def test_the_latest_of_each_broker_is_kept(open_bus: Callable[[], LoadBus]) -> None:
-    """A broker's next sample takes the place of the one before, whatever time it says."""
+    """Whatever time it has."""
     bus = open_bus()
     samples = [sample("a", at_ms=at_ms, x=at_ms) for at_ms in (5, 7, 6)]
     publish(bus, *samples)
@@ -110,7 +109,7 @@ def test_the_latest_of_each_broker_is_kept(open_bus: Callable[[], LoadBus]) -> N
 
 
 def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> None:
-    """Whichever handle gave them, they decay as the samples say: after one step a tenth is new."""
+    """From any handle. After one step a tenth is new."""
     samples = [sample("a", x=100), sample("a", at_ms=STEP_MS, used=0.9, x=200), sample("a", at_ms=2 * STEP_MS, x=0)]
     for each in samples:
         publish(open_bus(), each)
@@ -121,7 +120,7 @@ def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> N
 
 
 def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
-    """What is taken back is read by nobody, is no error twice, and its averages begin anew."""
+    """Withdrawing twice is no error, and averages start again."""
     one, other = open_bus(), open_bus()
     one.withdraw("a")
     publish(one, sample("a", x=100), sample("b"))
@@ -134,7 +133,7 @@ def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
 
 @pytest.mark.parametrize("broker", ["a" * 255, "..", "~!#$%^&*()", "A", "a"])
 def test_any_broker_id_will_do(open_bus: Callable[[], LoadBus], broker: str) -> None:
-    """Whatever may be a broker's id may publish, and two that differ only in case are two."""
+    """Ids that differ only in case are two brokers."""
     bus = open_bus()
     publish(bus, sample("b"), sample("B"), sample(broker, x=1))
     assert summary(sample(broker, x=1)) in bus.latest()
@@ -142,7 +141,7 @@ def test_any_broker_id_will_do(open_bus: Callable[[], LoadBus], broker: str) -> 
 
 
 def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> None:
-    """While samples of very different length take each other's place, every summary that is read is of one that was published."""
+    """While samples of very different length replace each other."""
     short, long = sample("a"), sample("a", 1, **{f"bundle{number}": 1.0 for number in range(40)})
     lengths = {0, len(long.bundles)}
     bus, reader, done = open_bus(), open_bus(), threading.Event()
@@ -166,7 +165,6 @@ def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> 
 
 
 def test_a_log_of_another_kind_has_no_bus() -> None:
-    """A URL that names no log of ours names no bus."""
     with pytest.raises(CallerError, match="kafka"):
         open_load_bus("kafka:localhost:9092/channel")
 
@@ -175,19 +173,18 @@ def test_a_log_of_another_kind_has_no_bus() -> None:
 
 
 def only_file(folder: Path) -> Path:
-    """The one file of a bus."""
     (path,) = folder.iterdir()
     return path
 
 
 def test_buses_stand_beside_their_logs(tmp_path: Path) -> None:
-    """The folder is the log's path and a suffix, whatever options the URL has."""
+    """The folder is the log's path with a suffix, for any options in the URL."""
     open_load_bus(f"sqlite:{tmp_path}/log.db?synchronous=normal").publish(sample("a"))
     assert [tmp_path / "log.db.loads"] == list(tmp_path.iterdir())
 
 
 def test_files_of_brokers_long_gone_are_taken_away(tmp_path: Path) -> None:
-    """What has not been replaced for an hour is neither read nor kept."""
+    """A file that was not replaced for an hour is neither read nor kept."""
     bus = FileLoadBus(tmp_path / "loads")
     bus.publish(sample("a"))
     path = only_file(tmp_path / "loads")
@@ -207,7 +204,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: bytes) -> None:
-    """A file that holds no summary is as one that is not there, and the next sample heals it."""
+    """The next sample replaces it."""
     bus = FileLoadBus(tmp_path / "loads")
     bus.publish(sample("a", x=1))
     only_file(tmp_path / "loads").write_bytes(damage)
@@ -217,7 +214,7 @@ def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_folder_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
-    """Where a file stands in the folder's place, all calls say what is wrong."""
+    """A file is in the place of the folder."""
     (tmp_path / "loads").touch()
     bus = FileLoadBus(tmp_path / "loads")
     with pytest.raises(PeerError, match="loads"):

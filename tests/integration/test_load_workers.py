@@ -1,4 +1,4 @@
-"""Load workers on a real Kafka: killed, several of them, busy, stopped, and none at all."""
+"""Load workers on a real Kafka: killed, several, busy, stopped, and none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def now_ms() -> int:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that comes within a deadline."""
+    """Wait for a condition, with a deadline."""
     give_up_s = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < give_up_s, what
@@ -61,12 +61,11 @@ def sample(broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bun
 
 
 def summary_of(bus: LoadBus, broker: str) -> Summary | None:
-    """What is known of one broker."""
     return next((summary for summary in bus.latest() if summary.broker == broker), None)
 
 
 def published(bus: LoadBus, each: Sample) -> Summary:
-    """The summary that a load worker makes after a sample. What came while the work was shared out anew may be lost, and is said again."""
+    """The summary after a sample. A sample may be lost while partitions are reassigned, and is published again."""
     found: list[Summary] = []
     again_s = 0.0
 
@@ -85,7 +84,7 @@ def published(bus: LoadBus, each: Sample) -> Summary:
 
 
 def rate_of(summary: Summary | None) -> float:
-    """The average rate of the only bundle that a summary names."""
+    """The average rate of the only bundle of a summary."""
     assert summary is not None
     (bundle,) = summary.load.bundles or ()
     return bundle.traffic.messages_in_per_second
@@ -93,12 +92,12 @@ def rate_of(summary: Summary | None) -> float:
 
 @pytest.fixture
 def log_url(kafka: Kafka, request: pytest.FixtureRequest) -> str:
-    """A new topic; nothing of it is made."""
+    """A new topic that does not exist yet."""
     return f"kafka://{kafka.address}/{kafka.topic(request.node.name)}"
 
 
 def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path) -> None:
-    """After `kill -9` of all of them, one that starts goes on with the averages of a broker and of a bundle that moves meanwhile."""
+    """After `kill -9` of all, a new one continues with the averages of a broker and of a bundle that moves meanwhile."""
     bus, began_ms = open_load_bus(log_url), now_ms()
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
     try:
@@ -122,7 +121,7 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
-    """Given up by the others and woken again, a worker joins them, and goes on with the averages that they have made meanwhile."""
+    """Two workers share the partitions. One is stopped, the other takes over with its averages. Woken again, the first joins again."""
     bus, began_ms = open_load_bus(log_url), now_ms()
     brokers = [f"broker-{number}:1" for number in range(16)]
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
@@ -150,7 +149,7 @@ def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path:
 
 
 def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
-    """Nobody makes a summary when none runs: nothing is there, and later the last one stays as old as it is; who reads sees its age."""
+    """Its age shows it."""
     bus, began_ms = open_load_bus(log_url), now_ms()
     bus.publish(sample("a:1", began_ms))
     assert [] == list(bus.latest())
@@ -161,7 +160,7 @@ def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
 
 
 def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
-    """SIGTERM ends it with exit code 0, in its start as well as at work, and its partitions are free at once."""
+    """Its partitions are free at once."""
     worker = LoadWorker.start(log_url, tmp_path)
     worker.await_started()
     assert 0 == worker.stop()
@@ -170,7 +169,7 @@ def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
 
 
 def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
-    """What is no sample, is of another broker, is too old, or has figures that cannot be is told in the log, and the next one counts."""
+    """Invalid samples and impossible figures are logged, and the next sample counts."""
     bus, began_ms = open_load_bus(log_url), now_ms()
     with a_load_worker(log_url) as worker:
         published(bus, sample("a:1", began_ms, used=0.5))
@@ -195,14 +194,14 @@ RENEWALS = 20
 
 
 class Renewals:
-    """When Kafka took the renewals of each broker, in Unix time."""
+    """The times at which Kafka took the renewals of each broker, in Unix time."""
 
     def __init__(self, kafka: Kafka, topic: str) -> None:
         self._consumer = Clients(servers=kafka.address, settings={}).consumer(topic)
         self._consumer.start_at(self._consumer.bounds(timeout_ms=10_000).high)
 
     def gaps_ms(self, brokers: Sequence[str]) -> dict[str, int]:
-        """The longest time between two renewals of each broker, over `RENEWALS` from now on."""
+        """The longest time between two renewals of each broker, over the next `RENEWALS`."""
         taken_ms: dict[str, list[int]] = {broker: [] for broker in brokers}
 
         def are_enough() -> bool:
@@ -216,13 +215,12 @@ class Renewals:
         return {broker: max(after - before for before, after in pairwise(times)) for broker, times in taken_ms.items()}
 
     def close(self) -> None:
-        """Let go of Kafka."""
         self._consumer.close()
 
 
 @contextmanager
 def killed(log_url: str) -> Iterator[None]:
-    """A load worker that has been at work, and is killed."""
+    """A load worker that was killed at work."""
     with a_load_worker(log_url) as worker:
         worker.kill()
         yield
@@ -230,7 +228,7 @@ def killed(log_url: str) -> Iterator[None]:
 
 @contextmanager
 def stopped_in_its_tracks(log_url: str) -> Iterator[None]:
-    """A load worker that has been at work, and stands still with all its connections open."""
+    """A load worker that was stopped at work, with its connections open."""
     with a_load_worker(log_url) as worker:
         worker.process.send_signal(signal.SIGSTOP)
         yield
@@ -244,7 +242,7 @@ def in_a_busy_loop(log_url: str) -> Iterator[None]:
 
 
 def incarnations_on(log_url: str) -> dict[str, int]:
-    """The incarnation of each broker: one that was taken for dead has another."""
+    """The incarnation of each broker. A broker that was declared dead has a new one."""
     with opened(log_url, timeout_ms=30_000) as access:
         return {broker.broker: broker.incarnation for broker in access.view.live_brokers()}
 
@@ -254,7 +252,7 @@ TROUBLES = (killed, stopped_in_its_tracks, in_a_busy_loop)
 
 @pytest.mark.slow
 def test_brokers_renew_whatever_becomes_of_a_load_worker(kafka: Kafka, tmp_path: Path) -> None:
-    """Killed, stopped or busy, a load worker delays no renewal of a broker beyond its lease, and nobody is taken for dead."""
+    """Killed, stopped or busy, a load worker delays no renewal beyond the lease."""
     topic = kafka.topic("renewals")
     log_url = f"kafka://{kafka.address}/{topic}"
     settings = replace(counters(tmp_path, brokers=2), log_url=log_url, settings=SHORT)
@@ -273,13 +271,13 @@ def test_brokers_renew_whatever_becomes_of_a_load_worker(kafka: Kafka, tmp_path:
 
 
 def of(own_kafka: OwnKafka, purpose: str) -> str:
-    """A new topic of a Kafka that a test may do anything to."""
+    """A new topic of a Kafka of its own."""
     return f"kafka://{own_kafka.address}/{own_kafka.topic(purpose)}"
 
 
 @pytest.mark.slow
 def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
-    """Killed and started again, Kafka finds the same worker, which goes on with the averages."""
+    """Kafka is killed and restarted. The same worker continues with the averages."""
     log_url = of(own_kafka, "outage")
     bus, began_ms = open_load_bus(log_url), now_ms()
     with a_load_worker(log_url) as worker:
@@ -302,7 +300,7 @@ def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
 
 
 def test_a_worker_ends_although_kafka_is_silent(own_kafka: OwnKafka, tmp_path: Path) -> None:
-    """Where nothing answers any more, SIGTERM still ends a worker within some seconds, and with exit code 0."""
+    """SIGTERM ends it within seconds, with exit code 0."""
     worker = LoadWorker.start(of(own_kafka, "silent"), tmp_path)
     worker.await_started()
     (node,) = own_kafka.cluster.nodes
@@ -311,7 +309,7 @@ def test_a_worker_ends_although_kafka_is_silent(own_kafka: OwnKafka, tmp_path: P
 
 
 def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka) -> None:
-    """A worker that finds no Kafka says so and waits; at the end of its wait it fails as one whose log is away."""
+    """After its wait it fails like a command whose log is away."""
     log_url = of(own_kafka, "away")
     own_kafka.cluster.kill()
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The use of resources as psutil tells it: of real processes that burn CPU."""
+"""The use of resources by real processes that burn CPU, through psutil."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ BURN_HALF_A_SECOND = "import time\nwhile time.process_time() < 0.5: pass"
 
 
 def now_ms() -> int:
-    """Boot time."""
     return boot_ns() // 1_000_000
 
 
@@ -38,7 +37,7 @@ def burning(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
 
 
 def test_descendants_count(burning: subprocess.Popen[bytes]) -> None:
-    """What a child or grandchild uses is the broker's use, of CPU and of memory, in percent of what it is said to have."""
+    """CPU and memory, in percent of what the broker may use."""
     alone = psutil.Process().memory_info().rss / (1 << 20)
     use = ProcessUse(broker="a", cpu_cores=0.5)
     assert use.look(at_ms=now_ms()) is None
@@ -51,7 +50,7 @@ def test_descendants_count(burning: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_child_that_has_ended_counts() -> None:
-    """What it used after the last look is not lost, although it is gone at the next."""
+    """Although it is gone at the next measurement."""
     use = ProcessUse(broker="a", cpu_cores=1)
     use.look(at_ms=0)
     subprocess.run([sys.executable, "-c", BURN_HALF_A_SECOND], check=True)
@@ -61,7 +60,6 @@ def test_a_child_that_has_ended_counts() -> None:
 
 
 def test_two_looks_at_one_moment_are_one() -> None:
-    """Where no time has passed the use is as it was told last."""
     use = ProcessUse(broker="a")
     use.look(at_ms=0)
     found = use.look(at_ms=100)
@@ -70,7 +68,7 @@ def test_two_looks_at_one_moment_are_one() -> None:
 
 
 def test_limits_are_those_of_the_system() -> None:
-    """Without a setting a broker has as many CPUs as it may use, and all the memory that it may take; no more than the machine has."""
+    """Without a setting, a broker may use all CPUs and memory that the system allows."""
     use = ProcessUse(broker="a")
     use.look(at_ms=0)
     found = use.look(at_ms=100)
@@ -80,7 +78,7 @@ def test_limits_are_those_of_the_system() -> None:
 
 
 def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no card says how fast it is the network counts as unused, and the log names the setting that changes that."""
+    """It counts as unused, and the log line names the setting for it."""
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     use = ProcessUse(broker="a")
     with caplog.at_level(logging.INFO):
@@ -92,7 +90,6 @@ def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_speed_that_is_set_is_the_limit() -> None:
-    """What services carry is weighed against it, whatever the cards say."""
     use = ProcessUse(broker="a")
     use.look(at_ms=0)
     found = use.look(at_ms=1, reported_in=25_000_000_000, reported_out=0, nic_speed_gbps=100)

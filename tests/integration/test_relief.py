@@ -1,4 +1,4 @@
-"""A broker whose process tree burns CPU is relieved, whatever its own bundles carry."""
+"""A broker whose process tree burns CPU gives bundles away, whatever their own load."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BURN_MORE_MS = 5_000
 
 
 async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
-    """Children that waste a processor cost their broker half of its bundles and more, each move with that reason, and no caller a call."""
+    """It loses at least half of its bundles, each with that reason, and no call is lost."""
     settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
     cluster = LocalCluster(replace(settings, services=(BURNING,)))
     history = tmp_path / "history.jsonl"
@@ -69,7 +69,7 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
 
 
 def even_keys(table: TableView) -> Iterator[str]:
-    """As many keys of each bundle: whichever of them the broker holds, it can give half of its load, and that is half of its bundles."""
+    """The same number of keys for each bundle, so that half of the load is half of the bundles."""
     found = Counter[str]()
     for number in itertools.count():
         bundle = table.view.bundle_at(NAMESPACE, key_hash(f"key-{number}"))
@@ -82,11 +82,9 @@ def even_keys(table: TableView) -> Iterator[str]:
 
 
 async def burn(http: aiohttp.ClientSession, broker: str) -> None:
-    """Let a broker start one more child that burns."""
     async with http.post(f"{broker}/burn") as response:
         assert 200 == response.status
 
 
 def bundles_of(table: TableView, broker: str) -> int:
-    """How many bundles a broker holds."""
     return table.view.held_count(table.view.brokers[broker].incarnation)

@@ -1,4 +1,4 @@
-"""The load plane without Faust and without Kafka: topics as lists, tables as dicts, and one worker for all partitions."""
+"""The load plane without Faust and Kafka: topics as lists, tables as dicts, and one worker for all partitions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.shedder.load_reports import Sample
 
 @dataclass(kw_only=True)
 class Topic:
-    """The messages of each partition, and how far they were read."""
+    """The messages of each partition, and the read positions."""
 
     partitions: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=lambda: defaultdict(list))
     position: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -23,7 +23,7 @@ class Topic:
         self.partitions[partition].append((key, value))
 
     def drain(self, take: Callable[[Arrived], None]) -> bool:
-        """Read all that is new; whether anything was."""
+        """Read all new messages. Return whether there were any."""
         is_new = False
         for partition, messages in self.partitions.items():
             while (offset := self.position[partition]) < len(messages):
@@ -34,13 +34,13 @@ class Topic:
         return is_new
 
     def read_again(self, count: int) -> None:
-        """Go back: what was read last had not been committed."""
+        """Go back, as after reads that were not committed."""
         for partition in self.partitions:
             self.position[partition] = max(0, self.position[partition] - count)
 
 
 class LoadPlane:
-    """Brokers write, `work` reads until nothing is new, and `summaries` has what brokers read."""
+    """Brokers publish samples, `work` reads until nothing is new, and `summaries` has what brokers read."""
 
     def __init__(self, *, partitions: int, now_ms: int) -> None:
         self._count = partitions
@@ -51,12 +51,10 @@ class LoadPlane:
         self.summaries: dict[bytes, bytes] = {}
 
     def publish(self, sample: Sample) -> None:
-        """What a broker does."""
         key = sample.broker.encode()
         self._samples.append(self._partition(key), key, encode_sample(sample))
 
     def work(self) -> None:
-        """What load workers do until all is done."""
         while any(
             [
                 self._samples.drain(self._on_sample),
@@ -67,7 +65,7 @@ class LoadPlane:
             pass
 
     def read_again(self, count: int) -> None:
-        """What happens when all are killed: the last messages of every topic are read once more, and tables are restored as they were."""
+        """Go back, as after reads that were not committed."""
         for topic in (self._samples, self._sightings, self._handovers):
             topic.read_again(count)
 

@@ -37,14 +37,14 @@ main()
 
 @dataclass(frozen=True, kw_only=True)
 class LoadWorker:
-    """A process, and the file of its log."""
+    """A load worker process, and its log file."""
 
     process: subprocess.Popen[bytes]
     log_file: Path
 
     @classmethod
     def start(cls, log_url: str, folder: Path, *, spins: bool = False, environment: Mapping[str, str] | None = None) -> LoadWorker:
-        """A new process; its log lies in `folder`."""
+        """Start a process that logs to a file in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         program = ["-c", _SPINNING] if spins else ["-m", "equipoise.brokers.cli"]
         with tempfile.NamedTemporaryFile(dir=folder, prefix="load-worker-", suffix=".log", delete=False) as log_file:
@@ -59,19 +59,16 @@ class LoadWorker:
         return cls(process=process, log_file=Path(log_file.name))
 
     def lines(self) -> list[Mapping[str, object]]:
-        """What it has logged."""
         return [orjson.loads(line) for line in self.log_file.read_bytes().splitlines() if line.startswith(b"{")]
 
     def events(self) -> list[object]:
-        """The events that it has logged."""
         return [line["event"] for line in self.lines()]
 
     def partitions(self) -> object:
-        """The partitions of samples that it was given last; None before."""
+        """The last assigned partitions of samples; None before."""
         return next((line["partitions"] for line in reversed(self.lines()) if line["event"] == SHARED_OUT), None)
 
     def await_started(self) -> None:
-        """Wait until it is at work."""
         give_up_s = time.monotonic() + _START_S
         while STARTED not in self.events():
             assert self.process.poll() is None, self.log_file.read_text(encoding="utf-8")
@@ -79,19 +76,17 @@ class LoadWorker:
             time.sleep(_LOOK_S)
 
     def kill(self) -> None:
-        """`kill -9`; it is gone on return."""
         self.process.kill()
         self.process.wait(_STOP_S)
 
     def stop(self) -> int:
-        """End it in its own way, and say its exit code."""
+        """Send SIGTERM, and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(_STOP_S)
 
 
 @contextmanager
 def a_load_worker(log_url: str, *, spins: bool = False) -> Iterator[LoadWorker]:
-    """One load worker at work, for as long as the context lasts."""
     with tempfile.TemporaryDirectory() as folder:
         worker = LoadWorker.start(log_url, Path(folder), spins=spins)
         try:

@@ -1,4 +1,4 @@
-"""Channels with load for tests of the command line: who owns what, and what each broker has just said of itself."""
+"""Channels with load for tests of the command line: owners, and a load report of each broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEGABYTE: Final = 1_000_000.0
 
 
 def uneven_channel(owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str] = "abc") -> Channel:
-    """Live brokers, and a namespace of as many bundles as `owners` says, in the order of their ranges."""
+    """Live brokers, and a namespace with one bundle for each of `owners`, in the order of their ranges."""
     channel = Channel()
     channel.genesis()
     channel.join(*brokers)
@@ -31,7 +31,7 @@ def uneven_channel(owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str]
 
 
 def loaded(channel: Channel, folder: Path, percents: Mapping[str, float], *, age_ms: int = 0) -> str:
-    """The URL of the channel written to a file, beside which these brokers report: so much use, and 1, 2, ... MB/s for each bundle."""
+    """The URL of the channel in a file, with load reports: this use, and 1, 2, ... MB/s for the bundles of each broker."""
     log = write(channel.entries, folder)
     for broker in percents:
         open_load_bus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
@@ -39,7 +39,7 @@ def loaded(channel: Channel, folder: Path, percents: Mapping[str, float], *, age
 
 
 def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) -> Sample:
-    """What a broker says of the bundles that it owns."""
+    """A sample of all bundles of a broker."""
     owned = [bundle.name for bundle in channel.view.held_by(channel.incarnation(broker))]
     bundles = tuple(
         BundleTraffic(bundle=name, traffic=traffic(place), topics=1, cost=10.0 + 64 * place)
@@ -60,5 +60,5 @@ def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) ->
 
 
 def traffic(megabytes: float) -> Traffic:
-    """So many MB/s, in messages of 1,000 bytes."""
+    """In messages of 1,000 bytes."""
     return Traffic(bytes_in_per_second=megabytes * MEGABYTE, messages_in_per_second=megabytes * 1_000)

@@ -1,4 +1,4 @@
-"""Splits and merges together on a load that stays as it is: they come to rest, and never take one another back."""
+"""Splits and merges together under a constant load: they come to rest, and never undo each other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROUNDS_MAX = QUIET_ROUNDS * (CUTS_MAX + MERGES_MAX + 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """What does not change: where it lies, and what it carries."""
+    """What does not change: the place of a topic, and its load."""
 
     point: int
     messages: float
@@ -56,7 +56,7 @@ class Topic:
 
 @dataclass(kw_only=True)
 class World:
-    """A namespace whose bundles are split and merged; `owners` by range. What was ever cut and ever made is remembered."""
+    """A namespace whose bundles are split and merged; `owners` by range. It remembers all ranges that were cut or made."""
 
     topics: list[Topic]
     owners: dict[tuple[int, int], str]
@@ -139,7 +139,7 @@ class World:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """A namespace of one to eight bundles of one to three brokers, with topics that may lie close together."""
+    """One to eight bundles of one to three brokers, with topics that may lie close together."""
     points = st.one_of(st.integers(0, HASH_MAX), st.sampled_from([5, 6, 7, 100, 0x40000000, HASH_MAX - 1, HASH_MAX]))
     messages = st.sampled_from([0.0, 10.0, 100.0, 250.0, 499.0, 500.0, 501.0, 999.0, 1_001.0, 5_000.0])
     topic = st.builds(Topic, point=points, messages=messages, sessions=st.sampled_from([0, 1, 12, 50]))
@@ -164,7 +164,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def come_to_rest(world: World) -> None:
-    """Let rounds pass until nothing happens any more. Raise `AssertionError` if a range is both made and cut."""
+    """Run rounds until nothing changes. Raise `AssertionError` if a range is both made and cut."""
     quiet = 0
     for _ in range(ROUNDS_MAX):
         before = world.owners
@@ -195,8 +195,8 @@ def come_to_rest(world: World) -> None:
         are_counted=False,
     )
 )
-def test_a_load_that_stays_as_it_is_is_not_cut_and_merged_in_turn(world: World) -> None:
-    """Whatever lies where, splits and merges end, and no range that a merge made is ever cut, nor one that was cut made again."""
+def test_under_a_constant_load_splits_and_merges_end(world: World) -> None:
+    """Splits and merges end. No range that a merge made is cut, and no range that was cut is made again."""
     start, history_snapshot = len(world.owners), world.merge.bundles_min
     come_to_rest(world)
     assert world.fewest >= min(start, history_snapshot)
@@ -213,7 +213,7 @@ class EachAlone(BundleLimits):
 
 
 class NoSessions(BundleLimits):
-    """A mutant: sessions are not looked at when bundles are merged."""
+    """A mutant: merges ignore sessions."""
 
     def fullest(self, *bundles: BundleTraffic) -> Measure:
         """What they use most of, sessions left out."""
@@ -221,8 +221,8 @@ class NoSessions(BundleLimits):
 
 
 @pytest.mark.parametrize("mutant", [EachAlone, NoSessions])
-def test_a_merge_that_looks_at_too_little_is_caught(mutant: type[BundleLimits]) -> None:
-    """With a rule of merging that is wrong the little world finds a range that is made and cut."""
+def test_a_mutant_of_the_merge_rule_is_caught(mutant: type[BundleLimits]) -> None:
+    """With a mutant, a range is both made and cut."""
     limits = mutant(**{name: getattr(LIMITS, name) for name in LIMITS.__dataclass_fields__})
     messages, sessions = (600.0, 0) if mutant is EachAlone else (10.0, 30)
     half = HASH_MAX // 2
@@ -250,7 +250,7 @@ NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") 
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]:
-    """Any round: neighbours, some of whose figures are none, some pending, some with a row that has begun."""
+    """A round of neighbours, some with impossible figures, some pending, some with a row that has started."""
     names = draw(st.lists(st.sampled_from([*NAMES, "nonsense", bundle_name("t/ns1", 0, HASH_MAX)]), unique=True))
     traffics = st.builds(Traffic, messages_in_per_second=FIGURES, bytes_out_per_second=FIGURES)
     snapshot = MergeSnapshot(
@@ -268,8 +268,7 @@ def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, in
 
 
 @given(rounds())
-def test_every_bundle_is_merged_or_told_why_not(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
-    """Each bundle is the left or the right one of one merge, or has a reason, and none has both."""
+def test_every_bundle_is_merged_or_has_a_reason(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
     plan = plan_merges(*drawn)
     merged = [name for merge in plan.merges for name in (merge.left, merge.right)]
     assert sorted(bundle.bundle for bundle in drawn[0].bundles) == sorted(merged + [stay.subject for stay in plan.stays])
@@ -277,7 +276,7 @@ def test_every_bundle_is_merged_or_told_why_not(drawn: tuple[MergeSnapshot, Merg
 
 @given(rounds())
 def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
-    """Merges are few enough, of sound neighbours that rest and were cold for long enough, and leave a namespace its bundles."""
+    """Merged neighbours are plausible, at rest and were cold for long enough, and a namespace keeps its least number of bundles."""
     snapshot, wanted, hits = drawn
     plan = plan_merges(snapshot, wanted, hits)
     reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
@@ -299,7 +298,6 @@ def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pa
 def test_the_order_of_the_report_does_not_matter(
     drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]], chance: random.Random
 ) -> None:
-    """A shuffled report gives the same plan, reasons and all."""
     snapshot, wanted, hits = drawn
     shuffled = replace(snapshot, bundles=chance.sample(list(snapshot.bundles), len(snapshot.bundles)))
     assert plan_merges(snapshot, wanted, hits) == plan_merges(shuffled, wanted, hits)

@@ -1,4 +1,4 @@
-"""Splits whatever a report says: every bundle has its answer, every bound holds, and only a row of rounds splits."""
+"""Splits for any report: every bundle has an answer, every bound holds, and only a row of rounds splits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUNDLES = st.builds(
 
 
 def cut(bundle: BundleTraffic) -> tuple[int, ...]:
-    """What a service may answer: halves, three cuts, cuts that cannot be, none, or an error."""
+    """Possible answers of a service: halves, three cuts, impossible cuts, none, or an error."""
     _, low, high = parse_bundle(bundle.bundle)
     kind = (low + high) % 5
     if kind == 0:
@@ -56,7 +56,7 @@ def cut(bundle: BundleTraffic) -> tuple[int, ...]:
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int]]:
-    """Any round: a report with anything in it, and rows of hits that have begun."""
+    """A round with any report, and rows of hits that have started."""
     bundles = draw(st.lists(BUNDLES, max_size=14, unique_by=lambda bundle: bundle.bundle))
     names = [bundle.bundle for bundle in bundles]
     some = st.lists(st.sampled_from(names), unique=True) if names else st.just([])
@@ -79,8 +79,7 @@ def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int
 
 
 @given(rounds())
-def test_every_bundle_is_split_or_told_why_not(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
-    """Each bundle of the report either has a decision or a reason, and none has both; failures are counted."""
+def test_every_bundle_is_split_or_has_a_reason(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
     plan = plan_splits(*drawn)
     split = [decision.bundle for decision in plan.splits]
     stays = [stay.subject for stay in plan.stays]
@@ -90,7 +89,7 @@ def test_every_bundle_is_split_or_told_why_not(drawn: tuple[SplitSnapshot, Split
 
 @given(rounds())
 def test_no_bound_is_exceeded(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
-    """Splits are few enough, of bundles that are owned, sound and over a limit, and leave no namespace with too many bundles."""
+    """Split bundles are owned, plausible and over a limit, and no namespace gets too many bundles."""
     snapshot, settings, hits = drawn
     plan = plan_splits(snapshot, settings, hits)
     reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
@@ -110,7 +109,6 @@ def test_no_bound_is_exceeded(drawn: tuple[SplitSnapshot, SplitSettings, dict[st
 
 @given(rounds())
 def test_overlapping_ranges_are_split_one_at_a_time(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
-    """No split overlaps another one of the round, or one that is under way, within its namespace."""
     plan = plan_splits(*drawn)
     busy = [parse_bundle(name) for name in drawn[0].splitting] + [parse_bundle(decision.bundle) for decision in plan.splits]
     for place, one in enumerate(busy):
@@ -120,7 +118,6 @@ def test_overlapping_ranges_are_split_one_at_a_time(drawn: tuple[SplitSnapshot, 
 
 @given(rounds(), st.randoms(use_true_random=False))
 def test_the_order_of_the_report_does_not_matter(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]], chance: random.Random) -> None:
-    """A shuffled report gives the same plan, reasons and all."""
     snapshot, settings, hits = drawn
     shuffled = replace(
         snapshot,
@@ -132,7 +129,7 @@ def test_the_order_of_the_report_does_not_matter(drawn: tuple[SplitSnapshot, Spl
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=14), st.integers(0, 3))
 def test_only_a_row_of_rounds_splits(weather: list[list[bool]], hits_threshold: int) -> None:
-    """With nothing in the way a bundle is split exactly when it has exceeded a limit in more rounds in a row than the threshold."""
+    """A bundle is split exactly when it has exceeded a limit in more rounds in a row than the threshold."""
     settings = SplitSettings(limits=LIMITS, hits_threshold=hits_threshold)
     names = [bundle_name("t/ns", low, low + 0x1000) for low in (0, 0x1000, 0x2000)]
     rows = dict.fromkeys(names, 0)

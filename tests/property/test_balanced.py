@@ -1,4 +1,4 @@
-"""Levelling on any cluster: what no plan ever does, and its slow model, which tries every bundle on every broker."""
+"""`BalancedShedder` on any cluster, against a slow model that tries every bundle on every broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDS_MAX = 400
 
 @st.composite
 def clusters(draw: st.DrawFn, *, barred: bool = True) -> Snapshot:
-    """Up to six brokers with up to a dozen bundles each, of like or very unlike weights; some of both are barred."""
+    """Up to six brokers with up to a dozen bundles each, of similar or very different weight. Some of both are barred."""
     weights = st.one_of(st.sampled_from([10.0, 20.0]), st.floats(10.0, 1e6), st.floats(10.0, 1e300))
     bars = st.sampled_from([None, None, None, "for a reason"]) if barred else st.none()
     brokers = []
@@ -31,18 +31,16 @@ def clusters(draw: st.DrawFn, *, barred: bool = True) -> Snapshot:
 
 
 def fills(snapshot: Snapshot) -> dict[str, float]:
-    """How full each broker is that takes part."""
     return {b.broker: sum(bundle.cost for bundle in b.bundles) / b.capacity for b in snapshot.brokers if b.barred is None}
 
 
 def unevenness(snapshot: Snapshot) -> float:
-    """The sum of cost squared by capacity, for brokers that take part: least when all are equally full."""
+    """The sum of cost squared by capacity: least when all are equally full."""
     capacity = {broker.broker: broker.capacity for broker in snapshot.brokers}
     return sum(fill * fill * capacity[name] for name, fill in fills(snapshot).items())
 
 
 def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
-    """The cluster once these moves are done."""
     cluster: Cluster = {broker.broker: broker for broker in snapshot.brokers}
     for move in moves:
         assert move.destination is not None
@@ -54,7 +52,7 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
 
 
 def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
-    """The first move, found by trying all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
+    """Try all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     fill = fills(snapshot)
     capacity = sum(broker.capacity for broker in part.values())
@@ -74,12 +72,10 @@ def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedde
 
 
 def may_go(snapshot: Snapshot, bundle: str, destination: str) -> bool:
-    """Whether the rules, if there are any, let a broker have a bundle."""
     return snapshot.rules is None or destination in snapshot.rules(bundle).allowed
 
 
 def total(broker: WeighedBroker) -> float:
-    """What all bundles of a broker cost."""
     return sum(bundle.cost for bundle in broker.bundles)
 
 
@@ -89,7 +85,7 @@ def uneven_after(cost: float, source: WeighedBroker, destination: WeighedBroker)
 
 
 def is_right_even_if_heavier(cost: float, source: WeighedBroker, destination: WeighedBroker, balanced_shedder: BalancedShedder) -> bool:
-    """Whether a bundle that weighed so much more would still leave both more even, and the destination below the source."""
+    """Whether a heavier bundle would still leave both more even, and the destination below the source."""
     heavier = cost * (1 + balanced_shedder.wobble_ratio)
     is_below = (total(destination) + heavier) / destination.capacity <= total(source) / source.capacity
     return is_below and uneven_after(heavier, source, destination) <= uneven_after(0, source, destination)
@@ -100,7 +96,7 @@ WHOLE_WEIGHTS = st.integers(10, 200).map(float)
 
 @st.composite
 def small_clusters(draw: st.DrawFn) -> Snapshot:
-    """Clusters whose numbers are small and whole, so that the model's arithmetic and ours round alike; ties are common."""
+    """Small whole numbers, so that the model rounds like the product. Ties are common."""
     brokers = []
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
@@ -141,7 +137,6 @@ def test_each_move_is_allowed_and_each_other_broker_has_a_reason(snapshot: Snaps
 
 @given(clusters())
 def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) -> None:
-    """Sources and destinations take part, are two, and the bundle is the source's, free to move, and moved once."""
     plan = BalancedShedder().plan(snapshot)
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= BalancedShedder().moves_max
@@ -153,7 +148,7 @@ def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) ->
 
 @given(clusters())
 def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
-    """After each move of a plan the load is more even than before, and nobody is fuller than the fullest was."""
+    """After each move the load is more even, and no broker is fuller than the fullest was."""
     for move in BalancedShedder().plan(snapshot).moves:
         then = after(snapshot, move)
         assert unevenness(then) <= unevenness(snapshot)
@@ -163,7 +158,6 @@ def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
 
 @given(clusters(), st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.Random) -> None:
-    """A shuffled snapshot gives the same plan, reasons and all."""
     shuffled = [replace(broker, bundles=tuple(chance.sample(broker.bundles, len(broker.bundles)))) for broker in snapshot.brokers]
     chance.shuffle(shuffled)
     assert BalancedShedder().plan(snapshot) == BalancedShedder().plan(Snapshot(brokers=tuple(shuffled)))
@@ -171,7 +165,6 @@ def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.R
 
 @given(clusters(barred=False))
 def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
-    """While the load stays as it is, the rounds end, and then nothing moves any more."""
     for _ in range(ROUNDS_MAX):
         moves = BalancedShedder().plan(snapshot).moves
         if not moves:
@@ -182,7 +175,7 @@ def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
 
 @given(clusters(barred=False), st.data())
 def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
-    """Where brokers differ by 5 % at most, bundles whose loads are each off by another 5 % start no round."""
+    """Brokers differ by at most 5 %, and each bundle by another 5 %."""
     fill = fills(snapshot)
     brokers = []
     for broker in snapshot.brokers:

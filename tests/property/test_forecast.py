@@ -1,4 +1,4 @@
-"""What is shown beforehand is what would be: a forecast and its slow model, which carries out one move after the other."""
+"""A forecast shows what the moves do, against a slow model that carries out one move after the other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SETTINGS: Final = BalancingSettings()
 
 
 def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
-    """The forecast of a plan by use; who has no destination gets any of the live brokers, or none."""
+    """The forecast of a plan by use. A move without a destination gets any live broker, or none."""
     placed = {move.bundle: chance.choice(snapshot.live) for move in plan.moves if move.destination is None and chance.random() < 0.9}
     return forecast_of(snapshot, plan, measure="use", ttl_ms=LOAD_TTL_MS, placed=placed)
 
 
 def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]]:
-    """The slow model: of each broker its use, throughput, messages and number of bundles, after one move after the other."""
+    """The slow model: use, throughput, messages and bundle count of each broker, after one move after the other."""
     told: dict[str, list[float]] = {}
     for broker in snapshot.live:
         load = snapshot.loads.get(broker)
@@ -50,18 +50,15 @@ def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]
 
 
 def figures(load: BrokerLoad) -> list[float]:
-    """What a broker says, in the order of the snapshot."""
     return [load.averages.weighted_max, load.traffic.bytes_per_second, load.traffic.messages_per_second, load.bundle_count]
 
 
 def shown(standing: Standing) -> list[float]:
-    """What is shown of a broker, in the order of the snapshot."""
     return [standing.used or 0.0, standing.bytes_per_second, standing.messages_per_second, standing.bundles]
 
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
-def test_what_is_shown_after_is_what_the_moves_make_of_before(seed: int, strategy: object) -> None:
-    """For any cluster of honest brokers and any strategy, the standings after are those before with each move carried out."""
+def test_the_standings_after_are_those_before_with_all_moves_carried_out(seed: int, strategy: object) -> None:
     chance = random.Random(seed)
     snapshot = ruled(sound(chance), chance)
     plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # each of them is a `Shedder`
@@ -72,8 +69,8 @@ def test_what_is_shown_after_is_what_the_moves_make_of_before(seed: int, strateg
 
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
-def test_nothing_comes_of_nothing(seed: int, strategy: object) -> None:
-    """A round that moves nothing leaves all as it is, and whatever brokers say, no figure that is shown is none."""
+def test_a_round_without_moves_changes_nothing(seed: int, strategy: object) -> None:
+    """A round without moves changes nothing, and no report makes a figure infinite or NaN."""
     chance = random.Random(seed)
     snapshot = ruled(spoiled(sound(chance), chance), chance)
     plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # as above
@@ -88,7 +85,6 @@ def test_nothing_comes_of_nothing(seed: int, strategy: object) -> None:
 
 @given(clusters())
 def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
-    """By cost, too, the standings after are those before with each move carried out, and the level is that of those who take part."""
     snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
     forecast = forecast_of(snapshot, BalancedShedder().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS)
     piles = {broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles} for broker in snapshot.brokers}
@@ -105,18 +101,15 @@ def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
 
 
 def capacity_of(snapshot: Snapshot, name: str) -> int:
-    """The capacity of a broker."""
     return next(broker.capacity for broker in snapshot.brokers if broker.broker == name)
 
 
 def mean_fill(snapshot: Snapshot, taking: list[str]) -> float:
-    """The cost of all that take part for the capacity of all."""
     brokers = [broker for broker in snapshot.brokers if broker.broker in taking]
     return math.fsum(bundle.cost for broker in brokers for bundle in broker.bundles) / sum(broker.capacity for broker in brokers)
 
 
 def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
-    """Check the level after against one that is worked out in the plainest way."""
     if whole == 0:
         assert Level(mean=0.0, deviation=0.0) == forecast.after
         return
@@ -127,8 +120,8 @@ def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
 
 
 @given(SEEDS)
-def test_a_plan_that_was_announced_is_the_one_that_is_due(seed: int) -> None:
-    """As if due, a strategy moves all that it moves in the first round in which it acts, for each strategy that counts rounds."""
+def test_a_plan_as_if_due_is_the_one_that_comes(seed: int) -> None:
+    """As if due, a strategy moves all that it moves in the first round in which it acts."""
     chance = random.Random(seed)
     snapshot = sound(chance)
     for name in ("TransferShedder", "AvgShedder"):
@@ -147,7 +140,6 @@ def test_a_plan_that_was_announced_is_the_one_that_is_due(seed: int) -> None:
 
 
 def test_the_moved_share_is_of_all_that_is_known() -> None:
-    """What moves is told as a part of the throughput of all brokers, and as nothing where there is none."""
     move = Move(bundle="t/n/1", source="a", destination="b", reason="because")
     plan = Plan(moves=(move,), stays=())
     snapshot = Snapshot(live=("a", "b"))

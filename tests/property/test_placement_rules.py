@@ -1,4 +1,4 @@
-"""Placement under rules: whatever the policies and the loads, no hard rule is broken, and groups are spread evenly."""
+"""Placement under rules: no hard rule is broken, and anti-affinity groups are spread evenly."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Case:
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Document]:
-    """A few policies, among them some that cannot be read."""
+    """A few policies, some of them unreadable."""
     found: dict[str, Document] = {}
     for number in range(draw(st.integers(0, 2))):
         primary = draw(st.lists(st.sampled_from((*BROKER_PATTERNS, "(")), min_size=1, max_size=2))
@@ -76,7 +76,7 @@ def documents(draw: st.DrawFn) -> dict[str, Document]:
 
 @st.composite
 def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
-    """Reports of some brokers, true, absurd or missing."""
+    """Reports of some brokers: true, absurd or missing."""
     traffic = Traffic(bytes_in_per_second=1e3)
     bundles = tuple(BundleTraffic(bundle=f"{name}/0x00000000_0x80000000", traffic=traffic, cost=10.0) for name in NAMESPACES)
     return {
@@ -120,7 +120,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def strategies_of(case: Case) -> tuple[Placement, ...]:
-    """Each strategy, with what is known of the load."""
     summaries = {name: Summary(broker=name, load=told, cost=10.0 * place) for place, (name, told) in enumerate(sorted(case.loads.items()))}
     return (
         FewestBundles(loads=case.loads, rules=case.rules),
@@ -132,17 +131,15 @@ def strategies_of(case: Case) -> tuple[Placement, ...]:
 
 
 def listed(document: Document, name: str) -> list[str]:
-    """The texts of a list of a document."""
     return [str(value) for field, value in document.items() if field.startswith(f"{name}.")]
 
 
 def matches(patterns: list[str], text: str) -> bool:
-    """Whether one of the patterns is the whole text."""
     return any(re.fullmatch(pattern, text) for pattern in patterns)
 
 
 def broken_rule(case: Case, bundle: BundleEntry, broker: str) -> str | None:
-    """The hard rule that a placement breaks, if it breaks one."""
+    """The hard rule that a placement breaks, if any."""
     entry = case.channel.view.brokers[broker]
     if entry.status != "up":
         return f"{broker} is {entry.status}"
@@ -203,8 +200,7 @@ def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(case=cases())
-def test_every_broker_is_allowed_or_told_why_not(case: Case) -> None:
-    """None is both, none is neither, and the allowed stand in order."""
+def test_every_broker_is_allowed_or_has_a_reason(case: Case) -> None:
     for rules in (case.rules, PlacementRules(pulsar_exact=True, prefer_later_versions=True)):
         destinations = Destinations(case.channel.view, loads=case.loads, rules=rules)
         for bundle in case.channel.view.bundles.values():
@@ -217,7 +213,7 @@ def test_every_broker_is_allowed_or_told_why_not(case: Case) -> None:
 @settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_equal_questions_have_equal_answers(case: Case) -> None:
-    """Over a view that was read from a snapshot, and with reports in another order, too."""
+    """Also over a view from a snapshot, and with reports in another order."""
     again = from_bytes(to_bytes(case.channel.view))
     backwards = Case(channel=case.channel, policies=case.policies, loads=dict(reversed(list(case.loads.items()))), rules=case.rules)
     for first, second in zip(strategies_of(case), strategies_of(backwards), strict=True):
@@ -230,8 +226,8 @@ def test_equal_questions_have_equal_answers(case: Case) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), chance=st.randoms(use_true_random=False))
-def test_what_moved_since_the_reports_is_found_wherever_it_is(case: Case, chance: random.Random) -> None:
-    """Each bundle that a report names counts at its owner of now, on its way or not; model: look at every one of them."""
+def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Random) -> None:
+    """The model looks at every bundle that a report names."""
     channel, view = case.channel, case.channel.view
     loads: dict[str, BrokerLoad] = {}
     for broker in view.live_brokers():
@@ -275,7 +271,7 @@ def test_what_moved_since_the_reports_is_found_wherever_it_is(case: Case, chance
 def test_namespaces_of_a_group_are_spread_evenly(
     domains: list[str | None], namespaces: int, strategy: Placement, *, one_by_one: bool, exact: bool, data: st.DataObject
 ) -> None:
-    """Those of one bundle each: over domains, and within each domain over its brokers, the counts differ by one at most."""
+    """With one bundle each, the counts of domains, and of the brokers of a domain, differ by at most one."""
     members = [
         Member(broker=f"b{place}", domain=domain, capacity=data.draw(st.sampled_from([1, 100]))) for place, domain in enumerate(domains)
     ]
@@ -302,7 +298,7 @@ def test_namespaces_of_a_group_are_spread_evenly(
 def test_no_domain_has_two_namespaces_while_another_has_none(
     domains: int, each: int, namespaces: int, bundles: int, data: st.DataObject
 ) -> None:
-    """However many bundles each has, and in whichever order they come: a domain that fails then takes one namespace with it."""
+    """For any number and order of bundles."""
     assume(namespaces <= domains)
     members = [Member(broker=f"b{place}", domain=f"d{place % domains}") for place in range(domains * each)]
     channel = ruled_channel(members, {f"t/ns{number}": "group" for number in range(namespaces)}, bundles=bundles)

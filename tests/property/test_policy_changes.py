@@ -1,4 +1,4 @@
-"""Changes of cluster policies: asked of few bundles, `check_policy_change` says what asking of each of them would."""
+"""Changes of cluster policies: `check_policy_change` asks about few bundles, and finds what asking about all finds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ CHANGED = ("isolation/one", "pin/four", "pin/one")
 
 @st.composite
 def documents(draw: st.DrawFn, key: str) -> Document:
-    """A policy of the kind that its key says."""
     if key.startswith("isolation/"):
         return {
             "namespaces.0": draw(st.sampled_from(("t/x", "t/y", ".*", "nobody/.*"))),
@@ -43,7 +42,7 @@ def documents(draw: st.DrawFn, key: str) -> Document:
 
 
 def left_to_nobody(view: View, key: str, document: Document | None) -> str | None:
-    """The first that some broker could have now and nobody then: a bundle where pins tell them apart, else its namespace."""
+    """The first bundle that some broker may have now and none then, or its namespace if no pins distinguish its bundles."""
     after = {name: entry.document for name, entry in view.policies.items() if name != key} | ({} if document is None else {key: document})
     policies = (read_policies(view), policies_in(after))
     now, then = (Destinations(view, policies=each) for each in policies)
@@ -57,8 +56,7 @@ def left_to_nobody(view: View, key: str, document: Document | None) -> str | Non
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_the_check_says_what_asking_of_each_bundle_says(data: st.DataObject) -> None:
-    """Whatever the policies and the change, it is refused for the same bundle or namespace, or by neither."""
+def test_the_check_agrees_with_asking_about_each_bundle(data: st.DataObject) -> None:
     channel = ruled_channel(BROKERS, dict.fromkeys(NAMESPACES), bundles=data.draw(st.sampled_from(BUNDLES)))
     for key in data.draw(st.lists(st.sampled_from(KEYS), unique=True)):
         set_policy(channel, key, data.draw(documents(key)))
@@ -73,8 +71,7 @@ def test_the_check_says_what_asking_of_each_bundle_says(data: st.DataObject) -> 
         assert left_to_nobody(channel.view, key, document) == told
 
 
-def test_a_bundle_that_nobody_may_have_hides_no_other() -> None:
-    """Where one bundle is left to nobody already, its neighbour must still not be."""
+def test_a_bundle_without_an_allowed_broker_hides_no_other() -> None:
     channel = ruled_channel(BROKERS, {"t/x": None}, bundles=4)
     set_policy(channel, "pin/one", {"namespace": "t/x", "range": "0x00000000_0x80000000", "brokers.0": "a"})
     set_policy(channel, "pin/two", {"namespace": "t/x", "range": "0x00000000_0x20000000", "brokers.0": "b"})

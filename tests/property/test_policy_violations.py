@@ -1,4 +1,4 @@
-"""Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves."""
+"""Policy violations: for any policies, misplaced bundles come to rest where they may be, and nothing else moves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ EVERYTHING = 1_000
 
 
 def is_unreadable(document: Document) -> bool:
-    """Whether a policy has the one pattern of these cases that does not compile."""
     return "(" in listed(document, "primary")
 
 
 def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
-    """Whom one isolation policy leaves of some brokers: its primaries, and its secondaries while too few of these are available."""
+    """The brokers that one isolation policy allows: its primaries, and its secondaries while too few primaries are available."""
     primaries = [broker for broker in left if matches(listed(document, "primary"), broker)]
     threshold = document["usage_threshold"]
     assert isinstance(threshold, int)
@@ -37,7 +36,7 @@ def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad
 
 
 def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
-    """Whether isolation policies and pins let a broker have a bundle, asked beside all that take bundles."""
+    """Whether isolation policies and pins allow a broker, among all that take bundles."""
     fit = [
         name
         for name in BROKERS
@@ -62,7 +61,7 @@ def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: Bund
 
 
 def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
-    """All bundles that are owned by a broker that is up and may not have them, found by looking at each."""
+    """All bundles whose owner is up and may not have them, found by looking at each."""
     view = case.channel.view
     found = []
     for name, bundle in sorted(view.bundles.items()):
@@ -73,7 +72,6 @@ def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
 
 
 def carry_out(channel: Channel, move: Move) -> None:
-    """Transfer a bundle as two brokers would."""
     assert move.destination is not None
     destination = channel.incarnation(move.destination)
     channel.accept(propose.transfer(channel.admin(), channel.view.bundles[move.bundle], destination=destination, reason=move.reason))
@@ -83,8 +81,8 @@ def carry_out(channel: Channel, move: Move) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(case=cases(), weighs=st.booleans(), at_most=st.integers(1, 9))
-def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, weighs: bool) -> None:
-    """All that the model finds moves or is told to stay, each move is to who may have it, and when all are made none is left to make."""
+def test_policy_violations_come_to_rest(case: Case, at_most: int, *, weighs: bool) -> None:
+    """Each bundle that the model finds moves to an allowed broker or has a reason to stay. After all moves none is left."""
     loads = dict(believed(case.loads)) if weighs else {}
     placement: Placement = LeastLongTermMessageRate(loads=loads, rules=case.rules) if weighs else FewestBundles(rules=case.rules)
     view = case.channel.view

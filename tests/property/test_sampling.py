@@ -1,4 +1,4 @@
-"""Averages in columns, against a slow model that keeps each bundle's by itself."""
+"""Averages in columns, against a slow model that keeps those of each bundle separately."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ TURNS = st.lists(
 
 
 def plain(load: BundleLoad) -> list[float]:
-    """Bytes in and out, messages in and out, the cost."""
     told = load.messaging
     if told is None:
         return [load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL, 0.0, load.calls_per_second, 0.0, costs_of([load])[0]]
@@ -56,7 +55,6 @@ def plain(load: BundleLoad) -> list[float]:
 
 
 def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
-    """Whether the rates of all bundles are the same, but for rounding."""
     columns = (carried.bytes_in, carried.bytes_out, carried.messages_in, carried.messages_out, carried.costs)
     found = {name: [column[place] for column in columns] for place, name in enumerate(carried.names)}
     return expected.keys() == found.keys() and all(
@@ -67,8 +65,8 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 
 
 @given(TURNS)
-def test_columns_are_what_each_bundle_would_be_by_itself(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
-    """Whatever comes and goes, each bundle has the average of its own loads, and a sample the sums and the busiest of them."""
+def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
+    """A sample has their sums, and the busiest of them."""
     averages, model, times = BundleAverages(half_life_ms=HALF_LIFE_MS), dict[str, list[float]](), dict[str, int]()
     for names, loads, elapsed_ms in turns:
         carried = averages.update(names, loads, elapsed_ms=elapsed_ms)
@@ -109,7 +107,6 @@ SOUND = Sample(
 
 
 def after(*samples: Sample) -> Summary | None:
-    """The summary of samples, one after the other."""
     found = None
     for sample in samples:
         found = summarized(found, sample)
@@ -117,16 +114,15 @@ def after(*samples: Sample) -> Summary | None:
 
 
 @given(st.lists(SAMPLES, max_size=3), st.integers(0, 10**15))
-def test_no_sample_spoils_the_averages_for_ever(samples: list[Sample], at_ms: int) -> None:
-    """After whatever a broker has said, and however its clock jumps, two sound samples make a summary without a fault."""
+def test_no_sample_affects_the_averages_forever(samples: list[Sample], at_ms: int) -> None:
+    """After any samples and any jumps of the clock, two sound samples make a summary without a fault."""
     summary = after(*samples, SOUND, replace(SOUND, at_ms=at_ms))
     assert summary is not None
     assert None is fault_of(summary.load)
 
 
 @given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(1, 60_000))
-def test_averages_stay_between_what_was_said(history: float, used: list[float], every_ms: int) -> None:
-    """No average is above or below all of what it is of."""
+def test_averages_stay_between_the_samples(history: float, used: list[float], every_ms: int) -> None:
     summary = after(*(replace(SOUND, used=use, at_ms=turn * every_ms, history=history) for turn, use in enumerate(used)))
     assert summary is not None
     assert min(used) - 1e-9 <= summary.load.averages.weighted_max <= max(used) + 1e-9

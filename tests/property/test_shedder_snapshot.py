@@ -1,4 +1,4 @@
-"""The balancer's snapshot over any reports: nothing that a broker says of itself spoils what is known of the others."""
+"""The balancer's snapshot over any reports: no report affects what is known of other brokers."""
 
 from __future__ import annotations
 
@@ -54,18 +54,16 @@ MOMENTS = st.sampled_from([NOW_MS, NOW_MS - 1, NOW_MS - AGE_MS_MAX - 1, NOW_MS +
 
 
 def taken(summaries: list[Summary]) -> Snapshot:
-    """The snapshot at `NOW_MS`."""
     return take(VIEW, summaries, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX)
 
 
 def is_possible(summary: Summary) -> bool:
-    """Whether all of its figures may be."""
     return fault_of_summary(summary) is None
 
 
 @given(summaries(ANY, MOMENTS))
-def test_whatever_is_reported_all_bundles_are_weighed(told: list[Summary]) -> None:
-    """Each bundle that the view knows weighs at its owner, at least as much as an idle one, and no plan fails over it."""
+def test_all_bundles_are_weighed_for_any_reports(told: list[Summary]) -> None:
+    """Each bundle of the view weighs at its owner, at least as much as an idle one."""
     snapshot = taken(told)
     weighed = [bundle for broker in snapshot.brokers for bundle in broker.bundles]
     assert sorted(BUNDLES) == sorted(bundle.name for bundle in weighed)
@@ -76,8 +74,8 @@ def test_whatever_is_reported_all_bundles_are_weighed(told: list[Summary]) -> No
 
 
 @given(summaries(ANY, MOMENTS))
-def test_reports_that_cannot_be_spoil_no_other(told: list[Summary]) -> None:
-    """Costs are what they would be if those with impossible figures had said nothing, in whatever order they come."""
+def test_implausible_reports_do_not_affect_others(told: list[Summary]) -> None:
+    """Costs are the same as without the reports with impossible figures, in any order."""
     sound = [summary for summary in told if is_possible(summary)]
     bare = [tuple(replace(broker, barred=None) for broker in taken(each).brokers) for each in (told, told[::-1], sound)]
     assert bare[0] == bare[1] == bare[2]
@@ -85,7 +83,7 @@ def test_reports_that_cannot_be_spoil_no_other(told: list[Summary]) -> None:
 
 @given(summaries(SOUND, st.just(NOW_MS)))
 def test_a_broker_costs_what_it_says(told: list[Summary]) -> None:
-    """Where the view gives a broker what it counts, its bundles add up to its cost, or to more where its figures contradict one another."""
+    """The costs of its bundles add up to its total, or to more if its figures contradict each other."""
     snapshot = taken(told)
     costs = {summary.broker: summary for summary in told}
     for broker in snapshot.brokers:

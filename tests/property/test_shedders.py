@@ -1,4 +1,4 @@
-"""Whatever brokers say, and whatever the clock does, a plan of the strategies after Pulsar's is sane."""
+"""Plans of Pulsar's strategies are sane for any reports and any clock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SEEDS: Final = st.integers(0, 2**32)
 
 
 def sound(chance: random.Random) -> Snapshot:
-    """A cluster in which every broker says the truth: a few bundles each, the lightest first, and any use."""
+    """A cluster of correct reports: a few bundles each, the lightest first, and any use."""
     live = tuple(BROKERS[: chance.randint(1, 6)])
     said = {}
     for broker in live:
@@ -75,7 +75,7 @@ def sound(chance: random.Random) -> Snapshot:
 
 
 def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
-    """The cluster with some things forbidden, in any way in which they may be."""
+    """The cluster with some things forbidden."""
     bundles = tuple(snapshot.owners)
     allowed = {name: tuple(sorted(chance.sample(BROKERS, chance.randint(0, 6)))) for name in bundles if chance.random() < 0.3}
     return replace(
@@ -88,12 +88,12 @@ def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 
 
 def rules_of(allowed: Mapping[str, tuple[str, ...]], live: tuple[str, ...]) -> Rules:
-    """Rules that let everybody have what they do not name."""
+    """Rules that allow every broker for bundles that they do not name."""
     return lambda name: Candidates(allowed=tuple(broker for broker in live if broker in allowed.get(name, live)))
 
 
 def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
-    """The cluster when one thing in it is wrong."""
+    """The cluster with one thing wrong."""
     broker = chance.choice(snapshot.live)
     load = snapshot.loads.get(broker)
     if load is None:
@@ -123,7 +123,7 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 
 
 def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
-    """The report with a figure that is none."""
+    """The report with one impossible figure."""
     figure, kind = chance.choice(ABSURD), chance.randrange(5)
     if kind == 0:
         return replace(load, averages=Averages(weighted_max=figure, bytes_per_second=0))
@@ -137,7 +137,6 @@ def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
 
 
 def cluster_of(seed: int, *, faults_max: int) -> Snapshot:
-    """The cluster of this seed."""
     chance = random.Random(seed)
     snapshot = ruled(sound(chance), chance)
     for _ in range(chance.randint(0, faults_max)):
@@ -146,7 +145,7 @@ def cluster_of(seed: int, *, faults_max: int) -> Snapshot:
 
 
 def check_moves(snapshot: Snapshot, plan: Plan) -> None:
-    """Nothing moves twice; who takes part may; and what moves is its source's, free to move, and allowed where it goes."""
+    """No bundle moves twice. Source, bundle and destination may take part, and the rules allow the move."""
     moved = [move.bundle for move in plan.moves]
     assert len(set(moved)) == len(moved) <= len(snapshot.owners)
     for move in plan.moves:
@@ -167,7 +166,7 @@ def check_moves(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def check_stays(snapshot: Snapshot, plan: Plan) -> None:
-    """Each live broker gives something or is told why it does not; nothing that moves stays; an idle round says why."""
+    """Each live broker gives a bundle or has a reason. No moving bundle stays. An idle round has a reason."""
     stays = [stay.subject for stay in plan.stays]
     assert sorted(set(stays)) == stays
     given_ = {move.source for move in plan.moves}
@@ -179,13 +178,12 @@ def check_stays(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def same_but_shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
-    """The snapshot with its reports and its live brokers in another order."""
     shuffled = chance.sample(list(snapshot.loads.items()), len(snapshot.loads))
     return replace(snapshot, loads=dict(shuffled), live=tuple(chance.sample(snapshot.live, len(snapshot.live))))
 
 
 def check(snapshot: Snapshot, seed: int) -> None:
-    """Every strategy's plan is sane, and the order of what it is made of does not matter."""
+    """Every strategy's plan is sane, and does not depend on the order of its input."""
     shuffled = same_but_shuffled(snapshot, random.Random(seed))
     for strategy in STRATEGIES:
         plan = strategy.plan(snapshot)
@@ -199,21 +197,19 @@ def check(snapshot: Snapshot, seed: int) -> None:
 @settings(max_examples=300)
 @given(seed=SEEDS)
 def test_a_plan_is_sane_where_reports_are_true(seed: int) -> None:
-    """Whatever rules forbid, nothing moves that must not, and each stay has its reason; the order of reports does not matter."""
     check(cluster_of(seed, faults_max=0), seed)
 
 
 @settings(max_examples=300)
 @given(seed=SEEDS)
 def test_a_plan_is_sane_whatever_is_reported(seed: int) -> None:
-    """No absurd report, missing figure, jumping clock or lie leads to a move that must not be, or to none that is told."""
     check(cluster_of(seed, faults_max=3), seed)
 
 
 @settings(max_examples=300)
 @given(seed=SEEDS)
 def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
-    """As far as the reports go, brokers are no further apart after a plan of transfers, and no more give than may."""
+    """As far as the reports go. At most `sources_max` pairs exchange bundles."""
     plan = EAGER.plan(cluster_of(seed, faults_max=1))
     if plan.deviation is not None and plan.deviation_after is not None:
         assert plan.deviation_after <= plan.deviation * (1 + 1e-9)
@@ -224,7 +220,7 @@ def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
 @settings(max_examples=300)
 @given(seed=SEEDS)
 def test_as_pulsar_it_answers_whatever_it_is_asked(seed: int) -> None:
-    """With `pulsar_exact`, too, every snapshot has a plan, the same each time, in which nobody gives to himself."""
+    """With `pulsar_exact` every snapshot has the same plan each time, and no broker gives to itself."""
     snapshot = cluster_of(seed, faults_max=3)
     for strategy in EXACT:
         plan = strategy.plan(snapshot)

@@ -1,4 +1,4 @@
-"""Where a bundle is cut, whatever it holds: cuts can be made, do not depend on order, and part what they promise to part."""
+"""Where a bundle is cut, for any content: cuts are valid, do not depend on order, and keep their promises."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHOLE_RATES = st.integers(0, 12).map(lambda hundreds: 100.0 * hundreds)
 
 @st.composite
 def questions(draw: st.DrawFn, *, rates: st.SearchStrategy[float] = RATES) -> SplitQuestion:
-    """Ranges narrow and wide, also at the end of the hash space, with up to thirty topics, some of which collide or lie outside."""
+    """Narrow and wide ranges, also at the end of the hash space, with up to thirty topics, some at one point or outside."""
     low = draw(st.one_of(st.integers(0, HASH_MAX - 1), st.integers(HASH_MAX - 12, HASH_MAX - 1), st.just(0)))
     high = draw(st.one_of(st.integers(low + 1, HASH_MAX), st.integers(low + 1, min(low + 12, HASH_MAX)), st.just(HASH_MAX)))
     points = st.one_of(st.integers(low, high), st.sampled_from([low, high, high - 1, (low + high) // 2]), st.integers(0, HASH_MAX))
@@ -45,8 +45,7 @@ WITHOUT_POSITIONS = st.sampled_from([name for name in ALGORITHMS if name != SPEC
 
 
 @given(WITHOUT_POSITIONS, questions())
-def test_whatever_is_returned_can_be_cut(algorithm: str, question: SplitQuestion) -> None:
-    """The cuts of any algorithm rise, lie strictly inside, and are no more than a record can hold."""
+def test_all_cuts_are_valid(algorithm: str, question: SplitQuestion) -> None:
     cuts = split_points(algorithm, question)
     check_cuts(question.low, question.high, cuts)
     assert len(cuts) <= CUTS_MAX
@@ -54,14 +53,13 @@ def test_whatever_is_returned_can_be_cut(algorithm: str, question: SplitQuestion
 
 @given(WITHOUT_POSITIONS, questions(), st.randoms(use_true_random=False))
 def test_the_order_of_topics_does_not_matter(algorithm: str, question: SplitQuestion, chance: random.Random) -> None:
-    """Topics that are told in another order are cut at the same points."""
     shuffled = replace(question, topics=chance.sample(list(question.topics), len(question.topics)))
     assert split_points(algorithm, question) == split_points(algorithm, shuffled)
 
 
 @given(questions())
 def test_topics_are_divided_as_evenly_as_their_points_allow(question: SplitQuestion) -> None:
-    """No cut of two neighbouring topics leaves more equal numbers on its sides than the one that is made."""
+    """No cut between two neighbouring topics gives more equal numbers."""
     points = sorted(topic.point for topic in question.inside)
     cuts = split_points(TOPIC_COUNT_EQUALLY_DIVIDE, question)
     possible = [place for place, (one, other) in enumerate(pairwise(points), start=1) if one < min(other, question.high - 1)]
@@ -75,7 +73,7 @@ def test_topics_are_divided_as_evenly_as_their_points_allow(question: SplitQuest
 
 @given(questions(rates=WHOLE_RATES))
 def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(question: SplitQuestion) -> None:
-    """A part that exceeds a limit holds one busy point, or the last two of all; and no two neighbouring parts would fit together."""
+    """Or the last two points of all. No two neighbouring parts would fit together."""
     cuts = split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
     if not cuts:
         return
@@ -91,22 +89,20 @@ def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(question
 
 
 def load_of(question: SplitQuestion, low: int, high: int) -> tuple[float, float]:
-    """What all topics of a range carry."""
     there = [topic for topic in question.topics if bundle_contains(low, high, topic.point)]
     return math.fsum(topic.messages_per_second for topic in there), math.fsum(topic.bytes_per_second for topic in there)
 
 
 @given(questions())
 def test_a_bundle_below_its_limits_is_not_cut_by_load(question: SplitQuestion) -> None:
-    """Where all topics together do not exceed a limit by the margin, there is nothing to divide."""
     messages, bytes_ = load_of(question, question.low, question.high)
     if max(messages, bytes_) < 1_100:
         assert () == split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
 
 
 @given(questions(), st.lists(st.integers(0, HASH_MAX), max_size=6), st.booleans())
-def test_pulsars_answer_to_positions_is_those_inside(question: SplitQuestion, positions: list[int], force: bool) -> None:
-    """Pulsar keeps the positions strictly inside, in order, doubled ones too, if there are two topics or it is forced."""
+def test_pulsar_keeps_the_positions_inside(question: SplitQuestion, positions: list[int], force: bool) -> None:
+    """In order, with duplicates, if there are two topics or it is forced."""
     asked = replace(question, positions=[question.low + 1, *positions], force=force, pulsar_exact=True)
     expected = sorted(point for point in (question.low + 1, *positions) if question.low < point < question.high)
     if len(question.topics) <= 1 and not force:

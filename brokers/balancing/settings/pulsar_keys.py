@@ -41,7 +41,7 @@ class Taken:
 
 def _truth(text: str) -> Value:
     if text.lower() not in ("true", "false"):
-        raise Misfit("it is to be true or false; Pulsar would take it for false")
+        raise Misfit("it must be true or false; Pulsar reads it as false")
     return text.lower() == "true"
 
 
@@ -50,12 +50,12 @@ def _integer(*, least: int = 0, most: int = _INT_MAX, times: int = 1, unbounded:
 
     def convert(text: str) -> Value:
         if _match_integer(text) is None or not -most - 1 <= int(text) <= most:
-            raise Misfit(f"it is to be an integer of at most {most}")
+            raise Misfit(f"it must be an integer of at most {most}")
         number = int(text)
         if number in unbounded:
             return None
         if number < least:
-            raise Misfit(f"it is to be at least {least}" + (f", or {unbounded[0]} for no limit" if unbounded else ""))
+            raise Misfit(f"it must be at least {least}" + (f", or {unbounded[0]} for no limit" if unbounded else ""))
         return number * times
 
     return convert
@@ -67,7 +67,7 @@ def _decimal(*, most: float = math.inf, times: float = 1.0) -> Convert:
     def convert(text: str) -> Value:
         number = float(text) if _match_decimal(text) is not None else math.nan
         if not 0 <= number <= most or math.isinf(number):
-            raise Misfit("it is to be a number from 0" + ("" if math.isinf(most) else f" to {most:g}"))
+            raise Misfit("it must be a number from 0" + ("" if math.isinf(most) else f" to {most:g}"))
         return number * times
 
     return convert

@@ -84,7 +84,7 @@ def read_pulsar_settings(text: str) -> PulsarSettings:
     taken, without_meaning, not_understood = [], [], []
     for entry in entries:
         why = (
-            f"line {last[entry.key]} says it again, and the last counts"
+            f"line {last[entry.key]} sets it again, and the last counts"
             if entry.line != last[entry.key]
             else _why_meaningless(entry, values)
         )
@@ -121,7 +121,7 @@ def names_of_key(key: str) -> tuple[str, ...]:
 
 
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
-    """Return why an entry has no meaning, alone or beside the other entries; None if it is to be taken."""
+    """Return why an entry has no meaning, alone or beside the other entries; None if it is taken."""
     key = entry.key
     if key in MEANINGLESS:
         return MEANINGLESS[key]

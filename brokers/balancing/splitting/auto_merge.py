@@ -130,7 +130,7 @@ def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tupl
     for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle):
         problem = snapshot.pending.get(bundle.bundle)
         if problem is None and (fault := fault_of_bundle(bundle)) is not None:
-            problem = f"{fault}, which is not believed"
+            problem = f"{fault}, which is not plausible"
         try:
             place = parse_bundle(bundle.bundle)
         except InvalidName as error:

@@ -210,7 +210,7 @@ class _Planning:
         if bundle.bundle in self._snapshot.splitting:
             return _No("it is being split already")
         fault = fault_of_bundle(bundle)
-        return None if fault is None else _No(f"{fault}, which is not believed", is_failure=True)
+        return None if fault is None else _No(f"{fault}, which is not plausible", is_failure=True)
 
     def _why_not_now(self, due: _Due) -> _No | None:
         """Return what prevents a split now: the bundle count, an overlapping split, or the limit per round."""

@@ -125,9 +125,9 @@ class SplittingMemory:
             rest = before.get(name)
             rests[name] = rest = rest if rest is not None and rest.last == last else _Rest(last, now_ms)
             if now_ms - rest.since_ms < rest_ms:
-                pending[name] = "it came, or was cut or joined, a short while ago"
+                pending[name] = "it arrived, or was split or merged, a short while ago"
             elif name in failed:
-                pending[name] = "it could not be divided or joined a short while ago"
+                pending[name] = "its split or merge failed a short while ago"
         self._rests = rests
         return MergeSnapshot(
             broker=standing.broker,
@@ -184,7 +184,7 @@ class SplittingMemory:
                 broker=broker,
                 kind="merge",
                 strategy=MERGE_RULE,
-                moves=tuple(_here(merge.left, broker, f"joined with {merge.right}: {merge.reason}", "Underloaded") for merge in made),
+                moves=tuple(_here(merge.left, broker, f"merged with {merge.right}: {merge.reason}", "Underloaded") for merge in made),
                 stays=_stays(plan.stays, frozenset(due), problems),
                 counted=dict(+counted),
             ),

@@ -17,19 +17,19 @@ Labels = tuple[tuple[str, str], ...]
 
 
 def scraped(metrics: Metrics) -> dict[tuple[str, Labels], float]:
-    """All samples by name and labels, of a broker called `b` in a cluster that has begun."""
+    """All samples by name and labels, of the broker `b`."""
     text = metrics.scrape(channel_with("b").view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
     families = text_string_to_metric_families(text)
     return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
 
 
 def value(metrics: Metrics, name: str, /, **labels: str) -> float | None:
-    """The value of one series; None if it is not told."""
+    """The value of one series; None if there is none."""
     return scraped(metrics).get((name, tuple(sorted({"broker": "b", **labels}.items()))))
 
 
 def unloads(metrics: Metrics) -> Mapping[tuple[str, str], float]:
-    """Pulsar's breakdown of decisions, without what is 0."""
+    """Pulsar's breakdown of decisions, without zeros."""
     found = {}
     for (name, labels), count in scraped(metrics).items():
         if name == "brk_lb_unload_broker_breakdown_total" and count:
@@ -38,7 +38,7 @@ def unloads(metrics: Metrics) -> Mapping[tuple[str, str], float]:
 
 
 def test_decisions_are_counted_as_pulsar_does() -> None:
-    """A round with moves counts each as a success of its cause, and its sources once; one without counts its result once."""
+    """A round with moves counts each as a success of its cause, and each source once. A round without moves counts its result."""
     metrics = Metrics(broker="b")
     sources = (move(0), replace(move(1), source="c"), move(2))
     metrics.balancing.decided(replace(shed(), moves=sources, counted={("Success", "Overloaded"): 3}))
@@ -52,7 +52,6 @@ def test_decisions_are_counted_as_pulsar_does() -> None:
 
 
 def test_splits_are_counted_apart_from_moves() -> None:
-    """A round of splits counts what was split by its reason, and what failed; it unloads nothing."""
     metrics = Metrics(broker="b")
     counted = {("Success", "Topics"): 2, ("Failure", "Unknown"): 1}
     metrics.balancing.decided(replace(shed(moves=0), kind="split", counted=counted))
@@ -62,8 +61,8 @@ def test_splits_are_counted_apart_from_moves() -> None:
     assert 1 == value(metrics, "brk_lb_bundles_split_breakdown_total", **split)
 
 
-def test_what_a_policy_moves_is_no_decision_about_load() -> None:
-    """Bundles that a policy sends away are counted as a round, and not among Pulsar's unloads."""
+def test_policy_violations_are_counted_apart_from_unloads() -> None:
+    """It counts as a round, and not among Pulsar's unloads."""
     metrics = Metrics(broker="b")
     moves = (Move(bundle="t/n/0", source="a", destination=None, reason="policy isolation/x keeps it from a"),)
     metrics.balancing.decided(replace(shed(), kind="misplaced", moves=moves, counted={("Success", "Overloaded"): 1}))
@@ -71,8 +70,8 @@ def test_what_a_policy_moves_is_no_decision_about_load() -> None:
     assert 1 == value(metrics, "equipoise_balancing_rounds_total", kind="misplaced", result="Success", reason="Overloaded")
 
 
-def test_what_can_be_counted_is_there_from_the_start() -> None:
-    """What Pulsar shows as 0 is shown as 0, because a rate needs two points; what nobody has measured is not shown."""
+def test_counters_start_at_0() -> None:
+    """A rate needs two points. A gauge that was never measured is missing."""
     metrics = Metrics(broker="b")
     for result, reason in (("Success", "Underloaded"), ("Skip", "HitCount"), ("Failure", "Unknown")):
         labels = {"metric": "bundleUnloading", "result": result, "reason": reason}
@@ -81,8 +80,8 @@ def test_what_can_be_counted_is_there_from_the_start() -> None:
     assert value(metrics, "brk_lb_cpu_usage", metric="loadBalancing") is None
 
 
-def test_a_broker_tells_its_load() -> None:
-    """Resources in percent, the busiest of them as a fraction, and its average beside it."""
+def test_the_load_of_a_broker_is_exported() -> None:
+    """Resources in percent, the busiest as a fraction, and its average."""
     metrics = Metrics(broker="b")
     resources = Resources(cpu=Use(used=50, limit=200), memory=Use(used=90, limit=100), bandwidth_in=Use(used=3, limit=10))
     metrics.balancing.load(resources, averaged=0.2)
@@ -93,8 +92,8 @@ def test_a_broker_tells_its_load() -> None:
     ]
 
 
-def test_the_leader_tells_the_spread() -> None:
-    """Mean and deviation of the last round, until a round did not look at them."""
+def test_the_leader_exports_the_spread() -> None:
+    """The last mean and deviation, until a round computes none."""
     metrics = Metrics(broker="b")
     spread = {"metric": "bundleUnloading", "feature": "max_ema"}
     metrics.balancing.spread(0.5, 0.1)
@@ -103,16 +102,14 @@ def test_the_leader_tells_the_spread() -> None:
     assert value(metrics, "brk_lb_resource_usage_stats", stat="avg", **spread) is None
 
 
-def test_a_refused_report_is_counted_with_who_gave_it() -> None:
-    """Each round that leaves out a report counts it for the broker that gave it."""
+def test_a_refused_report_is_counted_with_its_reporter() -> None:
     metrics = Metrics(broker="b")
     for _ in range(2):
         metrics.balancing.refused("liar")
     assert 2 == value(metrics, "equipoise_load_reports_refused_total", reporter="liar")
 
 
-def test_moves_under_way_are_as_last_told() -> None:
-    """The gauge stands at what was told last."""
+def test_moves_under_way_have_their_last_value() -> None:
     metrics = Metrics(broker="b")
     for moves in (3, 1):
         metrics.balancing.under_way(moves)
@@ -120,7 +117,7 @@ def test_moves_under_way_are_as_last_told() -> None:
 
 
 def test_each_of_pulsars_series_has_a_counterpart() -> None:
-    """What is told under the name of Pulsar's admin API is told under that of its exposition, with the cluster's name."""
+    """Each series with a name of Pulsar's admin API is also there under its Prometheus name, with the cluster."""
     metrics = Metrics(broker="b")
     metrics.balancing.decided(shed())
     metrics.balancing.load(Resources(), averaged=0.1)

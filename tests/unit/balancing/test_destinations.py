@@ -1,4 +1,4 @@
-"""Destinations: who may have a bundle, and of each of the others why not."""
+"""Destinations: which brokers may have a bundle, and why each of the others may not."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ EXACT = PlacementRules(pulsar_exact=True)
 def allowed(
     channel: Channel, namespace: str = NS, *, rules: PlacementRules | None = None, loads: dict[str, BrokerLoad] | None = None
 ) -> str:
-    """Who may have the first bundle of a namespace, as one text."""
+    """The brokers that may have the first bundle of a namespace, as one text."""
     return " ".join(Destinations(channel.view, rules=rules, loads=loads).of(bundle_of(channel, namespace)).allowed)
 
 
 def test_without_any_rule_all_that_are_up_may_have_it() -> None:
-    """In order of their ids, and the others with what they are."""
     channel = ruled_channel(["d", "c", "b", "a"], {NS: None})
     channel.die("b")
     channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
@@ -34,15 +33,14 @@ def test_without_any_rule_all_that_are_up_may_have_it() -> None:
     assert (("a", "d"), {"b": "it is down", "c": "it drains"}) == (found.allowed, found.refused)
 
 
-def test_who_is_to_be_avoided_is_left_out() -> None:
-    """Those that have refused a bundle, by incarnation."""
+def test_brokers_to_avoid_are_refused() -> None:
     channel = ruled_channel(["a", "b"], {NS: None})
     found = Destinations(channel.view).of(bundle_of(channel, NS), avoid={channel.incarnation("a")})
     assert (("b",), ["a"]) == (found.allowed, list(found.refused))
 
 
-def test_a_broker_may_have_so_many_topics() -> None:
-    """One that says nothing counts as one that has none."""
+def test_a_broker_at_the_topic_limit_is_refused() -> None:
+    """A broker without a report counts as one without topics."""
     channel = ruled_channel(["a", "b", "c"], {NS: None})
     loads = {"a": load(topics=10), "b": load(topics=9)}
     assert "b c" == allowed(channel, rules=PlacementRules(topics_max=10), loads=loads)
@@ -65,8 +63,8 @@ VERSIONS = (
 
 
 @pytest.mark.parametrize("case", VERSIONS, ids=lambda case: str(case.versions))
-def test_later_versions_are_preferred_if_that_is_asked_for(case: Versions) -> None:
-    """One that cannot be read counts as the oldest; in Pulsar the filter then fails, and drops nobody."""
+def test_later_versions_are_preferred_if_configured(case: Versions) -> None:
+    """An unreadable version counts as the oldest. In Pulsar it disables the filter."""
     channel = ruled_channel([Member(broker=name, version=version) for name, version in zip("abc", case.versions, strict=True)], {NS: None})
     assert "a b c" == allowed(channel)
     assert case.latest == allowed(channel, rules=PlacementRules(prefer_later_versions=True))
@@ -74,7 +72,7 @@ def test_later_versions_are_preferred_if_that_is_asked_for(case: Versions) -> No
 
 
 def test_versions_have_one_order() -> None:
-    """That of semantic versions, with ours before them that are none."""
+    """Semantic versions, after all invalid ones."""
     rising = (
         "junk",
         "0.9",
@@ -133,7 +131,7 @@ ISOLATED = (
 
 @pytest.mark.parametrize("case", ISOLATED, ids=lambda case: case.name)
 def test_an_isolation_policy_keeps_a_namespace_to_its_brokers(case: Isolated) -> None:
-    """And its primaries to that namespace; secondaries are shared, and serve it while too few primaries are available."""
+    """Its primaries take no other namespaces. Secondaries are shared, and help while too few primaries are available."""
     channel = ruled_channel(case.up.split(), {"t/gold": None, "t/iron": None})
     set_policy(channel, "isolation/gold", {"namespaces.0": "t/gold", "primary.0": "p.", "secondary.0": "s.", **case.document})
     loads = {name: load(used) for name, used in case.used.items()}
@@ -145,8 +143,7 @@ def test_an_isolation_policy_keeps_a_namespace_to_its_brokers(case: Isolated) ->
     )
 
 
-def test_each_that_is_refused_is_told_why() -> None:
-    """Primaries of others, secondaries that are not needed, and those that a policy does not name."""
+def test_each_refused_broker_has_a_reason() -> None:
     channel = ruled_channel(["p", "s", "x"], {"t/gold": None, "t/iron": None})
     set_policy(channel, "isolation/gold", {"namespaces.0": "t/gold", "primary.0": "p", "secondary.0": "s"})
     destinations = Destinations(channel.view)
@@ -158,15 +155,15 @@ def test_each_that_is_refused_is_told_why() -> None:
 
 
 def test_of_several_isolation_policies_each_must_allow_it() -> None:
-    """Pulsar takes one of them, whichever its map gives first; with `pulsar_exact` it is the first by name."""
+    """Pulsar applies one of them; with `pulsar_exact` it is the first by name."""
     channel = ruled_channel(["a", "b", "c"], {NS: None})
     set_policy(channel, "isolation/2", {"namespaces.0": NS, "primary.0": "[bc]"})
     set_policy(channel, "isolation/1", {"namespaces.0": NS, "primary.0": "[ab]"})
     assert ("b", "a b") == (allowed(channel), allowed(channel, rules=EXACT))
 
 
-def test_one_that_cannot_be_read_lets_nobody_have_what_it_is_about() -> None:
-    """Pulsar takes it for one that is not there."""
+def test_no_broker_may_have_the_namespaces_of_an_unreadable_policy() -> None:
+    """Pulsar ignores an unreadable policy."""
     channel = ruled_channel(["a", "b"], {NS: None, "t/other": None})
     set_policy(channel, "isolation/bad", {"namespaces.0": NS, "primary.0": "("})
     assert ("", "a b", "a b") == (allowed(channel), allowed(channel, "t/other"), allowed(channel, rules=EXACT))
@@ -177,7 +174,7 @@ def test_one_that_cannot_be_read_lets_nobody_have_what_it_is_about() -> None:
 
 
 def test_a_pinned_bundle_waits_for_its_brokers() -> None:
-    """Others may be idle: it is theirs or nobody's; what is not pinned is free to go anywhere."""
+    """Other brokers may be idle. Bundles outside the pin go anywhere."""
     channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=2)
     set_policy(channel, "pin/p", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"})
     assert "a b" == allowed(channel)
@@ -189,7 +186,7 @@ def test_a_pinned_bundle_waits_for_its_brokers() -> None:
 
 
 def test_of_several_pins_each_must_name_the_broker() -> None:
-    """A bundle that came of a merge may lie under two."""
+    """A merged bundle may be covered by two."""
     channel = ruled_channel(["a", "b", "c"], {NS: None})
     set_policy(channel, "pin/left", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"})
     set_policy(channel, "pin/right", {"namespace": NS, "range": "0x80000000_0xffffffff", "brokers.0": "b", "brokers.1": "c"})
@@ -204,7 +201,7 @@ DOMAINS = [Member(broker=f"broker{number}", domain=f"domain{(number + 1) // 2}")
 
 @pytest.mark.parametrize("rules", [PlacementRules(), EXACT], ids=["ours", "Pulsar's"])
 def test_the_worked_table_of_the_documents(rules: PlacementRules) -> None:
-    """Four namespaces over two domains of two brokers: the candidates and choices that Pulsar's page on anti-affinity gives."""
+    """Four namespaces over two domains of two brokers: the candidates and choices of Pulsar's page on anti-affinity."""
     channel = ruled_channel(DOMAINS, GROUPED)
     table = (
         ("t/ns1", "broker1 broker2 broker3 broker4", "broker1"),
@@ -217,8 +214,8 @@ def test_the_worked_table_of_the_documents(rules: PlacementRules) -> None:
         give(channel, bundle_of(channel, namespace).name, selected)
 
 
-def test_without_failure_domains_it_goes_by_brokers() -> None:
-    """Whether they are switched off, or nobody declares one."""
+def test_without_failure_domains_namespaces_keep_apart_by_broker() -> None:
+    """They may be switched off, or no broker declares one."""
     switched_off = PlacementRules(failure_domains=False)
     for members, rules in ((DOMAINS, switched_off), ([member.broker for member in DOMAINS], PlacementRules())):
         channel = ruled_channel(members, GROUPED)
@@ -227,14 +224,14 @@ def test_without_failure_domains_it_goes_by_brokers() -> None:
 
 
 def test_groups_are_compared_as_pulsar_compares_them() -> None:
-    """Without regard to case; namespaces of no group go anywhere."""
+    """Upper and lower case are equal. Namespaces without a group go anywhere."""
     channel = ruled_channel(["a", "b"], {"t/x": "Group", "t/y": "gROUP", "t/z": "other", "t/none": None})
     give(channel, bundle_of(channel, "t/x").name, "a")
     assert ("b", "a b", "a b") == (allowed(channel, "t/y"), allowed(channel, "t/z"), allowed(channel, "t/none"))
 
 
 def test_a_namespace_keeps_together_in_one_domain() -> None:
-    """So that a domain that fails takes no other namespace with it; Pulsar counts bundles, and spreads it over all domains."""
+    """A domain that fails then affects no other namespace. Pulsar counts bundles, and spreads them over all domains."""
     channel = ruled_channel(DOMAINS, {"t/ns1": "group", "t/ns2": "group"}, bundles=2)
     give(channel, bundle_of(channel, "t/ns1").name, "broker1")
     second = bundle_of(channel, "t/ns1", 1)
@@ -244,8 +241,8 @@ def test_a_namespace_keeps_together_in_one_domain() -> None:
     assert "broker3 broker4" == allowed(channel, "t/ns2")
 
 
-def test_a_namespace_goes_rather_where_it_is_itself_than_to_another() -> None:
-    """When each broker has a namespace of the group, the next bundle of one goes to its own; Pulsar takes any of them."""
+def test_a_namespace_prefers_its_own_broker_to_that_of_another() -> None:
+    """If each broker has a namespace of the group, the next bundle goes to its own. Pulsar takes any of them."""
     channel = ruled_channel(["a", "b"], {"t/ns1": "group", "t/ns2": "group"}, bundles=2)
     give(channel, bundle_of(channel, "t/ns1").name, "a")
     give(channel, bundle_of(channel, "t/ns2").name, "b")
@@ -255,7 +252,7 @@ def test_a_namespace_goes_rather_where_it_is_itself_than_to_another() -> None:
 
 
 def test_anti_affinity_chooses_among_those_that_hard_rules_leave() -> None:
-    """Pulsar asks it first, and may then be left with nobody."""
+    """Pulsar applies it first, which may leave no broker."""
     channel = ruled_channel(["a", "b", "x"], {"t/ns1": "group", "t/ns2": "group"})
     set_policy(channel, "isolation/both", {"namespaces.0": "t/.*", "primary.0": "[ab]"})
     for number, broker in ((1, "a"), (2, "b")):
@@ -269,7 +266,7 @@ def test_anti_affinity_chooses_among_those_that_hard_rules_leave() -> None:
 
 
 def test_a_domain_counts_with_brokers_that_may_not_have_the_bundle() -> None:
-    """It fails as a whole; Pulsar counts only those that are candidates."""
+    """A domain fails as a whole. Pulsar counts only candidates."""
     channel = ruled_channel(DOMAINS, {"t/ns1": "group", "t/ns2": "group"})
     give(channel, bundle_of(channel, "t/ns1").name, "broker1")
     channel.accept(propose.draining(channel.author("broker1"), channel.broker("broker1")))
@@ -278,14 +275,14 @@ def test_a_domain_counts_with_brokers_that_may_not_have_the_bundle() -> None:
 
 
 def test_a_bundle_does_not_count_against_itself() -> None:
-    """A bundle may stay where it is, and go wherever it would be as well placed."""
+    """A bundle may stay where it is, or go where it would be as well placed."""
     channel = ruled_channel(["a", "b"], {"t/ns1": "group", "t/ns2": "group"})
     give(channel, bundle_of(channel, "t/ns1").name, "a")
     assert ("a b", "b") == (allowed(channel, "t/ns1"), allowed(channel, "t/ns1", rules=EXACT))
 
 
-def test_what_was_placed_in_the_batch_counts() -> None:
-    """Before the channel has heard of it."""
+def test_bundles_placed_in_the_same_batch_count() -> None:
+    """Before its record is read."""
     channel = ruled_channel(DOMAINS, GROUPED)
     destinations = Destinations(channel.view)
     destinations.placed(bundle_of(channel, "t/ns1"), "broker1")
@@ -295,8 +292,7 @@ def test_what_was_placed_in_the_batch_counts() -> None:
     assert ("broker3", "broker4") == destinations.of(bundle_of(channel, "t/ns3")).allowed
 
 
-def test_anti_affinity_says_why() -> None:
-    """By domain, by broker, and where a namespace is to keep together."""
+def test_anti_affinity_gives_reasons() -> None:
     channel = ruled_channel(DOMAINS, {"t/ns1": "group", "t/ns2": "group"}, bundles=2)
     give(channel, bundle_of(channel, "t/ns1").name, "broker1")
     found = Destinations(channel.view)
@@ -309,8 +305,8 @@ def test_anti_affinity_says_why() -> None:
     assert "its failure domain is not the one where this namespace is, and group is a group of anti-affinity" == refused["broker3"]
 
 
-def test_shedders_are_told_which_namespaces_are_bound() -> None:
-    """By an isolation policy, one that cannot be read too, or else by a group; pins bind bundles, and no shedder leaves them alone."""
+def test_bound_namespaces_have_an_isolation_policy_or_a_group() -> None:
+    """By an isolation policy, readable or not, or by a group. Pins bind only bundles."""
     groups = {"t/both": "group", "t/closed": None, "t/free": None, "t/grouped": "group", "t/isolated": None, "t/pinned": None}
     channel = ruled_channel(["a"], groups)
     set_policy(channel, "isolation/good", {"namespaces.0": "t/isolated", "namespaces.1": "t/both", "primary.0": "a"})

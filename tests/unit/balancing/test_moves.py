@@ -1,4 +1,4 @@
-"""Moves, recognised in what is folded: one story for each way in which a move begins and ends."""
+"""Moves recognised in folded records: one story for each way in which a move starts and ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Proposal = Callable[[Author, BundleEntry], AnyRecord]
 
 
 class Story:
-    """A channel whose moves are watched; each record is read a second after the one before."""
+    """A channel whose moves are watched. Each record is read one second after the previous one."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -31,22 +31,21 @@ class Story:
         self._now_ns = 0
 
     def tell(self, record: AnyRecord) -> None:
-        """Append a record that is accepted, and watch it being read."""
+        """Append an accepted record, and read it."""
         self._now_ns += 10**9
         verdict = self.channel.put(record)
         assert verdict.accepted, verdict
         self.ended += self._moves.folded(Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns)
 
     def resync(self, before: View) -> None:
-        """Records were told that the watcher has not read since `before`."""
+        """Resync after records that were not read since `before`."""
         self._moves.resynced(resync_between(before, self.channel.view))
 
     def about(self, broker: str, make: Proposal) -> None:
-        """Let a broker propose something about the first bundle."""
         self.tell(make(self.channel.author(broker), self.channel.bundle()))
 
     def transfer(self, destination: str = "target") -> None:
-        """Begin to move the first bundle."""
+        """Start to move the first bundle."""
         incarnation = self.channel.incarnation(destination)
         self.about("owner", lambda author, bundle: propose.transfer(author, bundle, destination=incarnation))
 
@@ -57,7 +56,7 @@ class Story:
         self.about(owner, propose.opened)
 
     def die(self, broker: str) -> None:
-        """An admin proves that a broker is dead."""
+        """Declare a broker dead."""
         entry = self.channel.broker(broker)
         self.tell(propose.down(self.channel.admin(), entry, nonce=entry.joined.nonce))
 
@@ -73,7 +72,6 @@ def story() -> Story:
 
 
 def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
-    """A transfer counts from its first record to the one with which the destination owns the bundle."""
     story.transfer()
     story.about("target", propose.prepared)
     assert [] == story.ended
@@ -86,7 +84,6 @@ def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
 
 
 def test_a_transfer_may_be_cancelled(story: Story) -> None:
-    """A transfer that ends where it began was cancelled."""
     story.transfer()
     story.about("target", lambda author, bundle: propose.cancel(author, bundle, reason="cold feet"))
     assert [(MoveKind.TRANSFER, MoveResult.CANCELLED, 1)] == story.outcome()
@@ -95,7 +92,7 @@ def test_a_transfer_may_be_cancelled(story: Story) -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm: bool) -> None:
-    """When the destination dies on the way the source keeps the bundle."""
+    """The source keeps the bundle."""
     story.transfer()
     if warm:
         story.about("target", propose.prepared)
@@ -104,7 +101,7 @@ def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm:
 
 
 def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
-    """When the source dies before the destination was warm, the bundle is without an owner until it is opened there."""
+    """If the destination was not warm, the bundle has no owner until it is opened there."""
     dead = story.channel.incarnation("owner")
     story.transfer()
     story.die("owner")
@@ -114,7 +111,6 @@ def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
 
 
 def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:
-    """When the source dies after the destination was warm, the transfer is done in that record."""
     story.transfer()
     story.about("target", propose.prepared)
     story.die("owner")
@@ -122,7 +118,6 @@ def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:
 
 
 def test_an_unload_is_done_when_the_bundle_is_owned_again(story: Story) -> None:
-    """An unload counts until somebody serves the bundle again."""
     story.about("owner", propose.unload)
     story.about("owner", propose.released)
     assert [] == story.ended
@@ -131,7 +126,7 @@ def test_an_unload_is_done_when_the_bundle_is_owned_again(story: Story) -> None:
 
 
 def test_a_death_counts_until_the_bundle_is_owned_again(story: Story) -> None:
-    """A bundle whose owner died is on the move until another one serves it, over a second death, too."""
+    """A second death does not end the move."""
     story.die("owner")
     incarnation = story.channel.incarnation("source")
     story.about("target", lambda author, bundle: propose.assign(author, bundle, owner=incarnation))
@@ -141,7 +136,6 @@ def test_a_death_counts_until_the_bundle_is_owned_again(story: Story) -> None:
 
 
 def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
-    """An unload for the sake of a deletion ends with the namespace."""
     story.tell(propose.start_deleting_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
     story.about("owner", propose.unload)
     story.about("owner", propose.released)
@@ -150,14 +144,13 @@ def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
 
 
 def test_a_split_is_done_with_its_record(story: Story) -> None:
-    """A split counts from the wish to the record that cuts."""
     story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
     story.about("owner", lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,)))
     assert [(MoveKind.SPLIT, MoveResult.DONE, 1)] == story.outcome()
 
 
 def test_a_split_may_be_cancelled_or_cut_short(story: Story) -> None:
-    """A split ends without children when it is cancelled, or when its owner dies."""
+    """By an owner that cancels, or dies."""
     for _ in range(2):
         story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
         if not story.ended:
@@ -167,7 +160,6 @@ def test_a_split_may_be_cancelled_or_cut_short(story: Story) -> None:
 
 
 def test_a_merge_takes_one_record() -> None:
-    """A merge is done at once."""
     channel = channel_with("owner", bundles=2)
     for low in even_boundaries(2)[:2]:
         channel.own("owner", low)
@@ -176,15 +168,15 @@ def test_a_merge_takes_one_record() -> None:
     assert [(MoveKind.MERGE, MoveResult.DONE, 0)] == story.outcome()
 
 
-def test_what_began_before_the_watch_is_no_move() -> None:
-    """The end of something whose beginning was not seen has no duration, and is not counted."""
+def test_a_move_that_started_before_the_watch_is_not_counted() -> None:
+    """The end of a move whose start was not seen has no duration, and does not count."""
     story = Story(channel_in("handing_over"))
     story.about("source", propose.hand_over)
     assert [] == story.ended
 
 
 def test_a_move_that_went_on_unread_is_not_counted() -> None:
-    """What became of a bundle in records that nobody read is no end of its move, and what comes next is not told as one."""
+    """How it ended is unknown, and what comes next does not count as its end."""
     story = Story(channel_in("owned", "target"))
     story.transfer()
     before = from_bytes(to_bytes(story.channel.view))
@@ -195,13 +187,13 @@ def test_a_move_that_went_on_unread_is_not_counted() -> None:
 
 
 def moved_by(channel: Channel, *records: AnyRecord) -> list[str]:
-    """The ranges that the records let move, one after the other."""
+    """The ranges that moved, one record after the other."""
     return [name.rpartition("/")[2] for record in records for name in moved_in(channel.put(record).changes)]
 
 
 @pytest.mark.parametrize("low", [0, MIDDLE])
-def test_what_another_broker_gets_has_moved(low: int) -> None:
-    """A transfer lets its bundle move when the source has closed it, and an unload when it is free; what is cancelled does not."""
+def test_a_bundle_that_its_owner_released_has_moved(low: int) -> None:
+    """A transfer moves its bundle when the source has closed it, an unload when it is free. A cancelled transfer moves nothing."""
     channel = channel_with("owner", "target", bundles=2)
     channel.own("owner", low)
     target, bundle = channel.incarnation("target"), channel.bundle(low).name.rpartition("/")[2]
@@ -214,8 +206,8 @@ def test_what_another_broker_gets_has_moved(low: int) -> None:
     assert [bundle] == moved_by(channel, propose.released(channel.author("target"), channel.bundle(low)))
 
 
-def test_what_was_cut_or_joined_has_moved() -> None:
-    """The children of a split, and what a merge makes of neighbours, are new."""
+def test_results_of_splits_and_merges_have_moved() -> None:
+    """The children of a split and the union of a merge are new."""
     channel = channel_in("splitting")
     assert ["0x00000000_0x80000000", "0x80000000_0xffffffff"] == moved_by(
         channel, propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,))
@@ -223,8 +215,8 @@ def test_what_was_cut_or_joined_has_moved() -> None:
     assert ["0x00000000_0xffffffff"] == moved_by(channel, propose.merge(channel.author("owner"), channel.bundle(), channel.bundle(MIDDLE)))
 
 
-def test_what_is_new_or_was_lost_has_not_moved() -> None:
-    """Neither what a namespace begins with, nor what is placed for the first time, nor what is placed after a death."""
+def test_new_and_lost_bundles_have_not_moved() -> None:
+    """Neither the bundles of a new namespace, nor a first placement, nor a placement after a death."""
     channel = channel_with("owner", "target")
     made = propose.create_namespace(channel.admin(), channel.view, name="tenant/new", boundaries=even_boundaries(2))
     assert [] == moved_by(channel, made)
@@ -237,8 +229,8 @@ def test_what_is_new_or_was_lost_has_not_moved() -> None:
     assert before + 6 == channel.view.offset
 
 
-def test_a_resync_tells_what_has_moved() -> None:
-    """Of records that nobody read, the views on both sides tell whose a bundle was and whose it is."""
+def test_a_resync_shows_which_bundles_have_moved() -> None:
+    """The owners in the views on both sides of the gap show it."""
     channel = channel_in("owned", "target")
     before = from_bytes(to_bytes(channel.view))
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("target")))

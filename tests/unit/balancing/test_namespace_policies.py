@@ -1,4 +1,4 @@
-"""The policies of a namespace: which values they may have, and what is made of all others."""
+"""The policies of a namespace: allowed values, and what other values mean."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ STRANGE: tuple[Scalar, ...] = ("Serve", "", "serve ", True, 0, 1)
 
 
 @pytest.mark.parametrize("value", list(OnChannelLoss))
-def test_what_a_policy_may_be(value: OnChannelLoss) -> None:
-    """Both words are taken, and mean what they say."""
+def test_both_values_are_accepted(value: OnChannelLoss) -> None:
     policies = {ON_CHANNEL_LOSS: value.value, "limit": 3}
     assert (None, value) == (misfit(policies), on_channel_loss(policies))
 
 
 @pytest.mark.parametrize("value", STRANGE)
-def test_what_is_no_such_word_fences(value: Scalar) -> None:
-    """What somebody has written past all checks is refused to others, and taken for the safe choice."""
+def test_an_unknown_value_is_refused_and_means_fence(value: Scalar) -> None:
+    """A value that an unchecked writer set counts as the safe one."""
     policies = {ON_CHANNEL_LOSS: value}
     assert OnChannelLoss.FENCE is on_channel_loss(policies)
     assert f"on_channel_loss is {value!r}, and can only be fence or serve" == misfit(policies)
 
 
 def test_without_the_policy_a_namespace_fences() -> None:
-    """The default is to stop when the lease ends."""
     assert (None, OnChannelLoss.FENCE) == (misfit({}), on_channel_loss({}))
 
 
-def test_what_a_view_says_of_a_namespace() -> None:
-    """The newest policies count; a namespace that is not there serves nothing on."""
+def test_a_view_knows_whether_a_namespace_keeps_serving() -> None:
+    """The newest policies count. A missing namespace does not keep serving."""
     channel = channel_with("a")
     assert (False, False) == (serves_on(channel.view, NAMESPACE), serves_on(channel.view, "tenant/nowhere"))
     for value, expected in (("serve", True), ("fence", False)):
@@ -52,14 +50,12 @@ def test_what_a_view_says_of_a_namespace() -> None:
 
 @pytest.mark.parametrize(("value", "group"), [("g", "g"), ("Group-1", "group-1"), ("a b", "a b"), ("x" * 255, "x" * 255)])
 def test_a_group_is_a_name_in_any_case(value: str, group: str) -> None:
-    """Two spellings that differ in case are one group."""
     policies = {ANTI_AFFINITY_GROUP: value, ON_CHANNEL_LOSS: "serve"}
     assert (None, group) == (misfit(policies), anti_affinity_group(policies))
 
 
 @pytest.mark.parametrize("value", ["", " ", " g", "x" * 256, 7, True])
-def test_what_is_no_group_is_refused_and_is_none(value: Scalar) -> None:
-    """What somebody has written past all checks puts a namespace into no group."""
+def test_an_invalid_group_is_refused_and_ignored(value: Scalar) -> None:
     assert None is anti_affinity_group({ANTI_AFFINITY_GROUP: value})
     assert f"anti_affinity_group is {value!r}" in str(misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value}))
     assert None is anti_affinity_group({})

@@ -1,7 +1,4 @@
-"""Planning: how view, load and settings become a snapshot, and which strategy and placement a forecast goes by.
-
-May live here: tests of `brokers.balancing.planning` on channels and load that were made for it.
-"""
+"""Planning: how view, load and settings become a snapshot, a round and a forecast."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ PERCENTS = {"a": 90.0, "b": 35.0, "c": 5.0}
 
 
 def summaries(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 0) -> list[Summary]:
-    """What is known of brokers that have reported once."""
+    """The summaries of brokers that have reported once."""
     return [summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms)) for broker in percents]
 
 
@@ -55,19 +52,18 @@ def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> ClusterSna
 
 
 def taken(channel: Channel, settings: BalancingSettings = SETTINGS) -> Snapshot:
-    """The snapshot of the cluster when all have just reported."""
+    """The snapshot of that cluster."""
     return seen(channel, settings).snapshot
 
 
 def with_policy(channel: Channel, name: str, **document: str) -> Channel:
-    """The channel with a cluster policy; a dot in a field is spelled with two underscores."""
+    """The channel with a cluster policy. Two underscores in a field stand for a dot."""
     fields = {field.replace("__", "."): value for field, value in document.items()}
     channel.accept(propose.set_policy(channel.admin(), channel.view, name=name, document=fields))
     return channel
 
 
-def test_a_snapshot_bears_load_and_view() -> None:
-    """Brokers with their bundles are those of the view, loads those of the reports, and the memory is the one that was given."""
+def test_a_snapshot_combines_load_and_view() -> None:
     memory = Memory(hits=2)
     channel = uneven_channel()
     snapshot = cluster_snapshot_of(
@@ -80,7 +76,6 @@ def test_a_snapshot_bears_load_and_view() -> None:
 
 
 def test_rules_are_those_of_placement() -> None:
-    """A policy of the cluster says who may have a bundle, and shedders are told which namespaces have one."""
     channel = with_policy(uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]")
     snapshot = taken(channel)
     assert {"tenant/ns": "isolation"} == snapshot.policies
@@ -88,13 +83,13 @@ def test_rules_are_those_of_placement() -> None:
     assert expected == snapshot.candidates(FIRST)
 
 
-def test_nobody_may_have_what_is_gone() -> None:
-    """A report may name a bundle that has been split since: nobody may have it, and nothing fails."""
+def test_no_broker_may_have_a_bundle_that_is_gone() -> None:
+    """A report may name a bundle that was split since."""
     assert Candidates(allowed=()) == taken(uneven_channel()).candidates("tenant/ns/0x00000000_0x10000000")
 
 
-def test_the_limit_of_topics_goes_by_the_reports() -> None:
-    """A broker that says that it has as many topics as it may have gets nothing, unless what it says cannot be."""
+def test_the_topic_limit_uses_the_reports() -> None:
+    """A report with an impossible figure does not count."""
     channel = uneven_channel()
     few = replace(SETTINGS, placement=replace(SETTINGS.placement, topics_max=6))
     assert ("b", "c") == taken(channel, few).candidates(FIRST).allowed
@@ -103,8 +98,8 @@ def test_the_limit_of_topics_goes_by_the_reports() -> None:
 
 
 @pytest.mark.parametrize(("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)])
-def test_a_broker_that_ceased_to_report_stands_apart(age_ms: int, is_apart: bool) -> None:
-    """Three intervals without a report, or a report from as far in the future, and nothing is planned with that broker."""
+def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, is_apart: bool) -> None:
+    """After three intervals without a report, or with a report from as far in the future."""
     channel = uneven_channel()
     known = [*summaries(channel, {"a": 90.0}, age_ms=age_ms), *summaries(channel, {"b": 35.0, "c": 5.0})]
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
@@ -114,16 +109,15 @@ def test_a_broker_that_ceased_to_report_stands_apart(age_ms: int, is_apart: bool
 
 
 @pytest.mark.parametrize(("age_ms", "told"), [(20_000, "20 s ago"), (-20_000, "20 s ahead of this clock")])
-def test_a_report_from_the_future_is_told_as_such(age_ms: int, told: str) -> None:
-    """Of two clocks that differ nobody says that something was taken less than no time ago."""
+def test_a_report_from_the_future_has_its_own_message(age_ms: int, told: str) -> None:
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     known = summaries(uneven_channel(), {"a": 90.0}, age_ms=age_ms)
     apart = cluster_snapshot_of(uneven_channel().view, known, settings, now_ms=NOW_MS).snapshot.apart
     assert {"a": f"its last load report was made {told} (limit: 15 s)"} == apart
 
 
-def test_a_draining_broker_is_told_as_draining() -> None:
-    """Why it stands apart is that it drains, however old its report."""
+def test_a_draining_broker_takes_no_part_because_it_drains() -> None:
+    """However old its report is."""
     channel = uneven_channel()
     channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
     known = summaries(channel, PERCENTS, age_ms=10**9)
@@ -143,7 +137,7 @@ def test_each_shedder_has_its_settings_and_its_measure(shedder: str, group: str,
 
 
 def test_a_forecast_acts_where_the_leader_would_wait() -> None:
-    """A strategy that waits for several rounds is asked as if they had passed, and keeps its own memory of moves."""
+    """A strategy that waits for several rounds plans as if they had passed, and keeps its memory of moves."""
     cluster = seen(uneven_channel())
     snapshot = replace(cluster.snapshot, memory=Memory(gave_ms={"x": 5}))
     assert () == TransferShedder().plan(snapshot).moves
@@ -152,8 +146,8 @@ def test_a_forecast_acts_where_the_leader_would_wait() -> None:
     assert {"x": 5} == as_if_due(snapshot, SETTINGS).memory.gave_ms
 
 
-def test_placement_takes_no_owner_for_a_destination() -> None:
-    """What a strategy sends away goes to another broker than it is at, by the placement that is set; or nowhere, if none may have it."""
+def test_placement_chooses_another_broker_than_the_owner() -> None:
+    """A bundle without a destination goes to another broker than its owner, by the configured placement."""
     settings = replace(
         SETTINGS,
         balancing=RoundSettings(shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"),
@@ -168,7 +162,7 @@ def test_placement_takes_no_owner_for_a_destination() -> None:
 
 
 def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshot and plan share what they find: no pattern meets a namespace or a broker twice, though 8 bundles are asked about."""
+    """Snapshot and plan share their answers: no pattern is matched twice with a namespace or a broker."""
     asked: list[tuple[object, str]] = []
     covers = Isolation.covers
 
@@ -189,15 +183,14 @@ def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.Monke
 
 
 class Unasked:
-    """A placement that nobody is to ask."""
+    """A placement that must not be called."""
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-        """Never."""
         raise AssertionError((view, bundles, avoid, at_most))
 
 
-def test_what_policies_misplace_goes_first() -> None:
-    """A bundle that a pin keeps from its owner is the whole round, whatever the load; without it the shedder has its turn."""
+def test_policy_violations_come_first() -> None:
+    """Policy violations are the whole round, whatever the load. Without them the shedder plans."""
     channel = uneven_channel()
     bundle = next(bundle for bundle in channel.view.bundles.values() if bundle.owner == channel.incarnation("a"))
     with_policy(channel, "pin/p", namespace=bundle.namespace, range=bundle.name.rpartition("/")[2], brokers__0="b")
@@ -220,7 +213,6 @@ def test_what_policies_misplace_goes_first() -> None:
     ids=["named", "to-whoever", "elsewhere", "gone", "nobody"],
 )
 def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, problem: str | None) -> None:
-    """A move is right while its bundle is at its source and its destination takes bundles."""
     told = stale_moves(uneven_channel().view, [move], PlacementRules())
     assert ({} if problem is None else {move.bundle: problem}) == told
 
@@ -231,15 +223,14 @@ def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, proble
     ids=["named", "to-whoever"],
 )
 def test_a_move_is_stale_once_a_policy_forbids_it(destination: str | None, problem: str) -> None:
-    """What was planned before a pin was set does not break it afterwards."""
     channel = with_policy(uneven_channel(), "pin/kept", namespace="tenant/ns", brokers__0="a")
     move = Move(bundle=FIRST, source="a", destination=destination, reason="test")
     assert {FIRST: problem} == stale_moves(channel.view, [move], PlacementRules())
 
 
 @pytest.mark.parametrize(("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)])
-def test_placement_knows_whose_reports_go_on(age_ms: int, is_known: bool) -> None:
-    """Placement forgets a broker when the shedder does, whether its last report is old or from the future."""
+def test_placement_ignores_old_reports(age_ms: int, is_known: bool) -> None:
+    """Placement forgets a broker when the shedder does."""
     channel = uneven_channel()
     (summary,) = summaries(channel, {"c": 5.0}, age_ms=age_ms)
     assert ({"c": summary} if is_known else {}) == fresh([summary], SETTINGS, now_ms=NOW_MS)

@@ -1,4 +1,4 @@
-"""Cluster policies: what their documents say, and what is refused."""
+"""Cluster policies: how documents are read, and which ones are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0
 
 
 def test_an_isolation_policy_is_read_with_its_defaults() -> None:
-    """Patterns in the order of their numbers; one primary is enough, and none is ever too full."""
+    """Patterns are in the order of their numbers."""
     document = {"namespaces.10": "x/.*", "namespaces.2": "gold/.*", "primary.0": "a.*"}
     policy = parse_policy("isolation/gold", document)
     assert isinstance(policy, Isolation)
@@ -38,8 +38,8 @@ def test_an_isolation_policy_is_read_with_its_defaults() -> None:
     assert (1, 100, ()) == (policy.min_limit, policy.usage_threshold, policy.secondary)
 
 
-def test_documents_are_made_as_they_are_read() -> None:
-    """What is told in lists and numbers is read back so, in its order, beyond nine items too."""
+def test_a_document_is_read_as_it_was_made() -> None:
+    """Also with more than nine items."""
     primary = [f"a{number}" for number in range(12)]
     document = isolation_document(namespaces=["gold/.*", "x"], primary=primary, secondary=["b"], min_limit=3, usage_threshold=80)
     assert (["gold/.*", "x"], primary, ["b"], []) == tuple(
@@ -55,24 +55,24 @@ def test_documents_are_made_as_they_are_read() -> None:
     )
 
 
-def test_items_that_are_no_texts_are_left_out() -> None:
-    """A document that cannot be read is shown as far as it can be."""
+def test_items_that_are_not_text_are_skipped() -> None:
+    """An unreadable document is shown as far as possible."""
     assert ["a", "b"] == items_of({"primary.1": "b", "primary.0": "a", "primary.2": 7, "primary": "c", "primary.x": "d"}, "primary")
 
 
 def test_a_policy_fits_into_a_record() -> None:
-    """A document of more entries than a record holds is refused before it is spelled, and so is what no record can spell."""
+    """Too many entries, and texts that a record cannot hold, are refused."""
     primary = [f"b{number}" for number in range(DOCUMENT_ENTRIES_MAX - 3)]
     assert parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=primary)) is not None
     with pytest.raises(InvalidPolicy, match="it has 257 entries, and may have 256"):
         parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[*primary, "b"]))
     for text in ("\udc80", "a\nb", ""):
-        with pytest.raises(InvalidPolicy, match="is to be a text of printable characters"):
+        with pytest.raises(InvalidPolicy, match="must be a text of printable characters"):
             parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[text]))
 
 
 def test_a_policy_is_found_by_its_key() -> None:
-    """Only isolation policies and pins are policies here: another document under the same roof is none."""
+    """Other policy records on the channel are not found."""
     channel = ruled_channel(["a"], {"t/gold": None})
     set_policy(channel, "pin/p", pin_document(namespace="t/gold", brokers=["a"]))
     set_policy(channel, "settings", {"a": 1})
@@ -84,7 +84,6 @@ def test_a_policy_is_found_by_its_key() -> None:
 
 @pytest.mark.parametrize(("namespace", "covered"), [("gold/a", True), ("xgold/a", False), ("gold", False), ("golda/x", False)])
 def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None:
-    """A part of a name is not meant."""
     policy = parse_policy("isolation/gold", GOLD)
     assert isinstance(policy, Isolation)
     assert covered == policy.covers(namespace)
@@ -102,7 +101,7 @@ def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None
     ],
 )
 def test_a_broker_is_named_by_its_host_or_by_its_id(broker: str, named: bool, in_pulsar: bool) -> None:
-    """Pulsar looks at the host alone, so that it cannot tell the brokers of one machine apart."""
+    """Pulsar matches the host alone, and cannot tell the brokers of one machine apart."""
     policy = parse_policy("isolation/gold", {"namespaces.0": ".*", "primary.0": "h[0-9]", "primary.1": "x:9"})
     assert isinstance(policy, Isolation)
     assert (named, in_pulsar) == (is_named(policy.primary, broker), is_named(policy.primary, broker, host_only=True))
@@ -110,12 +109,10 @@ def test_a_broker_is_named_by_its_host_or_by_its_id(broker: str, named: bool, in
 
 @pytest.mark.parametrize(("broker", "host"), [("h:80", "h"), ("h", "h"), ("[::1]:80", "[::1]"), ("h:x", "h:x"), (":80", "")])
 def test_the_host_is_the_id_without_a_port(broker: str, host: str) -> None:
-    """What is no port belongs to the host."""
     assert host == host_of(broker)
 
 
 def test_a_pin_is_read() -> None:
-    """Of a whole namespace, or of a range of it; brokers by id."""
     whole = parse_policy("pin/p", {"namespace": "t/ns", "brokers.1": "b", "brokers.0": "c"})
     part = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
     assert whole == Pin(name="pin/p", namespace="t/ns", low=0, high=HASH_MAX, brokers=("b", "c"))
@@ -123,7 +120,7 @@ def test_a_pin_is_read() -> None:
 
 
 def test_a_pin_is_about_every_bundle_that_shares_a_point_with_it() -> None:
-    """So it outlives splits and merges."""
+    """So it survives splits and merges."""
     pin = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
     assert isinstance(pin, Pin)
     for bundles, covered in ((1, [True]), (2, [True, False]), (4, [False, True, False, False])):
@@ -132,8 +129,7 @@ def test_a_pin_is_about_every_bundle_that_shares_a_point_with_it() -> None:
         assert not any(pin.covers(bundle) for bundle in channel.view.bundles_of("t/other"))
 
 
-def test_another_kind_is_somebody_elses() -> None:
-    """Cluster settings stand among the policies, too."""
+def test_unknown_kinds_are_ignored() -> None:
     assert [None, None] == [parse_policy(key, {"x": 1}) for key in ("limits", "settings/balancing")]
 
 
@@ -151,29 +147,29 @@ WRONG = (
     Wrong(document={**GOLD, "primary.1": "a{99999999999}"}, problem="no regular expression"),
     Wrong(document={**GOLD, "primary.1": "(" * 120 + ")" * 119}, problem="no regular expression"),
     Wrong(document={**GOLD, "primary.1": "a" * 256}, problem="has 256 characters, and may have 255"),
-    Wrong(document={**GOLD, "primary.1": ""}, problem="is to be a text"),
-    Wrong(document={**GOLD, "primary.1": 7}, problem="is to be a text"),
+    Wrong(document={**GOLD, "primary.1": ""}, problem="must be a text"),
+    Wrong(document={**GOLD, "primary.1": 7}, problem="must be a text"),
     Wrong(document={**GOLD, "primary.01": "a"}, problem=r"it has no field 'primary\.01'"),
     Wrong(document={**GOLD, "primaries.0": "a"}, problem="it has no field"),
     Wrong(document={**GOLD, "min_limit": -1}, problem="an integer from 0 to"),
     Wrong(document={**GOLD, "min_limit": True}, problem="an integer from 0 to"),
     Wrong(document={**GOLD, "min_limit": "1"}, problem="an integer from 0 to"),
     Wrong(document={**GOLD, "usage_threshold": 101}, problem="an integer from 0 to 100"),
-    Wrong(key="isolation/", document=GOLD, problem="its name is to be"),
-    Wrong(key="isolation/a b", document=GOLD, problem="its name is to be"),
-    Wrong(key="isolation", document=GOLD, problem="its name is to be"),
-    Wrong(key="pin/p", document={"brokers.0": "b"}, problem="namespace is to be the name"),
+    Wrong(key="isolation/", document=GOLD, problem="its name must be"),
+    Wrong(key="isolation/a b", document=GOLD, problem="its name must be"),
+    Wrong(key="isolation", document=GOLD, problem="its name must be"),
+    Wrong(key="pin/p", document={"brokers.0": "b"}, problem="namespace must be the name"),
     Wrong(key="pin/p", document={"namespace": "nothing", "brokers.0": "b"}, problem="TENANT/NAMESPACE"),
     Wrong(key="pin/p", document={"namespace": "t/ns"}, problem="needs at least one of brokers"),
     Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "admin:x"}, problem=r"brokers\.0"),
     Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": "half"}, problem="0xLOW_0xHIGH"),
-    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": 3}, problem="is to be a range"),
+    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": 3}, problem="must be a range"),
 )
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: case.problem)
-def test_what_says_nothing_sensible_is_refused(case: Wrong) -> None:
-    """The error names the policy, the field, and what is wrong with it."""
+def test_an_invalid_document_is_refused(case: Wrong) -> None:
+    """The error names the policy, the field, and the problem."""
     with pytest.raises(InvalidPolicy, match=case.problem) as caught:
         parse_policy(case.key, case.document)
     assert case.key == caught.value.policy
@@ -183,8 +179,8 @@ def test_what_says_nothing_sensible_is_refused(case: Wrong) -> None:
 @pytest.mark.parametrize(
     "pattern", ["([a-z]+-?)+", "(a*)*", "((a+)b)*c", "(?:x{2,})+", "(a|b+){1,}", "([^]]*)+", r"([\]]+x)*", "(.*)+", "(a(b)+)*"]
 )
-def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
-    """An unbounded repeat of one: every broker would be busy with it, for longer than its lease."""
+def test_a_pattern_that_may_take_forever_is_refused(pattern: str) -> None:
+    """An unbounded repeat of an unbounded repeat could keep every broker busy for longer than its lease."""
     with pytest.raises(InvalidPolicy, match="may take for ever"):
         parse_policy("isolation/gold", {**GOLD, "primary.1": pattern})
 
@@ -193,13 +189,12 @@ def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
     "pattern",
     ["a+b*c.*", "(abc)+", "(a+)?", "(a+){1,3}", r"(\*\+)+", "([*+])+", "([]*])+", r"([\]*])+", "(a|b)*", "10\\.(1|2)\\..*", "(a+)(b)+"],
 )
-def test_a_repeat_by_itself_is_none_such(pattern: str) -> None:
-    """One after another, within bounds, of a group without a repeat; and signs that are no repeats."""
+def test_other_repeats_are_accepted(pattern: str) -> None:
     assert isinstance(parse_policy("isolation/gold", {**GOLD, "primary.1": pattern}), Isolation)
 
 
-def test_one_that_cannot_be_read_spoils_no_other() -> None:
-    """It closes the namespaces that can still be read from it, and the others stand."""
+def test_an_unreadable_policy_does_not_affect_others() -> None:
+    """It closes the namespaces that can be read from it."""
     documents: dict[str, Document] = {
         "isolation/bad": {"namespaces.0": "gold/.*", "namespaces.1": "(", "primary.0": "("},
         "isolation/good": GOLD,
@@ -257,8 +252,8 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case.name)
-def test_a_change_must_leave_somebody(case: Change) -> None:
-    """A policy with which a bundle could be had by none is refused, with the first that would be."""
+def test_a_change_must_leave_an_allowed_broker(case: Change) -> None:
+    """A change after which no broker may have a bundle is refused, with the first such bundle or namespace."""
     channel = ruled_channel(["a", "b"], {"t/gold": None, "t/iron": None}, bundles=2)
     if case.name in ("takes the last shared one", "pin to one who is kept for others", "taking away what keeps nobody off"):
         set_policy(channel, "isolation/first", {"namespaces.0": "t/gold", "primary.0": "a"})
@@ -270,8 +265,7 @@ def test_a_change_must_leave_somebody(case: Change) -> None:
     assert (case.key, case.nobody_for) == (caught.value.policy, caught.value.subject)
 
 
-def test_taking_a_policy_away_can_leave_nobody_too() -> None:
-    """What it was about then has only the brokers that are kept for nobody, and there is none."""
+def test_removing_a_policy_can_leave_no_broker_too() -> None:
     channel = ruled_channel(["a", "b"], {"t/gold": None, "t/iron": None})
     for name in ("gold", "iron"):
         set_policy(channel, f"isolation/{name}", {"namespaces.0": f"t/{name}", "primary.0": "a|b"})
@@ -279,15 +273,14 @@ def test_taking_a_policy_away_can_leave_nobody_too() -> None:
         check_policy_change(channel.view, "isolation/gold", None)
 
 
-def test_where_nobody_is_up_anything_may_be_set() -> None:
-    """There is nobody to be left, and the policy may be about those who come."""
+def test_any_policy_may_be_set_while_no_broker_is_up() -> None:
     channel = ruled_channel(["a"], {"t/gold": None})
     channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
     check_policy_change(channel.view, "isolation/gold", GOLD)
 
 
-def test_a_kind_that_is_not_known_is_not_set() -> None:
-    """A misspelled kind must not pass for one that does nothing."""
+def test_an_unknown_kind_is_not_set() -> None:
+    """A misspelled kind must not be ignored."""
     channel = ruled_channel(["a"], {"t/gold": None})
     with pytest.raises(InvalidPolicy, match="no such kind"):
         check_policy_change(channel.view, "isolations/gold", GOLD)

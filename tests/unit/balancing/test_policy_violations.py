@@ -1,4 +1,4 @@
-"""Misplaced bundles: what a rule that was set later moves, and what it leaves."""
+"""Policy violations: what a policy that was set later moves, and what it leaves."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ def spread(*members: Member | str, bundles: int = 1) -> Channel:
 def found(
     channel: Channel, *, at_most: int = 9, resting: tuple[str, ...] = (), loads: dict[str, BrokerLoad] | None = None
 ) -> tuple[tuple[Move, ...], tuple[Stay, ...]]:
-    """The moves and the stays, placed by number."""
     destinations = Destinations(channel.view, loads=loads)
     return policy_violations(destinations, placement=FewestBundles(), at_most=at_most, resting=resting)
 
 
-def test_a_policy_moves_what_it_is_about() -> None:
-    """A bundle that an isolation policy gives to others goes to one of them, with the rule's name; the rest stays where it is."""
+def test_an_isolation_policy_moves_the_bundles_of_its_namespaces() -> None:
+    """The reason names the rule. Other bundles stay."""
     channel = spread("a", "b", "c")
     assert ((), ()) == found(channel)
     set_policy(channel, "isolation/x", TO_B)
@@ -51,8 +50,7 @@ def test_a_policy_moves_what_it_is_about() -> None:
     assert ((Move(bundle=bundle, source="a", destination="b", reason=reason, cause="Unknown"),), ()) == found(channel)
 
 
-def test_a_primary_gives_away_what_is_of_others() -> None:
-    """A broker that becomes a primary is kept for its namespaces: what else it has goes."""
+def test_a_primary_gives_away_bundles_of_other_namespaces() -> None:
     channel = spread("a", "b")
     set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "a"})
     (move,), stays = found(channel)
@@ -61,22 +59,20 @@ def test_a_primary_gives_away_what_is_of_others() -> None:
 
 
 def test_a_pin_moves_what_it_covers() -> None:
-    """Of the bundles of a namespace those that share a point with the pin's range go to its broker."""
     channel = spread("a", "b", bundles=4)
     set_policy(channel, "pin/x", {"namespace": NS, "range": "0x40000000_0x80000001", "brokers.0": "b"})
     moves, stays = found(channel)
     assert ([bundle_of(channel, NS, place).name for place in (1, 2)], ()) == ([move.bundle for move in moves], stays)
 
 
-def test_pins_to_a_namespace_that_is_not_there_move_nothing() -> None:
-    """A namespace may be pinned before it is created."""
+def test_pins_of_a_missing_namespace_move_nothing() -> None:
     channel = spread("a", "b")
     set_policy(channel, "pin/x", {"namespace": "t/new", "brokers.0": "b"})
     assert ((), ()) == found(channel)
 
 
-def test_nobody_else_is_a_reason_to_stay() -> None:
-    """What nobody may have is left where it is, and it is said why; of very many the first ones are named."""
+def test_a_bundle_that_no_other_broker_may_have_stays() -> None:
+    """Of very many such bundles, the first ones are named."""
     channel = spread("a", "b", bundles=STAYS_MAX + 1)
     set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "gone"})
     moves, stays = found(channel)
@@ -91,7 +87,7 @@ def test_nobody_else_is_a_reason_to_stay() -> None:
 
 
 def test_an_unreadable_policy_moves_nothing() -> None:
-    """It lets nobody have anything, so that there is nobody to move it to."""
+    """No broker may have such a bundle."""
     channel = spread("a", "b")
     set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "("})
     moves, (stay,) = found(channel)
@@ -99,7 +95,7 @@ def test_an_unreadable_policy_moves_nothing() -> None:
 
 
 def test_a_bundle_rests_after_a_move() -> None:
-    """A bundle that has just moved is left alone, and another takes its turn."""
+    """Another bundle moves instead."""
     channel = spread("a", "b", bundles=2)
     set_policy(channel, "isolation/x", TO_B)
     first, second = (bundle_of(channel, NS, place).name for place in (0, 1))
@@ -107,8 +103,7 @@ def test_a_bundle_rests_after_a_move() -> None:
     assert (second, first, True) == (move.bundle, stay.subject, stay.reason.endswith("; but it has just moved"))
 
 
-def test_so_many_move_at_most() -> None:
-    """The first ones in order; the others are not spoken of, since their turn comes."""
+def test_at_most_so_many_bundles_move() -> None:
     channel = spread("a", "b", bundles=8)
     set_policy(channel, "isolation/x", TO_B)
     moves, stays = found(channel, at_most=3)
@@ -116,8 +111,8 @@ def test_so_many_move_at_most() -> None:
     assert ((), ()) == found(channel, at_most=0)
 
 
-def test_who_drains_is_left_to_itself() -> None:
-    """A draining broker moves everything away by itself, and a bundle that is on its way is no longer against a policy there."""
+def test_a_draining_broker_is_skipped() -> None:
+    """A bundle on its way no longer violates a policy at its source."""
     channel = spread("a", "b", "c", bundles=2)
     set_policy(channel, "isolation/x", TO_B)
     bundle = bundle_of(channel, NS)
@@ -127,8 +122,8 @@ def test_who_drains_is_left_to_itself() -> None:
     assert ((), ()) == found(channel)
 
 
-def test_preferences_misplace_nothing() -> None:
-    """Later versions, anti-affinity and the limit of topics are asked when a bundle is placed, and move nothing from where it is."""
+def test_preferences_move_nothing() -> None:
+    """Versions, anti-affinity and the topic limit count only when a bundle is placed."""
     channel = ruled_channel([Member(broker="a", version="1.0"), Member(broker="b", version="2.0")], {NS: "group", OTHER: "group"})
     for namespace in (NS, OTHER):
         give(channel, bundle_of(channel, namespace).name, "a")
@@ -139,8 +134,8 @@ def test_preferences_misplace_nothing() -> None:
     assert ((), ()) == policy_violations(destinations, placement=FewestBundles(rules=rules), at_most=9)
 
 
-def test_where_preferences_come_first_they_may_leave_nobody() -> None:
-    """As in Pulsar a later version then goes before isolation, and what has no place is left without taking another's turn."""
+def test_preferences_that_come_first_may_leave_no_broker() -> None:
+    """As in Pulsar. Such a bundle does not take the turn of another."""
     channel = spread("a", "b", Member(broker="c", version="2.0.0"))
     set_policy(channel, "isolation/x", TO_B)
     rules = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
@@ -149,8 +144,7 @@ def test_where_preferences_come_first_they_may_leave_nobody() -> None:
     assert ((), True) == (moves, stay.reason.endswith("; but no other broker may have it"))
 
 
-def test_secondaries_give_back_what_primaries_can_take_again() -> None:
-    """While its primary is too full, a secondary may keep a bundle; afterwards it goes back."""
+def test_a_secondary_gives_a_bundle_back_when_its_primary_has_room() -> None:
     channel = spread("s", "p")
     set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "p", "secondary.0": "s", "usage_threshold": 80})
     assert ((), ()) == found(channel, loads={"p": load(0.9)})
@@ -159,7 +153,7 @@ def test_secondaries_give_back_what_primaries_can_take_again() -> None:
 
 
 class Stubborn:
-    """A placement that puts everything at one broker, whoever may have it."""
+    """A placement that puts everything at one broker."""
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
@@ -170,8 +164,8 @@ class Stubborn:
 
 
 @pytest.mark.parametrize("broker", ["a", "c"])
-def test_a_placement_that_knows_better_is_not_followed(broker: str) -> None:
-    """Where placement names somebody who may not have the bundle, or the owner itself, it stays."""
+def test_a_forbidden_choice_of_placement_is_not_followed(broker: str) -> None:
+    """If placement chooses a forbidden broker, or the owner, the bundle stays."""
     channel = spread("a", "b", "c")
     set_policy(channel, "isolation/x", TO_B)
     placement = Stubborn(channel.incarnation(broker))
@@ -179,8 +173,8 @@ def test_a_placement_that_knows_better_is_not_followed(broker: str) -> None:
     assert ((), True) == (moves, stay.reason.endswith("; but placement finds no place among the allowed brokers"))
 
 
-def test_who_is_bound_is_asked_of_the_living() -> None:
-    """Draining brokers are told whether rules keep them from a bundle, too, and nobody of them is allowed to take it."""
+def test_bound_covers_live_brokers() -> None:
+    """Rules may also refuse a draining broker, which takes nothing in any case."""
     channel = ruled_channel(["a", "b", "c", "d"], {NS: None})
     set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "[ab]"})
     channel.accept(propose.draining(channel.author("b"), channel.broker("b")))

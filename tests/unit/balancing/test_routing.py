@@ -1,4 +1,4 @@
-"""Routing: whom a client is sent to in each phase of a bundle."""
+"""Routing: the broker that a client is sent to in each phase of a bundle."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ SERVED_BY = {"owned": "owner", "splitting": "owner", "transferring": "source"}
 
 
 @pytest.mark.parametrize("phase", STATE_OF_PHASE)
-def test_clients_are_sent_to_who_serves_and_goes_on_serving(phase: Phase) -> None:
-    """Who serves is named, but for a source that is closing: its clients wait for the next owner."""
+def test_clients_are_sent_to_the_broker_that_keeps_serving(phase: Phase) -> None:
+    """The clients of a source that is closing wait for the next owner."""
     channel = channel_in(phase)
     server = server_of(channel.view, channel.bundle())
     assert SERVED_BY.get(phase) == (None if server is None else server.broker)
 
 
-def test_the_dead_are_not_named() -> None:
-    """Once a broker is dead on the log its bundles are free, and nobody is named."""
+def test_a_dead_broker_serves_nothing() -> None:
     channel = channel_in("owned")
     channel.die("owner")
     assert server_of(channel.view, channel.bundle()) is None

@@ -168,9 +168,9 @@ TOO_MANY = tuple(word for number in range(DOCUMENT_ENTRIES_MAX) for word in ("--
     ("words", "told"),
     [
         (("x", "--namespaces", "tenant/.*", "--primary", "a("), "primary.0 is 'a(', which is no regular expression that can be used"),
-        (("x", "--namespaces", "t", "--primary", "\udc80"), "is to be a text of printable characters"),
-        (("x", "--namespaces", "t", "--primary", "a", "--min-limit", "-1"), "min_limit is -1, and is to be an integer from 0"),
-        (("x/y", "--namespaces", "t", "--primary", "a"), "its name is to be 1 to 255 ASCII letters"),
+        (("x", "--namespaces", "t", "--primary", "\udc80"), "must be a text of printable characters"),
+        (("x", "--namespaces", "t", "--primary", "a", "--min-limit", "-1"), "min_limit is -1, and must be an integer from 0"),
+        (("x/y", "--namespaces", "t", "--primary", "a"), "its name must be 1 to 255 ASCII letters"),
         (("x", "--namespaces", "t", *TOO_MANY), "entries, and may have 256"),
     ],
     ids=lambda value: str(value)[:40],

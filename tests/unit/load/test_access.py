@@ -1,4 +1,4 @@
-"""Settings of Kafka's client as a load worker takes them, or refuses them."""
+"""Settings of Kafka's client that a load worker supports, or refuses."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ REFUSED: Mapping[str, tuple[Mapping[str, str], str, str]] = {
 
 
 @pytest.mark.parametrize("case", TAKEN)
-def test_what_a_load_worker_can_do_is_taken(case: str) -> None:
-    """Each setting that says who may come in has its counterpart, and what tunes librdkafka is nobody's trouble."""
+def test_a_supported_setting_is_translated(case: str) -> None:
+    """Access settings have a counterpart. Settings that tune librdkafka do not matter."""
     given, expected = TAKEN[case]
     assert expected == access_of(given)
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_load_worker_cannot_do_is_refused(case: str) -> None:
-    """It never comes in otherwise than the user said: what it cannot do is the caller's error, which names the setting."""
+def test_an_unsupported_setting_is_refused(case: str) -> None:
+    """A load worker never connects in another way than the user configured. The error names the setting."""
     given, setting, problem = REFUSED[case]
     with pytest.raises(InvalidKafkaSetting, match=problem) as caught:
         access_of(given)
@@ -72,7 +72,6 @@ def test_what_a_load_worker_cannot_do_is_refused(case: str) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    """Neither a password nor that of a key stands in what a value says of itself."""
     shown = repr(access_of({"security.protocol": "sasl_ssl", **SASL, **FILES}))
     assert "worker" in shown
     assert "secret" not in shown

@@ -1,4 +1,4 @@
-"""The spelling of load reports, by example: what is refused, and what is said of it."""
+"""Load documents that cannot be read, by example."""
 
 from __future__ import annotations
 
@@ -44,23 +44,22 @@ NO_SAMPLE = {
 
 
 @pytest.mark.parametrize(("damage", "named"), NO_SAMPLE.values(), ids=NO_SAMPLE.keys())
-def test_what_is_no_sample_is_refused_by_what_is_wrong(damage: bytes | dict[str, object], named: str) -> None:
-    """The error names the field, so that whoever wrote it can be found."""
+def test_an_invalid_sample_is_refused_with_the_problem(damage: bytes | dict[str, object], named: str) -> None:
+    """The error names the field."""
     data = damage if isinstance(damage, bytes) else json.dumps(json.loads(encode_sample(SAMPLE)) | damage).encode()
     with pytest.raises(UnreadableLoad, match=named) as caught:
         decode_sample(data)
     assert "sample" == caught.value.what
 
 
-def test_a_later_version_may_say_more() -> None:
-    """Fields, and figures at the end of a row, that are unknown are passed over."""
+def test_additions_of_a_later_version_are_ignored() -> None:
+    """Unknown fields, and additional figures at the end of a row, are ignored."""
     raw = json.loads(encode_sample(SAMPLE))
     raw["bundles"][0].append("more")
     assert SAMPLE == decode_sample(json.dumps(raw | {"mood": "good"}).encode())
 
 
 def test_a_summary_and_a_bundle_are_refused_in_the_same_way() -> None:
-    """One error for all, which says what was expected."""
     for parse, what in ((decode_summary, "summary"), (decode_bundle, "bundle")):
         with pytest.raises(UnreadableLoad, match=f"a {what} of load cannot be read"):
             parse(b"0")
@@ -68,8 +67,8 @@ def test_a_summary_and_a_bundle_are_refused_in_the_same_way() -> None:
         decode_summary(encode_summary(summarized(None, SAMPLE)).replace(b'"averages"', b'"mean"'))
 
 
-def test_figures_travel_rounded() -> None:
-    """Nobody measures a rate to one part in a million, and digits take room."""
+def test_a_light_sample_has_rounded_figures() -> None:
+    """Rates are not known to one part in a million, and digits take room."""
     precise = Sample(broker="a", at_ms=0, bundles=(replace(BUNDLE, cost=12.345678),))
     assert b"12.3457" in encode_bundle(light(precise).bundles[0])
     assert 1e18 == light(Sample(broker="a", at_ms=0, cost=1e18)).cost

@@ -24,7 +24,6 @@ LAST = Report(sample=SAMPLE, at_ms=0, open_bundles=("x", "y"))
 
 
 def used(percent: float) -> Resources:
-    """So much of the CPU."""
     return Resources(cpu=Use(used=percent, limit=100))
 
 
@@ -42,12 +41,11 @@ CHANGES = {
 
 @pytest.mark.parametrize(("now", "expected"), CHANGES.values(), ids=CHANGES.keys())
 def test_the_largest_change_counts(now: Sample, expected: float) -> None:
-    """Use changes by points of a percent, all else by percent of what it was."""
+    """Use changes in percentage points, all other figures in percent of the old value."""
     assert math.isclose(expected, change_percent(SAMPLE, now), abs_tol=1e-4)
 
 
-def test_something_after_nothing_is_the_largest_change() -> None:
-    """No percentage says how much more than nothing something is."""
+def test_a_change_from_zero_is_infinite() -> None:
     nothing = Sample(broker="a", at_ms=0)
     assert 0 == change_percent(nothing, nothing)
     assert math.inf == change_percent(nothing, replace(nothing, bundle_count=1))
@@ -66,10 +64,9 @@ DUE = {
 
 @pytest.mark.parametrize(("now", "expected"), DUE.values(), ids=DUE.keys())
 def test_a_report_is_due_when_something_has_changed_or_time_has_passed(now: Report, expected: bool) -> None:
-    """A change of figures or of open bundles makes one due, and so does time, but never before the shortest time is over."""
+    """But never before the least interval is over."""
     assert expected is report_due(LAST, now, RULES)
 
 
 def test_the_first_report_is_due_at_once() -> None:
-    """Whoever has said nothing yet need not wait."""
     assert report_due(None, LAST, RULES)

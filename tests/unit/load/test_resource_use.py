@@ -1,4 +1,4 @@
-"""The use of resources, from counters and limits: also where they lie, resync, or say nothing."""
+"""The use of resources, from counters and limits that may be wrong, go back, or be missing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ COUNTERS = st.builds(Counters, at_ms=COUNTS, cpu_seconds=st.floats(0, 1e12), mem
 
 
 def between(before: Counters, now: Counters, *, reported_in: float = 0.0, reported_out: float = 0.0) -> Resources | None:
-    """The use of resources under `LIMITS`."""
     return resources_between(before, now, LIMITS, reported_in=reported_in, reported_out=reported_out)
 
 
-def test_use_is_of_the_time_between_two_looks() -> None:
-    """CPU in percent of a core, memory in MiB as it is now, network in Kbit/s, each beside its limit."""
+def test_use_covers_the_time_between_two_measurements() -> None:
+    """CPU in percent of a core, memory in MiB as it is now, network in Kbit/s, each with its limit."""
     expected = Resources(
         cpu=Use(used=50, limit=50),
         memory=Use(used=7, limit=100),
@@ -36,29 +35,28 @@ def test_use_is_of_the_time_between_two_looks() -> None:
     assert expected == between(BEFORE, NOW)
 
 
-def test_what_no_card_counts_is_what_services_say() -> None:
-    """Loopback goes through no card, so the network carries at least what services say, each way by itself."""
+def test_the_network_carries_at_least_what_services_report() -> None:
+    """No card counts loopback traffic, so the network carries at least what services report, in each direction."""
     found = between(BEFORE, NOW, reported_in=500, reported_out=1_000)
     assert found is not None
     assert (8, 8) == (found.bandwidth_in.used, found.bandwidth_out.used)
 
 
-def test_a_counter_that_went_back_stood_still() -> None:
-    """A child that nobody waited for takes along what it had used, and a card may be made anew."""
+def test_a_counter_that_went_back_counts_as_unchanged() -> None:
+    """A child that ends takes its counts with it, and a card may be created again."""
     found = between(NOW, replace(BEFORE, at_ms=5_000))
     assert found is not None
     assert (0, 0, 0) == (found.cpu.used, found.bandwidth_in.used, found.bandwidth_out.used)
 
 
 @pytest.mark.parametrize("at_ms", [BEFORE.at_ms, BEFORE.at_ms - 1])
-def test_no_time_says_nothing(at_ms: int) -> None:
-    """Two looks at one moment, or at a clock that went back, tell no rate."""
+def test_no_use_is_known_if_no_time_has_passed(at_ms: int) -> None:
     assert between(BEFORE, replace(NOW, at_ms=at_ms)) is None
 
 
 @given(COUNTERS, COUNTERS, st.floats(0, 1e15), st.floats(0, 1e15))
-def test_use_is_never_negative_or_endless(before: Counters, now: Counters, reported_in: float, reported_out: float) -> None:
-    """Whatever counters and clocks do, each use is a figure."""
+def test_use_is_never_negative_or_infinite(before: Counters, now: Counters, reported_in: float, reported_out: float) -> None:
+    """For any counters and clocks."""
     found = between(before, now, reported_in=reported_in, reported_out=reported_out)
     for use in () if found is None else (found.cpu, found.memory, found.bandwidth_in, found.bandwidth_out):
         assert 0 <= use.used <= FIGURE_MAX * 1_000
@@ -68,8 +66,8 @@ ETHERNET = Card(name="eth0", speed_mbits=1_000, bytes_in=5, bytes_out=6)
 BRIDGE = Card(name="docker0", speed_mbits=0, bytes_in=7, bytes_out=8)
 
 
-def test_cards_with_a_speed_count_for_those_without() -> None:
-    """What a container sends goes over the bridge and over the card, and is counted once; where no card says how fast it is, all count."""
+def test_only_cards_with_a_speed_count() -> None:
+    """Traffic of a container goes over the bridge and over the card, and counts once. Without any speed, all cards count."""
     assert [ETHERNET] == counting_cards([BRIDGE, ETHERNET])
     assert [BRIDGE] == counting_cards([BRIDGE])
 
@@ -78,8 +76,8 @@ def test_cards_with_a_speed_count_for_those_without() -> None:
     ("cards", "nic_speed_gbps", "expected"),
     [([ETHERNET, ETHERNET], None, 2_000_000), ([BRIDGE], None, 0), ([], None, 0), ([ETHERNET], 2.5, 2_500_000), ([], 0.5, 500_000)],
 )
-def test_the_network_carries_what_is_set_or_what_cards_say(cards: list[Card], nic_speed_gbps: float | None, expected: float) -> None:
-    """A setting comes first; then the speeds of all cards together, or nothing if nobody knows."""
+def test_the_network_capacity_is_the_setting_or_that_of_the_cards(cards: list[Card], nic_speed_gbps: float | None, expected: float) -> None:
+    """The setting comes first, then the sum of the speeds of all cards."""
     assert expected == network_kbits(cards, nic_speed_gbps=nic_speed_gbps)
 
 
@@ -132,12 +130,12 @@ TREES: dict[str, tuple[dict[str, str], CgroupLimits]] = {
 
 @pytest.mark.parametrize(("files", "expected"), TREES.values(), ids=TREES.keys())
 def test_the_tightest_control_group_counts(files: dict[str, str], expected: CgroupLimits) -> None:
-    """Limits are found in both versions, above the process' own group, and at the root of what a container sees."""
+    """Both versions are read, above the process's own group, and at the root of a container's mount."""
     assert expected == cgroup_limits(files.get)
 
 
 @given(st.text(), st.text())
 def test_any_text_is_a_limit_or_none(membership: str, limit: str) -> None:
-    """Whatever the files say, asking raises nothing, and a limit is positive."""
+    """No content of the files raises, and a limit is positive."""
     found = cgroup_limits(lambda path: membership if path == MEMBERSHIP else limit)
     assert found.cpu_cores is None or found.cpu_cores > 0

@@ -1,4 +1,4 @@
-"""What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka."""
+"""What a load worker decides of a message, as pure functions, without Faust and Kafka."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ PARTITIONS = 4
 
 
 def bundle(rate: float, name: str = ORDERS) -> BundleTraffic:
-    """A bundle with so many messages a second."""
+    """A bundle with this message rate."""
     return BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=rate), cost=rate / 2)
 
 
 def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[BundleTraffic] = ()) -> Sample:
-    """A sample, `at_ms` after the beginning."""
+    """A sample, `at_ms` after the start."""
     return Sample(broker=broker, at_ms=NOW_MS + at_ms, used=used, bundle_count=len(bundles), bundles=tuple(bundles))
 
 
@@ -48,14 +48,14 @@ def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
 
 
 def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> BrokerUpdate:
-    """What follows from a message on the topic of samples, which is taken."""
+    """The update that follows from a valid message on the topic of samples."""
     outcome = on_sample(row, message, now_ms=now_ms)
     assert isinstance(outcome, BrokerUpdate), outcome
     return outcome
 
 
 def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
-    """What follows from a sighting."""
+    """The result of a sighting."""
     message = Arrived(partition=1, offset=offset, key=sighting.bundle.bundle.encode(), value=encode_sighting(sighting))
     return on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS)
 
@@ -66,7 +66,7 @@ def sighting(broker: str, at_ms: int, rate: float, *, partition: int = 0) -> Sig
 
 
 def summary_in(outcome: BrokerUpdate) -> Summary:
-    """The summary that is published, which is also the one that is kept."""
+    """The published summary, which is also the stored one."""
     assert outcome.summary is not None
     assert outcome.row is not None
     assert outcome.summary == decode_row(outcome.row).body
@@ -77,7 +77,7 @@ def summary_in(outcome: BrokerUpdate) -> Summary:
 
 
 def test_summaries_are_those_of_all_samples() -> None:
-    """Sample after sample, the summary that is kept and published is the one that `summarized` makes of them."""
+    """The stored and published summary is the one that `summarized` makes of all samples."""
     samples = [sample(at_ms=number * STEP_MS, used=number / 4, bundles=[bundle(100.0 * number)]) for number in range(4)]
     row, expected = None, None
     for offset, each in enumerate(samples):
@@ -87,8 +87,8 @@ def test_summaries_are_those_of_all_samples() -> None:
         row = outcome.row
 
 
-def test_every_bundle_of_a_summary_is_sighted() -> None:
-    """Each bundle is told of under its own name, with its average, and with where its broker's samples lie."""
+def test_each_bundle_of_a_summary_gets_a_sighting() -> None:
+    """A sighting has the bundle's name as its key, its average, and the partition of its broker's samples."""
     first = told(None, arrived(sample(bundles=[bundle(100.0), bundle(7.0, "shop/orders/y")]), partition=3))
     then = told(first.row, arrived(sample(at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=1, partition=3))
     assert [ORDERS.encode(), b"shop/orders/y"] == [key for key, _ in first.sightings]
@@ -99,8 +99,8 @@ def test_every_bundle_of_a_summary_is_sighted() -> None:
     assert pytest.approx(90.0) == found.bundle.traffic.messages_in_per_second
 
 
-def test_a_sample_that_is_read_twice_changes_nothing_twice() -> None:
-    """What a worker took that was killed before it said so is read once more by the next, and is published again as it was."""
+def test_a_sample_that_is_read_twice_counts_once() -> None:
+    """A worker may be killed before it commits. The next one reads the same message, and publishes the same summary."""
     messages = [arrived(sample(at_ms=number * STEP_MS, used=number % 2), offset=number) for number in range(3)]
     row = None
     for message in messages:
@@ -111,8 +111,8 @@ def test_a_sample_that_is_read_twice_changes_nothing_twice() -> None:
         assert decode_row(row or b"").body == again.summary
 
 
-def test_a_topic_that_was_made_anew_counts() -> None:
-    """Offsets that begin anew hide no sample that is newer than the last, and a clock that was set back hides none either."""
+def test_samples_of_a_recreated_topic_count() -> None:
+    """Neither offsets that start again nor a clock that was set back hide a sample."""
     row = told(None, arrived(sample(used=1.0), offset=1_000)).row
     newer = told(row, arrived(sample(at_ms=STEP_MS, used=0.0), offset=0))
     assert pytest.approx(0.9) == summary_in(newer).load.averages.weighted_max
@@ -120,8 +120,8 @@ def test_a_topic_that_was_made_anew_counts() -> None:
     assert NOW_MS - STEP_MS == summary_in(set_back).load.taken_ms
 
 
-def test_who_leaves_is_forgotten() -> None:
-    """A tombstone takes away the row, and is passed on."""
+def test_a_broker_that_leaves_is_forgotten() -> None:
+    """A tombstone deletes the row, and is passed on."""
     row = told(None, arrived(sample())).row
     assert BrokerUpdate(row=None, summary=None) == told(row, Arrived(partition=0, offset=1, key=b"a:1", value=None))
 
@@ -145,8 +145,8 @@ DOUBTFUL = (
 
 
 @pytest.mark.parametrize("case", DOUBTFUL, ids=lambda case: case.id)
-def test_what_is_not_taken_says_why(case: Doubtful) -> None:
-    """What is no sample, or of another broker, or of another time, leaves the row as it is, and is named."""
+def test_an_ignored_message_has_a_reason(case: Doubtful) -> None:
+    """A message that is no sample, or of another broker or time, leaves the row as it is."""
     outcome = on_sample(None, case.message, now_ms=NOW_MS)
     assert isinstance(outcome, LeftOut)
     assert case.subject == outcome.subject
@@ -164,8 +164,8 @@ def test_what_is_not_taken_says_why(case: Doubtful) -> None:
     ],
     ids=["nan", "negative", "absurd", "of a bundle", "cost of a bundle"],
 )
-def test_a_figure_that_cannot_be_is_named_and_poisons_nothing(each: Sample, problem: str) -> None:
-    """It goes on to who weighs it, with a word in the log, and the next sample is averaged as if it had not been."""
+def test_an_impossible_figure_is_named_and_enters_no_average(each: Sample, problem: str) -> None:
+    """It is passed on and logged, and the next sample is averaged as if it had not been."""
     outcome = told(None, arrived(each))
     assert problem == outcome.problem
     after = summary_in(told(outcome.row, arrived(sample(at_ms=STEP_MS, used=0.5, bundles=[bundle(3.0)]), offset=1)))
@@ -177,7 +177,7 @@ def test_a_figure_that_cannot_be_is_named_and_poisons_nothing(each: Sample, prob
 
 
 def test_a_bundle_that_moves_is_handed_over() -> None:
-    """Seen at another broker, a bundle gets an average of what both say of it, which goes to the partition of the new one's samples."""
+    """Seen at another broker, a bundle gets the average of both, which goes to the partition of the new broker's samples."""
     first = seen(None, sighting("a:1", 0, 100.0))
     assert isinstance(first, Seen)
     assert first.handover is None
@@ -194,15 +194,15 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
     assert LeftOut(subject="b:1", problem=None) == seen(again.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1)
 
 
-def test_the_last_words_of_a_former_owner_count_for_nothing() -> None:
-    """A sighting that is older than the one at the new broker takes nothing back, and is no trouble."""
+def test_the_last_report_of_a_former_owner_has_no_effect() -> None:
+    """An older sighting than that of the new broker has no effect, and is no error."""
     row = seen(None, sighting("b:1", STEP_MS, 1.0))
     assert isinstance(row, Seen)
     assert LeftOut(subject="a:1", problem=None) == seen(row.row, sighting("a:1", 0, 5.0), offset=1)
 
 
-def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
-    """The new broker's summary names the bundle with the average that was handed over, and all else as it was, however often it comes."""
+def test_a_handover_replaces_an_average_that_started_again() -> None:
+    """Only the average of the bundle changes, however often the message is read."""
     began = told(None, arrived(sample("b:1", bundles=[bundle(0.0), bundle(7.0, "shop/orders/y")]), offset=5))
     message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
     row = began.row
@@ -223,14 +223,12 @@ def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
     [None, b"of another version", told(None, arrived(sample("b:1"))).row, told(None, arrived(sample("c:1", bundles=[bundle(1.0)]))).row],
     ids=["has left", "cannot be read", "is not among its busiest", "of another"],
 )
-def test_a_handover_that_nobody_waits_for_changes_nothing(row: bytes | None) -> None:
-    """Where the broker has left, or does not name the bundle any more, nothing follows from it, and it is no trouble."""
+def test_a_late_handover_changes_nothing(row: bytes | None) -> None:
     message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
     assert LeftOut(subject="b:1", problem=None) == on_handover(row, message, now_ms=NOW_MS)
 
 
-def test_what_is_no_sighting_is_named() -> None:
-    """Garbage among what workers tell one another, and a partition that is not there, are left out with a reason."""
+def test_an_invalid_sighting_has_a_reason() -> None:
     garbage = Arrived(partition=0, offset=0, key=b"x", value=None)
     for outcome in (on_sighting(None, garbage, now_ms=NOW_MS, partitions=PARTITIONS), on_handover(None, garbage, now_ms=NOW_MS)):
         assert isinstance(outcome, LeftOut)
@@ -243,7 +241,7 @@ def test_what_is_no_sighting_is_named() -> None:
 
 
 def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
-    """A row that nobody has renewed for an hour goes, where a message of its partition is at hand; one that cannot be read goes at once."""
+    """A row that was not renewed for an hour is deleted with a message of its partition, an unreadable row at once."""
     row = encode_row(Row(partition=2, offset=7, at_ms=NOW_MS, body=b"x"))
     late_ms = NOW_MS + SUMMARIES_KEPT_MS + 1
     assert [False, True, False] == [
@@ -257,7 +255,6 @@ def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
 @settings(max_examples=300, deadline=None)
 @given(row=st.none() | st.binary(max_size=60), value=st.none() | st.binary(max_size=60), key=st.none() | st.binary(max_size=20))
 def test_no_message_and_no_row_raises(row: bytes | None, value: bytes | None, key: bytes | None) -> None:
-    """Whatever stands in a message or in a table, something follows from it or it is left out."""
     message = Arrived(partition=0, offset=0, key=key, value=value)
     assert isinstance(on_sample(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     assert isinstance(on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut)
@@ -278,7 +275,7 @@ BROKERS = ("a:1", "b:1", "c:1")
     deaths=st.sets(st.integers(0, 11)),
 )
 def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: list[float], deaths: set[int]) -> None:
-    """However a bundle moves, and whenever all workers are killed, its average is the one that a single list of its samples gives."""
+    """Through moves, and deaths of all workers, its average is that of one list of its samples."""
     plane = LoadPlane(partitions=PARTITIONS, now_ms=NOW_MS)
     expected: float | None = None
     kept = kept_share(0.9, elapsed_ms=STEP_MS)

@@ -1,4 +1,4 @@
-"""The topics of the load plane."""
+"""The topics of load reports."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from equipoise.channel.kafka.settings import SUFFIX_CHARACTERS_MAX, TOPIC_CHARAC
 TOPICS = LoadTopics(log="channel")
 
 
-def test_each_topic_lies_beside_the_log() -> None:
-    """Six topics bear the log's name, those of tables in the form that Faust gives them, and Kafka takes all names, of the longest too."""
+def test_each_topic_has_the_name_of_the_log_as_prefix() -> None:
+    """Six topics start with the log's name. Faust names those of tables. Kafka accepts the longest names."""
     longest = LoadTopics(log="t" * TOPIC_CHARACTERS_MAX)
     for topics in (TOPICS, longest):
         shared = [make(3) for make in (topics.sightings, topics.handovers, topics.brokers_table, topics.bundles_table)]
@@ -23,15 +23,14 @@ def test_each_topic_lies_beside_the_log() -> None:
         assert max(map(len, suffixes)) <= SUFFIX_CHARACTERS_MAX
 
 
-def test_only_what_is_needed_for_ever_is_kept_for_ever() -> None:
-    """Samples and what workers tell one another go by age, summaries by age and by key, and tables by key alone."""
+def test_each_topic_is_cleaned_up_as_it_needs() -> None:
+    """Samples and messages between workers are deleted by age, summaries by age and key, and tables by key."""
     shared = [make(PARTITIONS) for make in (TOPICS.sightings, TOPICS.handovers, TOPICS.brokers_table, TOPICS.bundles_table)]
     policies = [topic.settings["cleanup.policy"] for topic in [TOPICS.samples, TOPICS.summaries, *shared]]
     assert ["delete", "compact,delete", "delete", "delete", "compact", "compact"] == policies
 
 
-def test_what_differs_is_told() -> None:
-    """A topic that somebody made otherwise is told of in words, one that is as it should be is not."""
+def test_differences_are_listed() -> None:
     topic = TOPICS.samples
     facts = TopicFacts(id="x", partitions=PARTITIONS, replication=1, settings={**topic.settings, "compression.type": "zstd"})
     assert [] == list(differences(topic, facts))

@@ -1,4 +1,4 @@
-"""Levelling: which bundle moves where, and what is said of those that stay."""
+"""Examples of `BalancedShedder`: which bundle moves where, and the reasons of those that stay."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, Weig
 
 
 def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = None) -> WeighedBroker:
-    """A broker whose bundles are named after it and counted."""
+    """A broker whose bundles are named a1, a2, ... after it."""
     bundles = tuple(WeighedBundle(name=f"{name}{number}", cost=cost) for number, cost in enumerate(costs, start=1))
     return WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=barred)
 
 
 def plan(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None) -> Plan:
-    """The plan for a cluster."""
     return (balanced_shedder or BalancedShedder()).plan(Snapshot(brokers=brokers))
 
 
@@ -29,12 +28,12 @@ def moves(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = No
 
 
 def stays(*brokers: WeighedBroker) -> dict[str, str]:
-    """What is said of those that stay."""
+    """The reasons of those that stay."""
     return {stay.subject: stay.reason for stay in plan(*brokers).stays}
 
 
 def test_a_cluster_without_load_or_brokers_is_level() -> None:
-    """Where there is nothing to move, or nobody to take it, nothing moves."""
+    """Nothing moves where there is nothing to move, or no broker to take it."""
     nobody = Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
     assert Plan(moves=(), stays=(), idle=nobody) == plan()
     assert [] == moves(broker("a", 10, 20))
@@ -42,30 +41,30 @@ def test_a_cluster_without_load_or_brokers_is_level() -> None:
 
 
 def test_the_fullest_gives_to_the_emptiest() -> None:
-    """The bundle that makes both alike goes from the fullest to the emptiest, and that is enough."""
+    """One move of the bundle that makes both equal is enough."""
     assert [("a2", "c")] == moves(broker("a", 10, 40, 45), broker("b", 50), broker("c", 10))
 
 
-def test_a_new_broker_gets_its_part_though_nobody_is_too_full() -> None:
-    """An empty broker beside ten that are a tenth above the mean is filled, from the fullest ones."""
+def test_a_new_broker_gets_its_share_although_no_broker_is_too_full() -> None:
+    """An empty broker beside ten that are 10 % above the mean is filled from the fullest."""
     old = [broker(name, *(10.0,) * 11) for name in "abcdefghij"]
     assert [("a1", "z"), ("b1", "z"), ("c1", "z"), ("d1", "z")] == moves(*old, broker("z"))
 
 
 def test_capacity_decides_who_is_full() -> None:
-    """A broker of three times the capacity carries three times as much, and a small one gives to it."""
+    """A broker of three times the capacity carries three times as much."""
     assert [] == moves(broker("a", 30, 30, 30, capacity=300), broker("b", 30))
     assert [("b1", "a")] == moves(broker("a", 10, 20, 30, capacity=300), broker("b", 20, 20, 20))
 
 
 def test_a_small_broker_is_not_buried_under_a_large_one_s_bundle() -> None:
-    """A bundle that is small for its broker may be too much for another one: a smaller one goes, or none."""
+    """A bundle that is small for its broker may be too much for another: a smaller one moves, or none."""
     assert [("a1", "b")] == moves(broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10))
     assert [] == moves(broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10))
 
 
 def test_one_hot_bundle_stays_where_it_is() -> None:
-    """Where one bundle is the load, moving it would only move the trouble, and the plan says to split it."""
+    """Moving a bundle that is all the load would only move the problem. The plan says to split it."""
     assert {
         "a": "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is a1, "
         "with 182 % of the mean load; split it",
@@ -74,13 +73,13 @@ def test_one_hot_bundle_stays_where_it_is() -> None:
 
 
 def test_between_start_and_settle_nothing_happens() -> None:
-    """A broker 20 % above the mean is let be; one at 27 % starts a round, which goes on until all are within 10 %."""
+    """A broker 20 % above the mean keeps its bundles. One at 27 % starts a round, which continues until all are within 10 %."""
     assert [] == moves(broker("a", *(10.0,) * 12), broker("b", *(10.0,) * 8))
     assert [("a1", "b"), ("a10", "b")] == moves(broker("a", *(10.0,) * 14), broker("b", *(10.0,) * 8))
 
 
 def test_a_round_is_bounded() -> None:
-    """A round has no more moves than it may have, and says that the rest come later."""
+    """A round has at most `moves_max` moves, and says that the rest come later."""
     both = broker("a", *(10.0,) * 20), broker("b", *(10.0,) * 20), broker("c")
     assert [("a1", "c"), ("b1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=2))
     assert [("a1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=1))
@@ -89,7 +88,7 @@ def test_a_round_is_bounded() -> None:
 
 
 def test_the_barred_take_no_part() -> None:
-    """A barred broker neither gives nor takes nor counts, and a barred bundle stays although its broker has too much."""
+    """A barred broker neither gives nor takes nor counts. A barred bundle stays on an overfull broker."""
     assert [] == moves(broker("a", 50, 50), broker("b", barred="it drains"))
     assert [] == moves(broker("a", 50, 50, barred="it drains"), broker("b"))
     hot = WeighedBroker(
@@ -105,14 +104,13 @@ def test_the_barred_take_no_part() -> None:
 
 
 def test_ties_break_by_name() -> None:
-    """Of equal brokers and equal bundles the first by name is chosen, in whatever order they are given."""
+    """The order of the input does not matter."""
     cluster = (broker("d"), broker("b", 30, 30), broker("c"), broker("a", 30, 30))
     expected = [("a1", "c"), ("b1", "d")]
     assert expected == moves(*cluster) == moves(*reversed(cluster))
 
 
 def test_each_move_says_why() -> None:
-    """A move names both sides, how full they were when it was decided, and how heavy the bundle is."""
     reason = "balanced: a has 180 % of the mean load, b has 20 %; the bundle is 44 % of the load of a"
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
     assert Move(bundle="a2", source="a", destination="b", reason=reason) == move
@@ -128,14 +126,13 @@ def test_each_move_says_why() -> None:
     ],
 )
 def test_a_round_that_moves_nothing_is_counted_by_what_kept_it(cluster: tuple[WeighedBroker, ...], cause: str | None) -> None:
-    """An even load, a bundle that is all the load, and a cluster of which nothing is known are three things; a move is none."""
     found = plan(*cluster)
     assert cause == (None if found.idle is None else found.idle.cause)
     assert bool(found.moves) == (cause is None)
 
 
 def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
-    """A cluster with rules that keep some bundles, by name, from one broker each."""
+    """A cluster with rules that keep each of these bundles from one broker."""
     live = tuple(sorted(each.broker for each in brokers))
 
     def rules(bundle: str) -> Candidates:
@@ -146,8 +143,8 @@ def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
     return Snapshot(brokers=brokers, live=live, rules=rules)
 
 
-def test_what_the_rules_forbid_is_passed_over() -> None:
-    """The next best bundle goes, or the best one to the next emptiest; where none may go, that is told with the rule."""
+def test_a_forbidden_move_is_skipped() -> None:
+    """The next best bundle moves, or the best one to the next emptiest broker. If none may move, the reason names the rule."""
     cluster = broker("a", 10, 40, 45), broker("b", 20), broker("c", 10)
     [first] = BalancedShedder(moves_max=1).plan(ruled({}, *cluster)).moves
     assert ("a2", "c") == (first.bundle, first.destination)
@@ -159,8 +156,8 @@ def test_what_the_rules_forbid_is_passed_over() -> None:
     assert told.endswith("but the rules keep its bundles from brokers with less load: for example a1 from b: policy x")
 
 
-def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rules keep more bundles than one round can look at, it ends without a move, and each bundle was asked about once."""
+def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the rules forbid more bundles than a round can check, the round ends without a move, and asks once about each bundle."""
     monkeypatch.setattr("equipoise.shedder.balanced.ASKED_MAX", 20)
     asked: list[str] = []
     snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))

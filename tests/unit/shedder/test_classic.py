@@ -1,7 +1,7 @@
-"""Pulsar's classic strategies as they are by default: the worked examples of its documents, and what we do otherwise.
+"""Pulsar's classic strategies by default: the worked examples of its documents, and the differences from Pulsar.
 
-May live here: examples. That they decide as Pulsar's classes with `pulsar_exact` is shown by the vectors; what holds for every
-snapshot is in tests/property/test_shedders.py.
+The vectors show that they decide as Pulsar's classes with `pulsar_exact`. tests/property/test_shedders.py shows what holds for every
+snapshot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORTY_TEN_TEN = cluster(
 
 
 def test_threshold_the_documents_40_10_10() -> None:
-    """Of brokers at 40, 10 and 10 % only the first is more than 10 % above the mean of 20 %, and gives what is above that, and 5 % more."""
+    """Of brokers at 40, 10 and 10 % only the first is more than 10 % above the mean of 20 %. It gives the excess and 5 % more."""
     plan = ThresholdShedder().plan(FORTY_TEN_TEN)
     # (40 - 20 - 10) + 5 = 15 % of 200 MB/s are 30 MB/s: two bundles of 20.
     assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
@@ -52,7 +52,7 @@ def test_threshold_the_documents_40_10_10() -> None:
 
 
 def test_threshold_takes_nothing_from_a_broker_that_only_its_average_tells_of() -> None:
-    """What it has given shows in its use at once, and in its average rounds later: else it would give each time, until nothing is left."""
+    """After a move the use falls at once, and its average only rounds later. The broker would otherwise give in each round."""
     loads = dict(FORTY_TEN_TEN.loads)
     loads["b1"] = replace(loads["b1"], resources=Resources(cpu=Use(used=15, limit=100)))
     plan = ThresholdShedder().plan(cluster(loads))
@@ -60,18 +60,18 @@ def test_threshold_takes_nothing_from_a_broker_that_only_its_average_tells_of() 
     assert "use is 40 % (mean: 20 %) on average; now it is 15 %" == stays_of(plan)["b1"]
 
 
-def test_threshold_what_is_not_worth_a_move_is_let_be() -> None:
-    """Below the least throughput, or with one bundle alone, a broker above the threshold gives nothing, and says why."""
+def test_threshold_small_amounts_stay() -> None:
+    """A broker above the threshold gives nothing below the least throughput, or if it has one bundle, and says why."""
     plan = ThresholdShedder(bytes_min=31 * M).plan(FORTY_TEN_TEN)
     assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
     assert "use is 40 % (mean: 20 %), but the 30 MB/s to give are too small for a move" == stays_of(plan)["b1"]
     one = cluster({"b1": broker(40, A=200 * M), "b2": broker(10, B=M), "b3": broker(10, C=M)})
     assert "its only bundle is too heavy" in stays_of(ThresholdShedder().plan(one))["b1"]
-    assert "nobody is used at all" == stays_of(ThresholdShedder().plan(cluster({"b1": broker(0)})))["b1"]
+    assert "no broker is used at all" == stays_of(ThresholdShedder().plan(cluster({"b1": broker(0)})))["b1"]
 
 
 def test_threshold_the_lower_boundary() -> None:
-    """Where nobody is too far above the mean, and one far below it, the most used gives half the threshold, if that is wanted."""
+    """With this setting, if no broker is too high but one is far too low, the most used gives half of the threshold."""
     loads = {name: broker(50, **ten_bundles(name, 20 * M)) for name in ("b1", "b2", "b3")}
     low = cluster({**loads, "b4": broker(5, **ten_bundles("D", M))})
     assert [] == moves_of(ThresholdShedder(threshold_percent=20).plan(low))
@@ -81,7 +81,7 @@ def test_threshold_the_lower_boundary() -> None:
 
 
 def test_threshold_goes_by_the_reported_averages() -> None:
-    """By default the averages that brokers report count; Pulsar makes its own, one step a round, and so needs a memory."""
+    """Pulsar computes its own averages, one step per round, and so needs a memory."""
     calm = {name: replace(load, averages=Averages(weighted_max=0.1, bytes_per_second=0)) for name, load in FORTY_TEN_TEN.loads.items()}
     assert [] == moves_of(ThresholdShedder().plan(cluster(calm)))
     exact = ThresholdShedder(pulsar_exact=True)
@@ -94,29 +94,28 @@ def test_threshold_goes_by_the_reported_averages() -> None:
 
 
 def test_overload_the_documents_95_85_5() -> None:
-    """A broker at 95 % of which 85 % are allowed gives (95 - 85) + 5 = 15 % of its throughput: two of ten bundles."""
+    """A broker at 95 % (allowed: 85 %) gives (95 - 85) + 5 = 15 % of its throughput: two of ten bundles."""
     plan = OverloadShedder().plan(cluster({"b1": broker(95, **ten_bundles("A", 10 * M)), "b2": broker(50, B=M)}))
     assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
     assert "overload: the use of b1 is 95 % (allowed: up to 85 %); it should give 15 MB/s of 100 MB/s" == plan.moves[0].reason
     assert {"b2": "use is 50 % (allowed: up to 85 %)"} == stays_of(plan)
 
 
-def test_overload_nothing_moves_where_nobody_can_take_it() -> None:
-    """Where everybody is overloaded, moves would only go round in a circle; Pulsar begins them."""
+def test_overload_nothing_moves_if_no_broker_can_take_it() -> None:
+    """If all brokers are overloaded, moves would go round in circles. Pulsar starts them."""
     full = cluster({"b1": broker(95, A1=M, A2=M), "b2": broker(90, B1=M, B2=M)})
     assert [] == moves_of(OverloadShedder().plan(full))
     assert ["A1: b1 -> any", "B1: b2 -> any"] == moves_of(OverloadShedder(pulsar_exact=True).plan(full))
 
 
 def test_overload_the_only_bundle_stays() -> None:
-    """A broker of one bundle would only pass its trouble on."""
     plan = OverloadShedder().plan(cluster({"b1": broker(95, A=M), "b2": broker(50)}))
     assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
     assert "use is 95 %, but its only bundle would overload another broker: split it" == stays_of(plan)["b1"]
 
 
 def test_one_bundle_stays_however_overloaded_a_broker_is() -> None:
-    """A broker far above all limits keeps a bundle; Pulsar takes them all."""
+    """Pulsar moves them all."""
     burning = cluster({"b1": broker(400, A1=3 * M, A2=2 * M, A3=M), "b2": broker(10, B=M)})
     assert ["A1: b1 -> any", "A2: b1 -> any"] == moves_of(OverloadShedder().plan(burning))
     all_of_them = ["A1: b1 -> any", "A2: b1 -> any", "A3: b1 -> any"]
@@ -127,7 +126,6 @@ def test_one_bundle_stays_however_overloaded_a_broker_is() -> None:
 
 
 def test_resources_count_by_their_weights() -> None:
-    """A resource of weight 0 overloads nobody."""
     busy = cluster({"b1": broker(95, A1=M, A2=M), "b2": broker(10, B=M)})
     assert [] == moves_of(OverloadShedder(weights=Weights(cpu=0.5)).plan(busy))
 
@@ -136,7 +134,7 @@ UNEVEN = cluster({"b1": broker(50, A1=50 * M, A2=9 * M, A3=0), "b2": broker(50, 
 
 
 def test_uniform_a_part_of_the_difference_is_taken() -> None:
-    """A fifth of the difference in messages goes from the busiest, in bundles that fit into it."""
+    """A fifth of the difference in messages moves from the busiest broker, in bundles that fit."""
     plan = UniformLoadShedder().plan(UNEVEN)
     assert ["A2: b1 -> any"] == moves_of(plan)
     assert "uniform: the highest rate is 59000 messages/s, the lowest 2000;" in plan.moves[0].reason
@@ -146,7 +144,6 @@ def test_uniform_a_part_of_the_difference_is_taken() -> None:
 
 
 def test_uniform_throughput_decides_where_messages_do_not() -> None:
-    """Without a difference in messages that counts, throughput is compared; where both are let be, nothing moves."""
     assert ["A2: b1 -> any"] == moves_of(UniformLoadShedder(rate_difference_percent=0).plan(UNEVEN))
     assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, throughput_ratio=0).plan(UNEVEN))
     assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, bytes_min=12 * M).plan(UNEVEN))
@@ -155,14 +152,14 @@ def test_uniform_throughput_decides_where_messages_do_not() -> None:
 
 @pytest.mark.parametrize("pulsar_exact", [False, True])
 def test_uniform_great_throughputs_are_compared_in_full(pulsar_exact: bool) -> None:
-    """Above 2 GB/s Pulsar compares with the greatest integer of 32 bits, and so takes bundles from brokers that are even."""
+    """Above 2 GB/s Pulsar compares with the greatest 32-bit integer, and so takes bundles from brokers that are even."""
     great = cluster({name: broker(50, **ten_bundles(name, 10**9)) for name in ("b1", "b2")})
     strategy = UniformLoadShedder(rate_difference_percent=0, pulsar_exact=pulsar_exact)
     assert pulsar_exact == bool(moves_of(strategy.plan(great)))
 
 
 def rounds(strategy: Shedder, snapshot: Snapshot, number: int) -> list[list[str]]:
-    """The moves of so many rounds, with the memory of each handed to the next."""
+    """The moves of several rounds. Each round gets the memory of the one before."""
     memory, found = Memory(), []
     for _ in range(number):
         plan = strategy.plan(replace(snapshot, memory=memory))
@@ -187,8 +184,8 @@ def test_average_pairs_the_extremes_and_then_the_next() -> None:
     assert [[], evened, [], evened, [], evened, [], [*evened, "D1: b4 -> b2"]] == found
 
 
-def test_average_a_pair_that_is_even_begins_anew() -> None:
-    """Hits are forgotten as soon as a pair differs by less than the low threshold, and those of who is gone with it."""
+def test_average_a_pair_that_is_even_starts_again() -> None:
+    """Hits are forgotten when a pair differs by less than the low threshold, or when a broker is gone."""
     strategy = AvgShedder(high_percent=90)
     hit = strategy.plan(cluster(PAIRS)).memory
     assert {"b1": 1, "b2": 1, "b4": 1, "b5": 1} == hit.low_hits
@@ -199,7 +196,7 @@ def test_average_a_pair_that_is_even_begins_anew() -> None:
 
 
 def test_average_asks_the_rules_for_its_destination() -> None:
-    """A bundle that the partner must not have stays; as Pulsar's it is unloaded, and placement finds another broker."""
+    """A bundle that the partner must not have stays. Pulsar unloads it, and placement finds another broker."""
     rules = replace(cluster(PAIRS), rules=lambda _: Candidates(allowed=("b3",), refused={"b1": "it is pinned elsewhere"}))
     at_once = AvgShedder(high_hits=1, low_hits=99)
     plan = at_once.plan(rules)
@@ -210,8 +207,8 @@ def test_average_asks_the_rules_for_its_destination() -> None:
 @pytest.mark.parametrize(
     "strategy", [ThresholdShedder(), OverloadShedder(), UniformLoadShedder(), AvgShedder()], ids=lambda each: type(each).__name__
 )
-def test_the_classic_ones_leave_out_whoever_takes_no_part(strategy: Shedder) -> None:
-    """Without any fresh report nothing moves, and it is counted why; who is silent is told so."""
+def test_a_broker_without_a_fresh_report_takes_no_part(strategy: Shedder) -> None:
+    """Without a fresh report nothing moves, and the round counts the cause. A silent broker gets that reason."""
     assert "Skip/NoBrokers" == outcome_of(strategy.plan(Snapshot(live=("b1",))))
     old = cluster({"b1": replace(broker(95, A1=M, A2=M), taken_ms=0)})
     assert "Skip/OutDatedData" == outcome_of(strategy.plan(old))
@@ -220,7 +217,7 @@ def test_the_classic_ones_leave_out_whoever_takes_no_part(strategy: Shedder) -> 
 
 
 def test_bundles_that_nobody_else_may_have_stay() -> None:
-    """Without a candidate but its owner a bundle is not unloaded; Pulsar unloads it, and it comes back."""
+    """Pulsar unloads such a bundle, and it comes back."""
     fenced = replace(FORTY_TEN_TEN, rules=lambda _: Candidates(allowed=("b1",)))
     plan = ThresholdShedder().plan(fenced)
     assert ([], "the rules allow no other broker") == (moves_of(plan), stays_of(plan)["A0"])

@@ -1,4 +1,4 @@
-"""Loads: what a bundle may weigh."""
+"""The load of a bundle: impossible figures are refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
 @pytest.mark.parametrize("field", ["calls_per_second", "bytes_per_second", "sessions"])
-def test_no_bundle_weighs_less_than_nothing_or_more_than_any_number(field: str, value: float) -> None:
-    """A load that could not be added and compared is refused where it is made, by the name of its field."""
+def test_an_impossible_load_is_refused(field: str, value: float) -> None:
+    """The error names the field."""
     with pytest.raises(CallerError, match=field):
         BundleLoad(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("field", ["messages_in_per_second", "bytes_out_per_second", "topics"])
 def test_messaging_is_checked_in_the_same_way(field: str) -> None:
-    """What more is said of a bundle of topics must be numbers, too."""
     with pytest.raises(CallerError, match=field):
         Messaging(**{field: math.nan})  # type: ignore[arg-type]

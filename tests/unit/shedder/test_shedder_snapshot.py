@@ -1,7 +1,4 @@
-"""The balancer's snapshot: whose a bundle is by the view, what it weighs by the reports, and who is left out of it.
-
-May live here: examples of `shedder.snapshot.take` on real views.
-"""
+"""Examples of `shedder.snapshot.take`: the owner of a bundle by the view, its weight by the reports, and who takes no part."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ WHOLE = f"{NAMESPACE}/0x00000000_0xffffffff"
 
 
 def report(broker: str, /, *, at_ms: int = NOW_MS, unnamed: int = 0, unnamed_cost: float = 0.0, **calls: float) -> Summary:
-    """What a broker says; a bundle's calls per second stand under `left`, `right` or `whole`. So many it does not name cost so much."""
+    """A report with the calls per second of the bundles `left`, `right` and `whole`, and the count and cost of unnamed bundles."""
     names = {"left": LEFT, "right": RIGHT, "whole": WHOLE}
     costs = {names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0] for which, rate in calls.items()}
     load = BrokerLoad(
@@ -48,22 +45,21 @@ def taken(channel: Channel, *reports: Summary, resting: tuple[str, ...] = ()) ->
 
 
 def broker_of(snapshot: Snapshot, name: str) -> WeighedBroker:
-    """One broker of a snapshot."""
     (found,) = (broker for broker in snapshot.brokers if broker.broker == name)
     return found
 
 
 @pytest.fixture
 def channel() -> Channel:
-    """Broker a owns the left half of a namespace, b the right one, and c nothing."""
+    """Broker a owns the left half of a namespace, b the right half, and c nothing."""
     channel = channel_with("c", "b", "a", bundles=2)
     channel.own("a", 0)
     channel.own("b", 0x80000000)
     return channel
 
 
-def test_the_view_says_whose_and_the_reports_what_it_weighs() -> None:
-    """Each live broker stands there once, by name, with its bundles, their cost, and the capacity that it joined with."""
+def test_the_view_defines_owners_and_reports_define_weights() -> None:
+    """Each live broker is there once, by name, with its bundles, their cost, and its capacity."""
     channel = ruled_channel(["c", Member(broker="b", capacity=200), "a"], {NAMESPACE: None}, bundles=2)
     channel.own("a", 0)
     channel.own("b", 0x80000000)
@@ -78,13 +74,13 @@ def test_the_view_says_whose_and_the_reports_what_it_weighs() -> None:
 
 
 def test_costs_are_counted_in_calls() -> None:
-    """16 KiB and a hundred sessions each cost a call, above what an idle bundle costs."""
+    """16 KiB and a hundred sessions each cost a call, in addition to the cost of an idle bundle."""
     assert IDLE_COST == costs_of([BundleLoad()])[0]
     assert IDLE_COST + 4 + 3 + 2 == costs_of([BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200)])[0]
 
 
-def test_a_former_owner_s_report_weighs_a_bundle_until_the_new_owner_says(channel: Channel) -> None:
-    """The weight goes with the bundle; once its owner has reported it, the older word does not count, even if it is newer."""
+def test_a_former_owners_report_counts_until_the_new_owner_reports(channel: Channel) -> None:
+    """The weight follows the bundle. The owner's own report replaces it, even if it is older."""
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
     channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
@@ -95,16 +91,15 @@ def test_a_former_owner_s_report_weighs_a_bundle_until_the_new_owner_says(channe
     assert (IDLE_COST + 80,) == tuple(bundle.cost for bundle in broker_of(own, "c").bundles)
 
 
-def test_of_two_former_owners_the_newer_word_counts(channel: Channel) -> None:
-    """What the owner does not say, the newest report of anybody else says."""
+def test_of_two_former_owners_the_newer_report_counts(channel: Channel) -> None:
     reports = (report("a"), report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2))
     for given in (reports, tuple(reversed(reports))):
         assert (IDLE_COST + 3,) == tuple(bundle.cost for bundle in broker_of(taken(channel, *given), "a").bundles)
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
-def test_an_old_report_is_none(channel: Channel, at_ms: int) -> None:
-    """A report that is too old, or from too far ahead, weighs nothing and keeps its broker out of the round."""
+def test_an_old_report_does_not_count(channel: Channel, at_ms: int) -> None:
+    """A report that is too old, or too far in the future, weighs nothing and keeps its broker out of the round."""
     snapshot = taken(channel, report("a", at_ms=at_ms, left=5), report("b", right=7), report("c"))
     apart = broker_of(snapshot, "a")
     assert "there is no fresh report of its load" == apart.barred
@@ -114,20 +109,19 @@ def test_an_old_report_is_none(channel: Channel, at_ms: int) -> None:
 
 
 def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
-    """What each bundle costs."""
     return {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
 
 
-def test_who_is_not_named_costs_what_is_left(channel: Channel) -> None:
-    """What a broker's named bundles leave of its cost is shared by the others, none of which costs less than an idle one."""
+def test_unnamed_bundles_share_the_rest_of_the_cost(channel: Channel) -> None:
+    """Unnamed bundles share the rest of their broker's cost. None costs less than an idle one."""
     shared = taken(channel, report("a", unnamed=2, unnamed_cost=100), report("b", right=7), report("c"))
     assert {LEFT: 50.0, RIGHT: IDLE_COST + 7} == weighed_costs(shared)
     nothing_left = taken(channel, report("a", whole=5, unnamed=2, unnamed_cost=-5), report("b", right=7), report("c"))
     assert IDLE_COST == weighed_costs(nothing_left)[LEFT]
 
 
-def test_who_nobody_counts_costs_the_mean(channel: Channel) -> None:
-    """A bundle that has come to a broker since it reported, from one that did not name it, weighs what bundles weigh on average."""
+def test_a_bundle_of_unknown_cost_costs_the_mean(channel: Channel) -> None:
+    """A bundle that arrived after the report, from a broker that did not name it, costs the mean of all bundles."""
     reports = (report("a"), report("b", right=50), report("c", unnamed=3, unnamed_cost=60))
     snapshot = taken(channel, *reports)
     assert {LEFT: (IDLE_COST + 50 + 60) / 4, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
@@ -146,8 +140,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "spoil"), FAULTS.items(), ids=["use", "traffic", "cost", "bundle"])
-def test_a_figure_that_cannot_be_keeps_its_broker_apart(channel: Channel, fault: str, spoil: Callable[[Summary], Summary]) -> None:
-    """Such a report weighs nothing, its broker is told why, and the others are weighed as if it had said nothing."""
+def test_an_impossible_figure_keeps_its_broker_out_of_the_round(channel: Channel, fault: str, spoil: Callable[[Summary], Summary]) -> None:
+    """Such a report weighs nothing, and the other brokers are weighed as without it."""
     others = (report("b", right=7), report("c"))
     snapshot = taken(channel, spoil(report("a", left=5)), *others)
     assert str(broker_of(snapshot, "a").barred).startswith("its load report is not plausible and does not count: ")
@@ -156,8 +150,7 @@ def test_a_figure_that_cannot_be_keeps_its_broker_apart(channel: Channel, fault:
     assert [replace(one, barred=None) for one in without.brokers] == [replace(one, barred=None) for one in snapshot.brokers]
 
 
-def test_who_drains_is_left_alone_and_who_is_dead_is_not_there(channel: Channel) -> None:
-    """A draining broker is barred, a dead one forgotten, even if their reports are fresh."""
+def test_a_draining_broker_is_barred_and_a_dead_one_is_missing(channel: Channel) -> None:
     channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
     channel.die("b")
     snapshot = taken(channel, report("a", left=5), report("b", right=7), report("c"))
@@ -178,14 +171,13 @@ def test_who_drains_is_left_alone_and_who_is_dead_is_not_there(channel: Channel)
     }.items(),
 )
 def test_a_bundle_weighs_where_it_goes(phase: Phase, expected: tuple[str, str | None] | None) -> None:
-    """In each phase a bundle weighs on the broker that has it or will have it, and only one at rest may be moved."""
+    """In each phase a bundle weighs on the broker that has it or will have it. Only a bundle at rest may move."""
     snapshot = taken(channel_in(phase), report("owner", whole=1), report("source", whole=1))
     found = [(broker.broker, bundle.barred) for broker in snapshot.brokers for bundle in broker.bundles]
     assert ([] if expected is None else [expected]) == found
 
 
-def test_what_rests_or_is_about_to_go_is_barred(channel: Channel) -> None:
-    """A bundle that has moved lately is barred, and so is one of a namespace that is being deleted."""
+def test_bundles_that_rest_or_are_being_deleted_are_barred(channel: Channel) -> None:
     reports = (report("a", left=5), report("b", right=7), report("c"))
     assert ("it has moved lately",) == tuple(b.barred for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles)
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
@@ -193,22 +185,22 @@ def test_what_rests_or_is_about_to_go_is_barred(channel: Channel) -> None:
 
 
 def told_by(channel: Channel, *bundles: str) -> Snapshot:
-    """The snapshot when broker a says so much of these bundles."""
+    """The snapshot after broker a has reported these bundles."""
     load = replace(broker(50), taken_ms=0, bundles=tuple(bundle(name, 1) for name in bundles))
     told = Summary(broker="a", load=load, cost=1.0)
     return take(channel.view, (told,), now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=(RIGHT,), memory=Memory(hits=3))
 
 
-def test_who_goes_by_reports_sees_whose_each_reported_bundle_is(channel: Channel) -> None:
-    """The view says who serves what was reported, whoever reported it, and what of it must not be moved now."""
+def test_the_view_defines_the_owners_of_reported_bundles(channel: Channel) -> None:
+    """The view defines who serves a reported bundle, and which ones must not move now."""
     snapshot = told_by(channel, LEFT, RIGHT, WHOLE)
     assert [("a", "b", "c"), {}] == [snapshot.live, snapshot.apart]
     assert [{LEFT: "a", RIGHT: "b"}, {RIGHT: "it has moved lately"}] == [snapshot.owners, snapshot.resting]
     assert (3, Candidates(allowed=("a", "b", "c"))) == (snapshot.memory.hits, snapshot.candidates(LEFT))
 
 
-def test_who_goes_by_reports_sees_what_moves_and_who_drains(channel: Channel) -> None:
-    """A bundle on its way is still at its source, and barred; a draining broker stands apart."""
+def test_moving_bundles_rest_and_draining_brokers_are_apart(channel: Channel) -> None:
+    """A bundle on its way is still at its source, and barred. A draining broker is apart."""
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
     channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
     snapshot = told_by(channel, LEFT)
@@ -216,14 +208,13 @@ def test_who_goes_by_reports_sees_what_moves_and_who_drains(channel: Channel) ->
     assert {"b": "it drains, and moves its bundles away itself"} == snapshot.apart
 
 
-def test_what_nobody_serves_has_no_owner() -> None:
-    """A bundle that is free, or that waits for its first owner, is at nobody's."""
+def test_a_bundle_that_no_broker_serves_has_no_owner() -> None:
     for phase in ("free", "assigning"):
         assert {} == told_by(channel_in(phase), WHOLE).owners
 
 
-def test_bundles_are_weighed_for_who_looks_at_them(channel: Channel) -> None:
-    """A strategy that goes by loads weighs nothing; who looks at brokers has them weighed, once."""
+def test_bundles_are_weighed_at_the_first_access(channel: Channel) -> None:
+    """A strategy that uses loads weighs nothing. One that uses brokers weighs them once."""
     expected, weighed = tuple(taken(channel).brokers), []
 
     def weigh() -> tuple[WeighedBroker, ...]:

@@ -1,7 +1,6 @@
-"""`TransferShedder` as it is by default: the cases of Pulsar's own test of it, and what we do otherwise.
+"""`TransferShedder` by default: the cases of Pulsar's own test, and the differences from Pulsar.
 
-May live here: examples. That it decides as Pulsar's class with `pulsar_exact` is shown by the vectors; what holds for every
-snapshot is in tests/property/test_shedders.py.
+The vectors show that it decides as Pulsar's class with `pulsar_exact`. tests/property/test_shedders.py shows what holds for every snapshot.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def moves(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> list[str]:
 
 
 def told(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> tuple[list[str], str | None]:
-    """The moves of one round, and what it is counted as if there are none."""
+    """The moves of one round, and its outcome if there are none."""
     plan = strategy.plan(snapshot)
     return moves_of(plan), outcome_of(plan)
 
@@ -47,7 +46,7 @@ BOTH = ["E1: b5 -> b1", "D1: b4 -> b2"]
 
 
 def test_the_most_loaded_give_to_the_least_loaded() -> None:
-    """The most loaded gives to the least loaded and the second to the second, until the deviation is on target."""
+    """The pairs go inwards until the deviation is on target."""
     plan = AT_ONCE.plan(the_five())
     assert BOTH == moves_of(plan)
     assert pytest.approx((0.364, 0.398276286)) == (plan.mean, plan.deviation)
@@ -60,7 +59,6 @@ def test_the_most_loaded_give_to_the_least_loaded() -> None:
 
 
 def test_each_move_says_why_and_each_broker_why_not() -> None:
-    """A move tells of both ends, and who gives nothing of its own use, or of what its bundles keep."""
     plan = AT_ONCE.plan(the_five())
     assert "transfer: the use of b5 is 90 %, of b1 2 %; the bundle has 2 MB/s of 9 MB/s" == plan.moves[0].reason
     assert {
@@ -71,7 +69,7 @@ def test_each_move_says_why_and_each_broker_why_not() -> None:
 
 
 def test_several_uneven_rounds_come_before_the_first_move() -> None:
-    """Three rounds only count, the fourth moves, and then the count begins anew."""
+    """Three rounds only count, the fourth moves bundles, and then the count starts again."""
     strategy, memory = TransferShedder(), Memory()
     seen: list[tuple[list[str], str | None, int]] = []
     for _ in range(5):
@@ -82,7 +80,6 @@ def test_several_uneven_rounds_come_before_the_first_move() -> None:
 
 
 def test_an_even_cluster_forgets_its_hits() -> None:
-    """Where nothing is wrong, the rounds counted so far are forgotten, and everybody is told so."""
     even = cluster({"b1": broker(10, A1=30, A2=30), "b2": broker(20, B1=40, B2=40), "b3": broker(30, C1=50, C2=50)})
     plan = TransferShedder().plan(replace(even, memory=Memory(hits=3)))
     assert (0, "Skip/HitCount") == (plan.memory.hits, outcome_of(plan))
@@ -91,7 +88,7 @@ def test_an_even_cluster_forgets_its_hits() -> None:
 
 
 def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
-    """A broker with hardly any throughput, or far below the mean, gets something from the most loaded one."""
+    """A broker with hardly any throughput, or far below the mean, gets a bundle from the most loaded one."""
     by_throughput = replace(broker(4, B1=M, B2=3 * M), averages=Averages(weighted_max=0.04, bytes_per_second=10))
     others = {"b4": broker(55, D1=2 * M, D2=6 * M), "b5": broker(65, E1=2 * M, E2=7 * M)}
     for idle in (by_throughput, broker(3, B1=M, B2=3 * M)):
@@ -109,7 +106,7 @@ def test_a_single_overloaded_broker_gives_though_the_deviation_is_on_target() ->
 
 
 def test_a_swap_brings_lighter_bundles_back() -> None:
-    """Where every bundle is too heavy, one goes and a lighter one comes back, and that is what the deviation says."""
+    """If every bundle is too heavy, one moves and a lighter one comes back. The deviation includes both."""
     cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
     plan = AT_ONCE.plan(cluster_)
     assert ["A1: a -> b", "B1: b -> a"] == moves_of(plan)
@@ -118,7 +115,7 @@ def test_a_swap_brings_lighter_bundles_back() -> None:
 
 
 def test_what_a_swap_brings_back_counts_in_pulsar_only_when_it_debugs() -> None:
-    """As Pulsar, without its debug mode, the deviation after a swap is that of a move without one."""
+    """Without debug mode, the deviation that Pulsar computes after a swap is that of the move alone."""
     cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
     exact = replace(AT_ONCE, pulsar_exact=True)
     plans = [replace(exact, pulsar_debug=debug).plan(cluster_) for debug in (True, False)]
@@ -127,7 +124,7 @@ def test_what_a_swap_brings_back_counts_in_pulsar_only_when_it_debugs() -> None:
 
 
 def test_without_transfer_no_destination_is_named_and_nothing_is_swapped() -> None:
-    """Placement finds the destinations, so that a bundle for which another one would have to come back stays."""
+    """Placement finds the destinations. A bundle that needs a swap stays."""
     off = replace(AT_ONCE, transfer=False)
     assert ["E1: b5 -> any", "D1: b4 -> any"] == moves(the_five(), off)
     swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
@@ -135,7 +132,7 @@ def test_without_transfer_no_destination_is_named_and_nothing_is_swapped() -> No
 
 
 def test_without_transfer_any_other_broker_will_do() -> None:
-    """A bundle that the least loaded must not have may still go to another one; Pulsar then keeps it."""
+    """A bundle that the least loaded broker must not have may move to another. Pulsar keeps it."""
     rules = replace(the_five(), rules=lambda _: Candidates(allowed=("b2", "b5")))
     off = replace(AT_ONCE, transfer=False)
     assert ["E1: b5 -> any", "D1: b4 -> any"] == moves(rules, off)
@@ -175,7 +172,7 @@ OLD = cluster({name: replace(load, taken_ms=0) for name, load in the_five().load
     ],
 )
 def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(snapshot: Snapshot, counted: str) -> None:
-    """Each way of having nothing to move has Pulsar's result and cause, a sentence, and a reason for every live broker."""
+    """Each such round has Pulsar's result and cause, a reason, and a reason for every live broker."""
     plan = AT_ONCE.plan(snapshot)
     assert ([], counted) == (moves_of(plan), outcome_of(plan))
     assert plan.idle is not None
@@ -185,7 +182,7 @@ def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(snapshot
 
 
 def test_policies_are_respected_or_let_move() -> None:
-    """Bundles of a namespace with a policy stay, unless the setting lets them move; excluded namespaces stay always."""
+    """Bundles of a namespace with a policy move only with `with_policies`. Excluded namespaces always stay."""
     theirs = replace(the_five(b5=in_namespace("tenant/own", broker(90, E1=2 * M, E2=7 * M))), policies={"tenant/own": "isolation"})
     assert ["D1: b4 -> b1"] == moves(theirs)
     assert "its namespace has a policy (isolation), and such bundles do not move" == stays_of(AT_ONCE.plan(theirs))["E1"]
@@ -194,14 +191,14 @@ def test_policies_are_respected_or_let_move() -> None:
 
 
 def test_what_rests_stays() -> None:
-    """Bundles that must not move now are passed over, and a broker that has no other gives nothing in this round."""
+    """A broker whose bundles all rest gives nothing in this round."""
     names = [f"tenant/space/{name}" for name in ("D1", "D2", "E1", "E2")]
     lighter = the_five(b3=broker(6, C1=1.9 * M, C2=4 * M))
     assert ["C1: b3 -> b1"] == moves(replace(lighter, resting=dict.fromkeys(names, "it has moved lately")))
 
 
 def test_nothing_that_rests_or_is_excluded_comes_back_in_a_swap() -> None:
-    """A swap asks of what comes back all that is asked of what goes; Pulsar asks only the rules."""
+    """A swap checks the returning bundle like the one that goes. Pulsar checks only the rules."""
     swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
     resting = replace(swapping, resting={"tenant/space/A1": "it has moved lately"})
     assert ["A2: a -> b", "B1: b -> a"] == moves(resting)
@@ -209,7 +206,7 @@ def test_nothing_that_rests_or_is_excluded_comes_back_in_a_swap() -> None:
 
 
 def test_a_swap_never_leaves_the_two_further_apart() -> None:
-    """Where two brokers carry much for their use and little, an exchange by throughput alone would make it worse, as Pulsar's does."""
+    """If two brokers carry very different throughput for their use, an exchange by throughput alone makes it worse, as Pulsar's does."""
     third = broker(1, C1=10 * M, C2=20 * M)
     uneven = cluster({"a": broker(85, A1=10 * M, A2=30 * M), "b": broker(90, B1=60 * M, B2=90 * M), "c": third})
     apart = replace(uneven, rules=lambda name: Candidates(allowed=("a", "b") if name.endswith(("A1", "A2", "B1", "B2")) else ("c",)))
@@ -223,12 +220,12 @@ def test_a_swap_never_leaves_the_two_further_apart() -> None:
 
 
 def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
-    """What a round is counted as, and who still cools down."""
+    """The outcome of a round, and the brokers that still cool down."""
     return outcome_of(plan), dict(plan.memory.gave_ms), dict(plan.memory.got_ms)
 
 
 def test_both_ends_of_a_move_cool_down() -> None:
-    """Until both have reported long enough after a move the whole round waits; Pulsar waits for the source alone."""
+    """The whole round waits until both have reported long enough after a move. Pulsar waits for the source alone."""
     memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000, live=the_five().live)
     young = replace(the_five(), memory=memory)
     assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(AT_ONCE.plan(young))
@@ -239,8 +236,8 @@ def test_both_ends_of_a_move_cool_down() -> None:
     assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
 
 
-def test_a_clock_that_jumps_holds_nobody_up_for_ever() -> None:
-    """A move that seems to lie in the future counts as made now; a report from the future ends no cool-down."""
+def test_a_clock_that_jumps_delays_no_round_forever() -> None:
+    """A move in the future counts as made now. A report from the future ends no cool-down."""
     ahead = AT_ONCE.plan(replace(the_five(), memory=Memory(gave_ms={"b5": NOW_MS + 10**9})))
     assert ("Skip/CoolDown", {"b5": NOW_MS}, {}) == cooling(ahead)
     hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 300_000))
@@ -249,16 +246,16 @@ def test_a_clock_that_jumps_holds_nobody_up_for_ever() -> None:
     assert ["D1: b4 -> b1"] == moves(far)
 
 
-def test_who_is_gone_cools_down_by_time_alone() -> None:
-    """A broker that reports no more is remembered until its time is over, and holds nobody up."""
+def test_a_broker_that_is_gone_cools_down_by_time_alone() -> None:
+    """A broker that no longer reports is remembered until its time is over, and delays no round."""
     gone = replace(the_five(), memory=Memory(gave_ms={"z": NOW_MS - 1_000, "y": NOW_MS - 200_000}))
     plan = AT_ONCE.plan(gone)
     assert BOTH == moves_of(plan)
     assert {"z": NOW_MS - 1_000} == plan.memory.gave_ms
 
 
-def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
-    """Only live brokers with a fresh and possible report are ordered and counted, and of the others each has its reason."""
+def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -> None:
+    """Only live brokers with a fresh and plausible report count. Each of the others has its reason."""
     odd = {
         "b0": broker(0, X1=M, X2=M),
         "b6": replace(broker(100, F1=M, F2=M), averages=Averages(weighted_max=float("nan"), bytes_per_second=0)),
@@ -282,7 +279,7 @@ def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
 
 
 def test_of_equal_brokers_the_first_by_name_comes_first() -> None:
-    """The order in which reports come does not matter, whereas Pulsar goes by it."""
+    """The order of the reports does not matter. In Pulsar it does."""
     loads = {name: broker(10, **{f"{name}1": M, f"{name}2": M}) for name in "edcb"}
     loads["a"] = broker(100, A1=10 * M, A2=90 * M)
     assert moves(cluster(loads)) == moves(cluster(dict(sorted(loads.items())))) == ["A1: a -> b"]
@@ -290,14 +287,14 @@ def test_of_equal_brokers_the_first_by_name_comes_first() -> None:
 
 
 def test_a_broker_without_use_gives_nothing_by_its_throughput() -> None:
-    """Where nobody's use is measured, no part of it can be counted in throughput; Pulsar gives away all bundles but one."""
+    """Without a measured use, no share of it can be counted in throughput. Pulsar gives away all bundles but one."""
     unused = cluster({"a": broker(0, A1=1, A2=1), "b": broker(0, B1=M, B2=M, B3=M)})
     assert ([], "Skip/NoBundles") == told(unused)
     assert ["B1: b -> a", "B2: b -> a"] == moves(unused, replace(AT_ONCE, pulsar_exact=True))
 
 
-def test_a_name_that_is_told_twice_moves_once() -> None:
-    """A report that names a bundle twice moves nothing twice, neither away nor back in a swap."""
+def test_a_bundle_that_is_reported_twice_moves_once() -> None:
+    """A bundle that a report names twice moves once, and counts once in a swap."""
     twice = broker(90, E1=M, E2=7 * M)
     assert twice.bundles is not None
     doubled = the_five(b5=replace(twice, bundles=(twice.bundles[0], *twice.bundles)))

@@ -1,4 +1,4 @@
-"""Java's properties files: what `java.util.Properties` makes of a text, we make of it."""
+"""Java's properties files are read as `java.util.Properties` reads them."""
 
 from __future__ import annotations
 
@@ -47,22 +47,20 @@ def test_a_text_is_read_as_java_reads_it(case: Case) -> None:
     assert case.expected == {entry.key: entry.value for entry in parse_properties(case.text)}
 
 
-def test_an_entry_knows_the_line_where_it_begins() -> None:
-    """Lines are counted as an editor counts them, with comments and those that go on."""
+def test_an_entry_has_the_line_of_its_start() -> None:
     assert [("a", 2), ("b", 5)] == [(entry.key, entry.line) for entry in parse_properties("# c\na=1\\\n  2\n\nb=3\n")]
 
 
 @pytest.mark.parametrize("text", ["a=\\u00zz", "b=1\na=\\u12", "\\u=1"])
-def test_an_escape_that_is_none_is_refused(text: str) -> None:
-    """Java takes nothing of such a file, and neither do we; the error names the line."""
+def test_an_invalid_escape_is_refused(text: str) -> None:
+    """Java refuses such a file, too. The error names the line."""
     line = text.count("\n") + 1
     with pytest.raises(OperatorError, match=f"line {line}: .* four hexadecimal digits"):
         parse_properties(text)
 
 
 @given(text=st.text(alphabet="ab=: \t\f\n\r\\#!u0", max_size=40))
-def test_no_text_does_any_harm(text: str) -> None:
-    """Any text gives entries, or the one error."""
+def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         entries = parse_properties(text)
     except OperatorError:
@@ -71,9 +69,7 @@ def test_no_text_does_any_harm(text: str) -> None:
 
 
 @given(entries=st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9), max_size=5))
-def test_what_is_escaped_is_read_back(entries: dict[str, str]) -> None:
-    """Whatever stands in keys and values, written as escapes of UTF-16 it comes back."""
-
+def test_escaped_entries_are_read_back(entries: dict[str, str]) -> None:
     def escaped(text: str) -> str:
         units = text.encode("utf-16-be", "surrogatepass")
         return "".join(f"\\u{units[place]:02x}{units[place + 1]:02X}" for place in range(0, len(units), 2))
@@ -84,5 +80,5 @@ def test_what_is_escaped_is_read_back(entries: dict[str, str]) -> None:
 
 
 def whole(text: str) -> str:
-    """A text whose halves of a character beyond the first 65,536 are put together."""
+    """The text with surrogate pairs joined."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

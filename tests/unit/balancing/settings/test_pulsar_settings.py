@@ -1,4 +1,4 @@
-"""Pulsar's settings: every entry of a `broker.conf` is taken, or told why it was not."""
+"""Pulsar's settings: every entry of a `broker.conf` is taken, or has a reason why not."""
 
 from __future__ import annotations
 
@@ -124,12 +124,10 @@ NEW, OLD = "loadBalancerBandwidthInResourceWeight", "loadBalancerBandwithInResou
 
 
 def test_every_key_of_pulsar_is_known() -> None:
-    """Each is taken, or has no meaning here for a reason."""
     assert () == tuple(key for key in KEYS if key not in {*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER})
 
 
 def test_the_defaults_are_all_the_keys() -> None:
-    """No key is taken that is not tested here."""
     assert set(TAKEN) == set(DEFAULTS)
 
 
@@ -142,14 +140,13 @@ def test_a_key_sets_what_it_means(key: str) -> None:
 
 @pytest.mark.parametrize("key", DEFAULTS)
 def test_our_defaults_are_pulsars(key: str) -> None:
-    """What Pulsar's default sets is a field of the strategy that it is for, and its default; but for what we have on purpose otherwise."""
+    """Except for rounds, reports, and failure domains."""
     for setting, value in DEFAULTS[key][1].items():
         if not setting.startswith(("balancing.", "reports.")) and setting != "placement.failure_domains":
             assert pytest.approx(value) == SETTINGS[setting].default
 
 
-def test_what_was_read_is_all_that_was_set() -> None:
-    """The settings of all entries, by name."""
+def test_settings_of_several_keys_are_combined() -> None:
     read = read_pulsar_settings("loadBalancerBrokerLoadTargetStd=0.1\nloadBalanceSheddingDelayInSeconds=7\n")
     assert {"transfer.target_deviation": 0.1, "transfer.cool_down_ms": 7_000} == read.settings
 
@@ -162,8 +159,8 @@ def test_what_was_read_is_all_that_was_set() -> None:
         ("defaultNamespaceBundleSplitAlgorithm=specified_positions_divide", "here balancing.split_algorithm must be one of"),
     ],
 )
-def test_what_pulsar_takes_and_we_do_not_is_told(text: str, why: str) -> None:
-    """A value that our setting cannot have is not understood, and our default stays."""
+def test_a_value_that_only_pulsar_accepts_is_not_understood(text: str, why: str) -> None:
+    """Our default stays."""
     (entry,) = read_pulsar_settings(text).not_understood
     assert entry.why.startswith(why)
 
@@ -192,8 +189,7 @@ def test_what_pulsar_takes_and_we_do_not_is_told(text: str, why: str) -> None:
         ("loadBalancerXyzzy", "1", "Pulsar has no such key"),
     ],
 )
-def test_what_is_not_understood_is_told_and_sets_nothing(key: str, value: str, problem: str) -> None:
-    """A value that its key cannot have, and a key that Pulsar does not have."""
+def test_an_entry_that_is_not_understood_has_a_reason_and_sets_nothing(key: str, value: str, problem: str) -> None:
     read = read_pulsar_settings(f"\n{key}={value}")
     assert ((), ()) == (read.taken, read.without_meaning)
     (entry,) = read.not_understood
@@ -202,8 +198,7 @@ def test_what_is_not_understood_is_told_and_sets_nothing(key: str, value: str, p
 
 
 @pytest.mark.parametrize("key", MEANINGLESS)
-def test_what_has_no_meaning_here_is_told(key: str) -> None:
-    """Each such key has its reason, and none is a key that is taken."""
+def test_an_entry_without_meaning_here_has_a_reason(key: str) -> None:
     assert key not in TAKEN
     assert [(key, MEANINGLESS[key])] == [(entry.key, entry.why) for entry in read_pulsar_settings(f"{key}=x").without_meaning]
 
@@ -217,17 +212,16 @@ def test_what_has_no_meaning_here_is_told(key: str) -> None:
         ("a" * 5_000 + "=1", "it is not about balancing"),
     ],
 )
-def test_what_sets_nothing_is_told(text: str, why: str) -> None:
-    """What is empty, what is somebody else's, and what is done in another way here."""
+def test_an_entry_that_sets_nothing_has_a_reason(text: str, why: str) -> None:
     (entry,) = read_pulsar_settings(text).without_meaning
     assert entry.why.startswith(why)
 
 
 def test_the_last_of_two_counts() -> None:
-    """As in Java; the first is told of."""
+    """As in Java."""
     read = read_pulsar_settings("minUnloadMessage=1\nminUnloadMessage=2\n")
     assert {"uniform.messages_min": 2, "average.messages_min": 2} == read.settings
-    assert [(1, "line 2 says it again, and the last counts")] == [(entry.line, entry.why) for entry in read.without_meaning]
+    assert [(1, "line 2 sets it again, and the last counts")] == [(entry.line, entry.why) for entry in read.without_meaning]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +237,7 @@ def test_the_last_of_two_counts() -> None:
     ],
 )
 def test_the_old_spelling_counts_as_in_pulsar(text: str, expected: float, unused: list[str]) -> None:
-    """Pulsar goes by the old spelling as long as the new one has its default, written out or not."""
+    """Pulsar uses the old spelling as long as the new one has its default, written out or not."""
     read = read_pulsar_settings(text)
     assert {"weights.bandwidth_in": expected} == read.settings
     assert unused == [entry.key for entry in read.without_meaning]
@@ -251,7 +245,7 @@ def test_the_old_spelling_counts_as_in_pulsar(text: str, expected: float, unused
 
 
 def test_the_extensible_load_manager_has_strategies_of_its_own() -> None:
-    """Whatever strategies of the other manager stand there, Pulsar then uses those two."""
+    """It ignores the configured strategies."""
     manager = f"{MANAGER}=org.apache.pulsar.broker.loadbalance.extensions.ExtensibleLoadManagerImpl\n"
     others = "".join(f"{key}={DEFAULTS[key][0]}\n" for key in STRATEGIES)
     expected = {"balancing.shedder": "TransferShedder", "balancing.placement": "LeastResourceUsageWithWeight"}
@@ -262,15 +256,14 @@ def test_the_extensible_load_manager_has_strategies_of_its_own() -> None:
         assert all("ExtensibleLoadManagerImpl uses" in entry.why for entry in read.without_meaning)
 
 
-def test_no_load_manager_is_no_balancing() -> None:
-    """What Pulsar's standalone settings say."""
+def test_the_noop_load_manager_disables_balancing() -> None:
+    """As in Pulsar's standalone settings."""
     manager = f"{MANAGER}=org.apache.pulsar.broker.loadbalance.NoopLoadManager\n"
     for text in (manager, f"{manager}loadBalancerEnabled=true", f"loadBalancerEnabled=true\n{manager}"):
         assert {"balancing.enabled": False} == read_pulsar_settings(text).settings
 
 
-def test_what_is_no_such_file_is_refused() -> None:
-    """Nothing is taken of a file that Java cannot read either."""
+def test_a_malformed_file_is_refused() -> None:
     with pytest.raises(OperatorError, match=r"line 2: .* four hexadecimal digits"):
         read_pulsar_settings("loadBalancerEnabled=true\nx=\\uzzzz")
 
@@ -285,7 +278,7 @@ def test_what_is_no_such_file_is_refused() -> None:
     )
 )
 def test_every_entry_ends_up_in_one_list(entries: list[tuple[str, str]]) -> None:
-    """Whatever stands in a file, nothing is lost, nothing is told twice, and what is taken can be given to its strategy."""
+    """Every taken value can be given to its strategy."""
     lines = [f"{key}={''.join(f'{chr(92)}u{ord(sign):04x}' for sign in value if ord(sign) <= 0xFFFF)}" for key, value in entries]
     read = read_pulsar_settings("\n".join(lines))
     told = [entry.line for entry in read.taken] + [entry.line for entry in (*read.without_meaning, *read.not_understood)]

@@ -1,4 +1,4 @@
-"""The settings of balancing one by one: how values are read, what they may be, and how they are format_value."""
+"""The settings of balancing one by one: how values are read, checked and formatted."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ GIVEN: st.SearchStrategy[Value] = (
 
 
 def test_every_setting_has_a_meaning() -> None:
-    """The tables have a row for each setting and for each group, and for nothing else, in the same order."""
+    """The tables have exactly the settings and groups, in order."""
     assert list(SETTINGS) == list(MEANINGS)
     assert list(GROUPS) == [group.name for group in fields(BalancingSettings)]
 
 
-def test_names_are_chosen_among_what_there_is() -> None:
-    """Each setting that is a name has its choices; positions that nobody names are no way to split."""
+def test_a_setting_that_is_a_name_has_choices() -> None:
     assert {name for name, setting in SETTINGS.items() if setting.kind is str} == set(CHOICES)
     assert (tuple(SHEDDERS), tuple(PLACEMENTS)) == (CHOICES["balancing.shedder"], CHOICES["balancing.placement"])
     assert {SPECIFIED_POSITIONS_DIVIDE} == set(ALGORITHMS) - set(CHOICES["balancing.split_algorithm"])
@@ -52,15 +51,15 @@ def test_names_are_chosen_among_what_there_is() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_default_is_a_value_of_its_setting(name: str) -> None:
-    """It is that of the settings as they are made, and read as the same from how it is format_value."""
+    """A formatted default reads back as itself."""
     setting = SETTINGS[name]
     assert setting.default == value_in(BalancingSettings(), name)
     assert setting.default == value_of(name, setting.default) == value_of(name, format_value(setting.default))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_both_ends_of_a_range_can_be_had(name: str) -> None:
-    """What the table allows, the groups allow, too; just outside is refused with what is expected."""
+def test_both_ends_of_a_range_are_accepted(name: str) -> None:
+    """A value just outside is refused, with the expected range."""
     setting = SETTINGS[name]
     bounds = setting.meaning.range
     least, most = setting.kind(bounds.least), setting.kind(min(bounds.most, 1e17))
@@ -88,8 +87,8 @@ def test_both_ends_of_a_range_can_be_had(name: str) -> None:
         ("reports.nic_speed_gbps", None, None),
     ],
 )
-def test_a_text_is_read_as_its_setting_wants_it(name: str, given: Value, expected: Value) -> None:
-    """As people write it on a command line, and as programs have it."""
+def test_a_text_is_read_as_the_type_of_its_setting(name: str, given: Value, expected: Value) -> None:
+    """From people and from programs."""
     value = value_of(name, given)
     assert (expected, type(expected)) == (value, type(value))
 
@@ -114,8 +113,8 @@ def test_a_text_is_read_as_its_setting_wants_it(name: str, given: Value, expecte
         ("transfer.excluded_namespaces", frozenset(f"a/{number}" for number in range(NAMESPACES_MAX + 1)), "it must be up to"),
     ],
 )
-def test_what_a_setting_cannot_be_is_refused(name: str, given: Value, told: str) -> None:
-    """With the setting, the value and what is expected; a value of any length is quoted in part."""
+def test_an_invalid_value_is_refused_with_what_is_expected(name: str, given: Value, told: str) -> None:
+    """The error quotes a long value in part."""
     with pytest.raises(InvalidSetting) as caught:
         value_of(name, given)
     assert str(caught.value).startswith(f"{name} cannot be ")
@@ -127,8 +126,8 @@ def test_what_a_setting_cannot_be_is_refused(name: str, given: Value, told: str)
     ("name", "nearest"),
     [("transfer.target_deviaton", "transfer.target_deviation"), ("nonsense", None), ("threshold.weights", None), ("x" * 100_000, None)],
 )
-def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, nearest: str | None) -> None:
-    """A group inside of another is none either; a name without end costs no time."""
+def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str | None) -> None:
+    """A very long name costs no time."""
     with pytest.raises(UnknownSetting) as caught:
         setting_named(name)
     assert (nearest is None or nearest == caught.value.nearest, True) == (True, len(str(caught.value)) < 400)
@@ -136,7 +135,7 @@ def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, nearest
 
 @given(name=st.sampled_from(list(SETTINGS)), given=GIVEN)
 def test_whatever_is_given_is_a_value_or_refused(name: str, given: Value) -> None:
-    """A value changes its own setting and no other, and is read as the same from how it is format_value."""
+    """A value changes no other setting, and reads back from its text."""
     try:
         value = value_of(name, given)
     except InvalidSetting:

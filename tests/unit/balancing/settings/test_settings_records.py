@@ -1,4 +1,4 @@
-"""The settings of balancing on the channel: format_value, read, changed, and told."""
+"""The settings of balancing on the channel: stored, read, changed and described."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BASE = BalancingSettings(balancing=RoundSettings(shed_interval_ms=123, namespace
 
 
 def set_settings(channel: Channel, changes: Changes, by: str | None = None) -> Verdict | None:
-    """Change settings against the view as it is; None if that was accepted."""
+    """Change settings against the present view; None if that was accepted."""
     make = record_of(channel.view, SetSettings(changes=changes, changed_by=by))
     if isinstance(make, Verdict):
         return make
@@ -46,22 +46,21 @@ def set_settings(channel: Channel, changes: Changes, by: str | None = None) -> V
 
 
 def with_document(document: Document) -> Channel:
-    """A channel whose settings are this document, whoever wrote it."""
+    """A channel whose settings are this document."""
     channel = channel_with("a")
     channel.accept(propose.set_policy(channel.author("a"), channel.view, name=KEY, document=document))
     return channel
 
 
-def test_where_the_channel_says_nothing_the_base_holds() -> None:
-    """Without a record, and of all that a record does not say."""
+def test_the_base_applies_where_the_channel_has_no_value() -> None:
     channel = channel_with("a")
     assert (BASE, ()) == (settings_in(channel.view, BASE), problems_in(channel.view, BASE))
     assert None is set_settings(channel, {"transfer.target_deviation": "0.1"})
     assert with_value(BASE, "transfer.target_deviation", 0.1) == settings_in(channel.view, BASE)
 
 
-def test_settings_are_spelled_so_that_others_can_read_them() -> None:
-    """Integers and truths as such, fractions and what is not there as texts, namespaces one by one."""
+def test_settings_are_stored_in_types_that_other_languages_read() -> None:
+    """Integers and booleans as such, fractions and absent values as texts, namespaces one by one."""
     changes: Changes = {
         "balancing.enabled": "false",
         "balanced.moves_max": 7,
@@ -94,7 +93,7 @@ def test_settings_are_spelled_so_that_others_can_read_them() -> None:
 
 
 def test_a_change_leaves_the_others_as_they_are() -> None:
-    """Namespaces are replaced as a whole; None takes a setting away; who made the change before is forgotten."""
+    """Namespaces are replaced as a whole. None removes a setting. The former author is forgotten."""
     document = changed({}, {"transfer.excluded_namespaces": "a/a,b/b", "balanced.moves_max": 7}, "erin")
     document = changed(document, {"transfer.excluded_namespaces": "c/c"}, None)
     assert {"transfer.excluded_namespaces.0": "c/c", "balanced.moves_max": 7} == document
@@ -111,8 +110,8 @@ def test_a_change_leaves_the_others_as_they_are() -> None:
         ({"balanced.moves_max": None, "level.nonsense": None}, UnknownSetting),
     ],
 )
-def test_of_changes_of_which_one_cannot_be_none_is_made(changes: Changes, error: type[Exception]) -> None:
-    """The refusal says which, the channel keeps what it had, and nothing is put on the log."""
+def test_one_invalid_change_prevents_all(changes: Changes, error: type[Exception]) -> None:
+    """The error names it, and nothing is appended."""
     channel = channel_with("a")
     set_settings(channel, {"balanced.moves_max": "7"})
     before = channel.view.offset
@@ -125,8 +124,7 @@ def test_of_changes_of_which_one_cannot_be_none_is_made(changes: Changes, error:
         check_changes(channel.view, changes)
 
 
-def test_a_name_of_any_length_is_refused_before_the_channel_does() -> None:
-    """Who wants a change has as many characters as a text of the channel."""
+def test_a_name_that_is_too_long_is_refused() -> None:
     channel = channel_with("a")
     assert None is set_settings(channel, {}, "x" * TEXT_CHARACTERS_MAX)
     verdict = set_settings(channel, {}, "x" * (TEXT_CHARACTERS_MAX + 1))
@@ -134,8 +132,8 @@ def test_a_name_of_any_length_is_refused_before_the_channel_does() -> None:
     assert Reason.MALFORMED == verdict.reason
 
 
-def test_two_changes_at_once_both_land() -> None:
-    """The second is based on what was; it is rejected as stale, and made again of what is."""
+def test_two_concurrent_changes_both_succeed() -> None:
+    """The second is rejected as stale, and made again."""
     channel = channel_with("a")
     intents = [SetSettings(changes={"balanced.moves_max": "7"}), SetSettings(changes={"balanced.start_ratio": "0.5"})]
     first, second = (make(channel.author("a")) for make in [record_of(channel.view, intent) for intent in intents] if callable(make))
@@ -147,7 +145,7 @@ def test_two_changes_at_once_both_land() -> None:
 
 
 def test_all_settings_at_once_fit_into_a_record() -> None:
-    """Every setting, and as many namespaces as there may be, with names as long as there may be."""
+    """With the most namespaces of the longest names."""
     names = ",".join(f"{'t' * 255}/{number:0>255}" for number in range(NAMESPACES_MAX))
     changes: dict[str, Scalar | None] = {name: format_value(setting.default) for name, setting in SETTINGS.items()}
     channel = channel_with("a")
@@ -155,8 +153,8 @@ def test_all_settings_at_once_fit_into_a_record() -> None:
     assert NAMESPACES_MAX == len(settings_in(channel.view, BASE).transfer.excluded_namespaces)
 
 
-def test_a_document_that_others_have_filled_is_not_made_longer() -> None:
-    """What cannot be read stays as it is, and a change that does not fit any more is refused with how much does."""
+def test_a_full_document_is_not_made_longer() -> None:
+    """Unreadable entries stay. A change that does not fit is refused."""
     document: Document = {f"later.{number}": number for number in range(DOCUMENT_ENTRIES_MAX)}
     channel = with_document(document)
     verdict = set_settings(channel, {"balanced.moves_max": "7"})
@@ -166,8 +164,8 @@ def test_a_document_that_others_have_filled_is_not_made_longer() -> None:
     assert 7 == settings_in(channel.view, BASE).balanced.moves_max
 
 
-def test_what_cannot_be_read_is_told_and_the_base_holds_for_it() -> None:
-    """A setting of another version, a value of another type, a number out of bounds: each is named, and spoils no other."""
+def test_an_unreadable_setting_is_a_problem_and_the_base_applies() -> None:
+    """Each problem is named, and affects no other setting."""
     document: Document = {"later.thing": 1, "balancing.enabled": "perhaps", "balanced.moves_max": 0, "balanced.start_ratio": "0.5"}
     channel = with_document(document)
     assert with_value(BASE, "balanced.start_ratio", 0.5) == settings_in(channel.view, BASE)
@@ -185,8 +183,8 @@ def test_what_cannot_be_read_is_told_and_the_base_holds_for_it() -> None:
         max_size=12,
     )
 )
-def test_whatever_stands_there_is_read_entry_by_entry(document: dict[str, Scalar]) -> None:
-    """Nothing raises; each setting is as the document says if that can be, else as the base; and each problem is told."""
+def test_any_document_is_read_entry_by_entry(document: dict[str, Scalar]) -> None:
+    """Each readable setting applies, and each problem is listed."""
     channel = with_document(document)
     expected, failed = BASE, 0
     for name, value in settings_of(document).items():
@@ -198,8 +196,8 @@ def test_whatever_stands_there_is_read_entry_by_entry(document: dict[str, Scalar
     assert failed == len(problems_in(channel.view, BASE))
 
 
-def test_a_change_is_told_with_what_was() -> None:
-    """Of each setting what it was and is; where the channel says nothing, the default is told, too."""
+def test_a_change_shows_the_value_before() -> None:
+    """If the channel has no value, the default is shown."""
     before: Document = {"balanced.moves_max": 7, "transfer.excluded_namespaces.0": "a/a", CHANGED_BY: "x"}
     after: Document = {"transfer.target_deviation": "0.1", "transfer.excluded_namespaces": "none", "later.thing": 1}
     assert [
@@ -210,8 +208,8 @@ def test_a_change_is_told_with_what_was() -> None:
     ] == [str(one) for one in differences(before, after)]
 
 
-def test_a_record_is_told_by_who_wanted_it() -> None:
-    """That is whom the document names, or else its publisher; records about other things are none of these."""
+def test_a_change_names_its_author() -> None:
+    """The author in the document, else the publisher."""
     channel = channel_with("a")
     set_settings(channel, {"balanced.moves_max": "7"}, "erin")
     set_settings(channel, {"balanced.moves_max": "8"})

@@ -1,4 +1,4 @@
-"""Merges of one broker's round: which pairs, when, how many, and why not the others."""
+"""The merges of one broker's round: which pairs, when, how many, and why not the others."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ NO_NEIGHBOUR = "its right neighbour is not at a:1, or does not rest, or there is
 
 
 def bundle(name: str, topics: int = 0, messages: float = 0.0) -> BundleTraffic:
-    """A bundle that carries so much."""
     return BundleTraffic(bundle=name, topics=topics, traffic=Traffic(messages_out_per_second=messages))
 
 
 def snapshot(*bundles: BundleTraffic, **more: object) -> MergeSnapshot:
-    """A round in which nothing is in the way, save what is said."""
+    """A round with nothing in the way, except for `more`."""
     given = {"bundle_counts": {"t/ns": 4, "t/other": 4}, "brokers": 1, **more}
     return MergeSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
 
 
 def merged(plan: MergePlan) -> list[Pair]:
-    """The pairs that a plan merges."""
     return [(merge.left, merge.right) for merge in plan.merges]
 
 
@@ -38,21 +36,20 @@ def told(plan: MergePlan) -> dict[str, str]:
 
 
 def test_two_cold_neighbours_are_merged_with_a_reason() -> None:
-    """Together below half of every limit: the decision names both, their owner, and what they use most of."""
     (merge,) = plan_merges(snapshot(bundle(A, 10, 5.0), bundle(B, 20, 44.0)), AT_ONCE, {}).merges
     reason = "together they carry 49 messages/s, where 100 messages/s are the limit, 49% of that, and so little for 1 rounds"
     assert (A, B, "a:1", reason) == (merge.left, merge.right, merge.broker, merge.reason)
 
 
 def test_half_of_any_limit_is_too_much() -> None:
-    """A pair that uses half of one limit together stays, though each of the two uses less."""
+    """Although each of the two uses less."""
     plan = plan_merges(snapshot(bundle(A, 25), bundle(B, 25)), AT_ONCE, {})
     reason = "with its right neighbour it would carry 50 topics, where 100 topics are the limit, 50% of that"
     assert ([], {A: reason, B: NO_NEIGHBOUR}, {}) == (merged(plan), told(plan), plan.hits)
 
 
 def test_a_pair_must_be_cold_for_a_row_of_rounds() -> None:
-    """The row grows while the pair is cold, is told, ends with a warm round, and is used up by the merge."""
+    """A warm round ends the row, and a merge uses it up."""
     settings = replace(AT_ONCE, hits_threshold=2)
     hits: Mapping[Pair, int] = {}
     rows = []
@@ -66,15 +63,14 @@ def test_a_pair_must_be_cold_for_a_row_of_rounds() -> None:
     assert {A: "it and its right neighbour have been cold for 2 rounds, of 3", B: NO_NEIGHBOUR} == told(plan)
 
 
-def test_a_pair_whose_right_one_was_cut_begins_a_new_row() -> None:
-    """Rows are those of pairs: a neighbour of another range is another neighbour."""
+def test_a_pair_whose_right_bundle_was_split_starts_a_new_row() -> None:
     half = "t/ns/0x40000000_0x60000000"
     plan = plan_merges(snapshot(bundle(A), bundle(half)), replace(AT_ONCE, hits_threshold=1), {(A, B): 5})
     assert ([], {(A, half): 1}) == (merged(plan), plan.hits)
 
 
 def test_nothing_is_merged_twice_in_a_round() -> None:
-    """Of three in a row the colder pair becomes one, and the third waits; four become two."""
+    """Of three in a row the colder pair is merged, and the third waits. Four become two."""
     plan = plan_merges(snapshot(bundle(A, 10), bundle(B, 2), bundle(C, 1)), AT_ONCE, {})
     assert ([(B, C)], {A: "one of the two is merged with another"}) == (merged(plan), told(plan))
     plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D)), AT_ONCE, {})
@@ -117,13 +113,13 @@ class Bound:
     ids=lambda case: case.id,
 )
 def test_merges_are_bounded(case: Bound) -> None:
-    """So many a round, and never so many that a namespace has too few bundles, even if all brokers merge at once."""
+    """A namespace never gets too few bundles, even if all brokers merge at once."""
     plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **case.more), case.settings, {})
     assert (list(case.merges), case.reason) == (merged(plan), told(plan)[case.of])
 
 
 def test_only_neighbours_that_rest_here_are_merged() -> None:
-    """No gap, no other namespace, nothing pending, and nothing whose figures or name are none."""
+    """No gap, no other namespace, nothing pending, no impossible figure or name."""
     other = "t/other/0x40000000_0x80000000"
     for stranger in (C, other):
         plan = plan_merges(snapshot(bundle(A), bundle(stranger)), AT_ONCE, {})
@@ -134,5 +130,5 @@ def test_only_neighbours_that_rest_here_are_merged() -> None:
     assert ([], {}) == (merged(plan), plan.hits)
     name = told(plan).pop("t/ns/all")
     assert name.startswith("'t/ns/all' is not a bundle name")
-    bad = "it has topics=-1, which is not believed"
+    bad = "it has topics=-1, which is not plausible"
     assert {A: "it was moved lately", B: NO_NEIGHBOUR, C: bad, "t/ns/all": name} == told(plan)

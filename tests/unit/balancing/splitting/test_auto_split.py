@@ -1,4 +1,4 @@
-"""Splits of one broker's round: Pulsar's own answers, and where ours differ from them on purpose."""
+"""The splits of one broker's round: Pulsar's own answers, and the differences from Pulsar."""
 
 from __future__ import annotations
 
@@ -22,29 +22,26 @@ AT_ONCE = SplitSettings(limits=LIMITS, hits_threshold=0)
 
 
 def halves(bundle: BundleTraffic) -> tuple[int, ...]:
-    """The middle of a bundle's range."""
     _, low, high = parse_bundle(bundle.bundle)
     return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
 
 
 def with_topics(name: str, count: int) -> BundleTraffic:
-    """A bundle of so many topics."""
     return BundleTraffic(bundle=name, topics=count)
 
 
 def snapshot(*bundles: BundleTraffic, **more: object) -> SplitSnapshot:
-    """A round in which nothing is in the way, save what is said."""
+    """A round with nothing in the way, except for `more`."""
     given = {"bundle_counts": {"t/ns": 2}, "find_cuts": halves, **more}
     return SplitSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
 
 
 def split(plan: SplitPlan) -> list[str]:
-    """The names of the bundles that a plan splits."""
     return [decision.bundle for decision in plan.splits]
 
 
 def told(plan: SplitPlan) -> dict[str, str]:
-    """Why each of the others is not."""
+    """Why each of the others is not split."""
     return {stay.subject: stay.reason for stay in plan.stays}
 
 
@@ -52,7 +49,7 @@ def told(plan: SplitPlan) -> dict[str, str]:
 
 
 def test_pulsars_own_test_of_rows_and_of_splits_a_round() -> None:
-    """Two bundles over a limit, one split a round, a threshold of 3: the fourth round splits the first, the fifth the second."""
+    """Two bundles over a limit, one split per round, a threshold of 3: the fourth round splits the first, the fifth the second."""
     whole, part = "t/ns/0x00000000_0xffffffff", "t/ns/0x00000000_0x0fffffff"
     settings = SplitSettings(limits=replace(LIMITS, topics_max=4), hits_threshold=3, splits_max=1, pulsar_exact=True)
     hits: Mapping[str, int] = {}
@@ -98,7 +95,7 @@ class ExcessCase:
     ids=lambda case: case.excess.value,
 )
 def test_the_first_limit_that_is_exceeded_is_the_reason(case: ExcessCase) -> None:
-    """Topics, sessions, messages and bytes are asked for in this order, both ways together, and just the limit is in order."""
+    """Topics, sessions, messages, bytes, in this order, both directions together. A load equal to the limit is allowed."""
     for exact in (False, True):
         (decision,) = plan_splits(snapshot(case.bundle), replace(AT_ONCE, pulsar_exact=exact), {}).splits
         assert (LEFT, "a:1", (0x40000000,), case.excess, case.reason) == (
@@ -110,15 +107,14 @@ def test_the_first_limit_that_is_exceeded_is_the_reason(case: ExcessCase) -> Non
         )
 
 
-def test_any_number_of_sessions_may_be_in_order() -> None:
-    """Without a limit of sessions these split nothing."""
+def test_without_a_limit_sessions_split_nothing() -> None:
     bundle = BundleTraffic(bundle=LEFT, topics=2, consumers=10_000)
     settings = replace(AT_ONCE, limits=replace(LIMITS, sessions_max=None))
     assert {LEFT: "it exceeds no limit"} == told(plan_splits(snapshot(bundle), settings, {}))
 
 
-def test_it_is_told_how_far_a_row_is() -> None:
-    """A bundle over a limit that is not split yet says for how long it has been so; a round below the limit ends the row."""
+def test_a_bundle_in_a_row_shows_its_rounds() -> None:
+    """A round below the limit ends the row."""
     settings = replace(AT_ONCE, hits_threshold=2)
     hits: Mapping[str, int] = {}
     for count in (1, 2):
@@ -134,7 +130,7 @@ VECTORS = read_cases("split_decisions")
 
 
 def differing(case: Case) -> bool:
-    """Whether any round of a case is decided otherwise by our own rules than by Pulsar's."""
+    """Whether our own rules decide any round of a case otherwise than Pulsar's."""
     hits: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
     for bundles in case["input"]["rounds"]:
         plans = [plan_splits(snapshot_of(case, bundles), settings_of(case, pulsar_exact=exact), hits[exact]) for exact in (False, True)]
@@ -145,7 +141,7 @@ def differing(case: Case) -> bool:
 
 
 def test_most_of_pulsars_decisions_are_ours() -> None:
-    """Our own rules decide as Pulsar's wherever none of its faults is met and a round's splits are enough: in most vectors."""
+    """Wherever a case meets none of Pulsar's faults and enough splits are allowed."""
     assert 100 == len(VECTORS)
     assert 60 < sum(not differing(case) for case in VECTORS)
 
@@ -258,8 +254,7 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize("case", DIFFERENCES, ids=lambda case: case.id)
-def test_what_pulsar_does_otherwise_is_done_only_on_request(case: Difference) -> None:
-    """The default is our own rule, and Pulsar's is there for who asks for it."""
+def test_a_difference_from_pulsar_applies_unless_pulsar_exact_is_set(case: Difference) -> None:
     asked = snapshot(*case.bundles, splitting=case.splitting, not_owned=case.not_owned, find_cuts=case.find_cuts)
     ours = plan_splits(asked, case.settings, case.hits)
     pulsar = plan_splits(asked, replace(case.settings, pulsar_exact=True), case.hits)
@@ -294,7 +289,7 @@ REFUSALS = [
     Refusal(
         id="bad figure",
         bundle=replace(HOT, producers=-3),
-        reason="it has producers=-3, which is not believed",
+        reason="it has producers=-3, which is not plausible",
         failures=1,
     ),
     Refusal(id="narrow", bundle=with_topics("t/ns/0x00000010_0x00000011", 101), reason="its range is too narrow to be cut", failures=1),
@@ -337,21 +332,20 @@ REFUSALS = [
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.id)
 def test_a_bundle_that_is_not_split_says_why(case: Refusal) -> None:
-    """Each reason is a sentence about this bundle, and what should have been split and cannot be is counted."""
+    """A bundle that should be split and cannot be counts as a failure."""
     plan = plan_splits(snapshot(case.bundle, **case.more), case.settings, {})
     assert {case.bundle.bundle: case.reason} == told(plan)
     assert ({FAILURE: case.failures} if case.failures else {}) == plan.counted
 
 
-def test_a_name_that_is_none_is_a_failure() -> None:
-    """What is no bundle's name is told, counted, and keeps nobody else from being split."""
+def test_an_invalid_name_is_a_failure() -> None:
+    """It keeps no other bundle from being split."""
     plan = plan_splits(snapshot(with_topics("t/ns/all", 101), HOT), AT_ONCE, {})
     assert ([LEFT], {FAILURE: 1}) == (split(plan), plan.counted)
     assert told(plan)["t/ns/all"].startswith("'t/ns/all' is not a bundle name")
 
 
-def test_others_that_carry_more_come_first() -> None:
-    """With too many for one round the others are told so, and those of Pulsar's round that it did not come to."""
+def test_bundles_with_more_load_come_first() -> None:
     settings = replace(AT_ONCE, splits_max=1)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
     assert {LEFT: f"{CARRIES}1 others carry even more, so it waits for a later round"} == told(plan)
@@ -360,7 +354,7 @@ def test_others_that_carry_more_come_first() -> None:
 
 
 def test_the_service_may_say_later_where_to_cut() -> None:
-    """Without anybody who says so now, a decision has no cuts, and counts as one more bundle."""
+    """Such a split counts as one more bundle."""
     settings = replace(AT_ONCE, bundles_max=3)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
     assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]

@@ -1,4 +1,4 @@
-"""The memory of one broker's splits and merges: what rounds look at, how long bundles rest, and when a round is told."""
+"""The memory of one broker's splits and merges: the input of rounds, how long bundles rest, and which rounds are recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REST_MS = 1_000
 
 
 def owned_four() -> Channel:
-    """Four bundles, of which `a` owns all but the last, which is `b`'s."""
+    """Four bundles: `a` owns three, `b` the last."""
     channel = channel_with("a", "b", bundles=4)
     for number in range(4):
         channel.own("a" if number < 3 else "b", number << 30)
@@ -29,22 +29,18 @@ def owned_four() -> Channel:
 
 
 def names_of(channel: Channel) -> list[str]:
-    """All bundles, in order of the hash space."""
     return [bundle.name for bundle in channel.view.bundles_of("tenant/ns")]
 
 
 def standing(channel: Channel) -> Standing:
-    """How all bundles stand for `a`."""
     return standing_of(channel.view, channel.incarnation("a"), names_of(channel))
 
 
 def carrying(*messages: float, names: list[str]) -> list[BundleTraffic]:
-    """What bundles carry."""
     return [BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=each)) for name, each in zip(names, messages, strict=True)]
 
 
-def test_a_bundle_stands_as_the_channel_says_whatever_is_reported_of_it() -> None:
-    """What it owns at rest is told with its last change, and all else with why it can be neither split nor merged."""
+def test_the_channel_defines_the_state_of_each_bundle() -> None:
     channel = owned_four()
     first, second, third, fourth = names_of(channel)
     channel.accept(propose.start_split(channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"))
@@ -66,15 +62,14 @@ def test_a_bundle_stands_as_the_channel_says_whatever_is_reported_of_it() -> Non
     assert expected == found
 
 
-def test_what_is_being_deleted_is_left_alone() -> None:
-    """The bundles of a namespace that is to go are neither split nor merged."""
+def test_bundles_of_a_deleted_namespace_are_left_alone() -> None:
     channel = owned_four()
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns"))
     assert {"its namespace is being deleted"} == {standing(channel).problems[name] for name in names_of(channel)[:3]}
 
 
 def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
-    """A bundle whose split failed is left out for as long as bundles rest, and comes back afterwards."""
+    """A bundle whose split failed is left out for `rest_ms`."""
     channel, splitting_memory = owned_four(), SplittingMemory()
     names = names_of(channel)
     bundles = carrying(500, 0, 0, 0, names=names)
@@ -88,7 +83,6 @@ def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
 
 
 def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
-    """What is seen for the first time, or has changed since, is pending for a while; what somebody else has is so for ever."""
     channel, splitting_memory = owned_four(), SplittingMemory()
     first, second, _, fourth = names_of(channel)
 
@@ -108,17 +102,15 @@ def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
 
 
 def split_of(bundle: str, excess: Excess = Excess.MESSAGES) -> SplitDecision:
-    """The split of a bundle that belongs to `a`."""
     return SplitDecision(bundle=bundle, source="a", cuts=None, excess=excess, reason="hot")
 
 
 def merge_of(left: str, right: str) -> MergeDecision:
-    """The merge of two bundles that belong to `a`."""
     return MergeDecision(left=left, right=right, broker="a", reason="cold")
 
 
-def test_a_round_of_splits_is_told_with_what_was_made_and_what_failed() -> None:
-    """Splits that were made are counted by what the bundle had too much of, in Pulsar's words, the others as failures."""
+def test_a_decision_about_splits_lists_successes_and_failures() -> None:
+    """Splits count by the exceeded limit, in Pulsar's words, the others as failures."""
     splitting_memory = SplittingMemory()
     plan = SplitPlan(
         splits=(split_of("x"), split_of("y", Excess.TOPICS), split_of("z")),
@@ -145,8 +137,8 @@ def test_a_round_of_splits_is_told_with_what_was_made_and_what_failed() -> None:
     assert {"w": 1} == splitting_memory.split_hits
 
 
-def test_a_round_of_merges_is_told_with_both_neighbours() -> None:
-    """A merge stands under its left bundle, names the right one, and is counted as Pulsar counts what is underloaded."""
+def test_a_decision_about_merges_names_both_neighbours() -> None:
+    """A merge is named by its left bundle."""
     splitting_memory = SplittingMemory()
     plan = MergePlan(
         merges=(merge_of("m", "n"), merge_of("x", "y")),
@@ -159,15 +151,15 @@ def test_a_round_of_merges_is_told_with_both_neighbours() -> None:
         broker="a",
         kind="merge",
         strategy="AutoMerge",
-        moves=(Move(bundle="m", source="a", destination="a", reason="joined with n: cold", cause="Underloaded"),),
+        moves=(Move(bundle="m", source="a", destination="a", reason="merged with n: cold", cause="Underloaded"),),
         stays=(Stay(subject="r", reason="enough merges"), Stay(subject="x", reason="its neighbour is gone")),
         counted={("Success", "Underloaded"): 1, ("Failure", "Unknown"): 1},
     )
     assert expected == told
 
 
-def test_a_quiet_broker_tells_nothing() -> None:
-    """Round after round in which nothing is due leaves no decision, and one that is due and stays leaves one for each way of waiting."""
+def test_a_quiet_broker_records_nothing() -> None:
+    """A round is recorded only if its due bundles have changed."""
     channel, splitting_memory = owned_four(), SplittingMemory()
     names = names_of(channel)
 
@@ -187,8 +179,8 @@ def test_a_quiet_broker_tells_nothing() -> None:
     assert ([names[0]], {names[0]: 1}) == (told(500), splitting_memory.split_hits)
 
 
-def test_cold_pairs_that_wait_are_no_news() -> None:
-    """Nearly all pairs of a quiet cluster are cold: they are told when their row is over and they stay all the same, and only then."""
+def test_cold_pairs_that_wait_are_not_recorded() -> None:
+    """A pair is recorded once, when its row is over and it stays."""
     channel, splitting_memory = owned_four(), SplittingMemory()
     names = names_of(channel)
     settings = MergeSettings(limits=LIMITS, hits_threshold=1, bundles_min=4)
@@ -205,8 +197,8 @@ def test_cold_pairs_that_wait_are_no_news() -> None:
 
 
 @pytest.mark.parametrize(("number", "left_out"), [(STAYS_MAX, 0), (STAYS_MAX + 7, 7)])
-def test_a_decision_keeps_so_many_stays(number: int, left_out: int) -> None:
-    """However many stay, a decision names the first by name, and counts the others."""
+def test_a_decision_keeps_a_bounded_number_of_stays(number: int, left_out: int) -> None:
+    """The others are counted."""
     names = [f"bundle {place:04d}" for place in range(number)]
     plan = SplitPlan(
         splits=(),
