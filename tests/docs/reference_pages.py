@@ -140,7 +140,7 @@ def lifecycle_page() -> str:
         "# The life of a bundle",
         WRITTEN_BY,
         "A *phase* is the state of a bundle and which brokers its record names. These are the phases, and their form in records.",
-        table(("phase", "format_value", "who serves"), phases),
+        table(("phase", "spelled", "who serves"), phases),
         "## Transitions",
         "The fold accepts a `bundle` record that is based on the last accepted one of its bundle, and satisfies its row.",
         life(),

@@ -141,7 +141,7 @@ async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -
 
 
 BAD_KEYS = (
-    ("POST", "loadBalancerSheddingIntervalMinutes/0", "it is to be at least 1"),
+    ("POST", "loadBalancerSheddingIntervalMinutes/0", "it must be at least 1"),
     ("POST", "loadBalancerLoadSheddingStrategy/org.example.Mine", "there is no such shedder here"),
     ("POST", "loadBalancerSheddingIntervalMinute/1", "did you mean loadBalancerSheddingIntervalMinutes?"),
     ("DELETE", "brokerClientTlsEnabled", "there is no setting 'brokerClientTlsEnabled'"),
