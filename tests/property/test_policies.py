@@ -1,6 +1,6 @@
-"""Policies of a namespace under races: whoever sets one changes that one, however stale the view it was proposed against.
+"""Policies of a namespace under races: each change affects one policy, however stale the view of its proposal.
 
-Whoever says what he expects changes nothing else: he is told what it is now.
+A change with an expected value fails if the value is another one, and the error names that value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ intents = st.builds(
 
 
 def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[str, object]) -> AnyRecord | None:
-    """The record that a broker makes of an intent, against the view as it is; None if it is told that something else is set."""
+    """The record that a broker makes of an intent against the present view; None if the expected value is not set."""
     make = record_of(channel.view, intent)
     if isinstance(make, Verdict):
         now = expected.get(intent.policy)
@@ -43,7 +43,7 @@ def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[st
 
 @given(rounds=st.lists(st.lists(intents, min_size=1, max_size=len(BROKERS)), max_size=6))
 def test_policies_survive_races(rounds: list[list[SetPolicy]]) -> None:
-    """In each round brokers propose at once, so that all but the first lose and try again; no one undoes what another has set."""
+    """In each round brokers propose at once. All but the first lose and try again, and none undoes the change of another."""
     channel = channel_with(*BROKERS)
     expected: dict[str, object] = {}
     for together in rounds:

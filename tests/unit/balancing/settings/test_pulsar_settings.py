@@ -86,39 +86,27 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "flowOrQpsDifferenceThresholdPercentage": ("10", {"split_points.margin": 0.1}),
 }
 
-# What the configuration class of Pulsar 4.0.8 has in its category of the load balancer, and 4.2.4 beside it.
-# fmt: off
+# The keys of the load balancer in the configuration classes of Pulsar 4.0.8 and 4.2.4.
 KEYS = (
-    "defaultNamespaceBundleSplitAlgorithm", "flowOrQpsDifferenceThresholdPercentage", "loadBalanceSheddingDelayInSeconds",
-    "loadBalancerAutoBundleSplitEnabled", "loadBalancerAutoUnloadSplitBundlesEnabled",
-    "loadBalancerAverageResourceUsageDifferenceThresholdPercentage", "loadBalancerAvgShedderHighThreshold",
-    "loadBalancerAvgShedderHitCountHighThreshold", "loadBalancerAvgShedderHitCountLowThreshold", "loadBalancerAvgShedderLowThreshold",
-    "loadBalancerBandwidthInResourceWeight", "loadBalancerBandwidthOutResourceWeight", "loadBalancerBandwithInResourceWeight",
-    "loadBalancerBandwithOutResourceWeight", "loadBalancerBrokerComfortLoadLevelPercentage", "loadBalancerBrokerLoadDataTTLInSeconds",
-    "loadBalancerBrokerLoadTargetStd", "loadBalancerBrokerMaxTopics", "loadBalancerBrokerOverloadedThresholdPercentage",
-    "loadBalancerBrokerThresholdShedderPercentage", "loadBalancerBrokerUnderloadedThresholdPercentage",
-    "loadBalancerBundleUnloadMinThroughputThreshold", "loadBalancerCPUResourceWeight", "loadBalancerDebugModeEnabled",
-    "loadBalancerDirectMemoryResourceWeight", "loadBalancerDistributeBundlesEvenlyEnabled", "loadBalancerEnabled",
-    "loadBalancerHistoryResourcePercentage", "loadBalancerHostUsageCheckIntervalMinutes",
-    "loadBalancerInFlightServiceUnitStateWaitingTimeInMillis", "loadBalancerLoadPlacementStrategy", "loadBalancerLoadSheddingStrategy",
-    "loadBalancerMaxNumberOfBrokerSheddingPerCycle", "loadBalancerMaxNumberOfBundlesInBundleLoadReport",
-    "loadBalancerMaxNumberOfBundlesToSplitPerCycle", "loadBalancerMemoryResourceWeight", "loadBalancerMsgRateDifferenceShedderThreshold",
-    "loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold", "loadBalancerMultiPhaseBundleUnload",
-    "loadBalancerNamespaceBundleMaxBandwidthMbytes", "loadBalancerNamespaceBundleMaxMsgRate", "loadBalancerNamespaceBundleMaxSessions",
-    "loadBalancerNamespaceBundleMaxTopics", "loadBalancerNamespaceBundleSplitConditionHitCountThreshold",
-    "loadBalancerNamespaceMaximumBundles", "loadBalancerOverrideBrokerNicSpeedGbps", "loadBalancerPlacementStrategy",
-    "loadBalancerReportUpdateMaxIntervalMinutes", "loadBalancerReportUpdateMinIntervalMillis",
-    "loadBalancerReportUpdateThresholdPercentage", "loadBalancerResourceQuotaUpdateIntervalMinutes",
-    "loadBalancerServiceUnitStateMaxConcurrentOverrides", "loadBalancerServiceUnitStateMonitorIntervalInSeconds",
-    "loadBalancerServiceUnitStateTombstoneDelayTimeInSeconds", "loadBalancerServiceUnitTableViewSyncer",
-    "loadBalancerSheddingBundlesWithPoliciesEnabled", "loadBalancerSheddingConditionHitCountThreshold", "loadBalancerSheddingEnabled",
-    "loadBalancerSheddingExcludedNamespaces", "loadBalancerSheddingGracePeriodMinutes", "loadBalancerSheddingIntervalMinutes",
-    "loadBalancerSplitIntervalMinutes", "loadBalancerTransferEnabled", "loadManagerClassName",
-    "loadManagerServiceUnitStateTableViewClassName", "lowerBoundarySheddingEnabled", "maxUnloadBundleNumPerShedding",
-    "maxUnloadPercentage", "minUnloadMessage", "minUnloadMessageThroughput", "namespaceBundleUnloadingTimeoutMs",
-    "supportedNamespaceBundleSplitAlgorithms", "topicBundleAssignmentStrategy",
+    *DEFAULTS,
+    "loadBalancerBandwithInResourceWeight",
+    "loadBalancerBandwithOutResourceWeight",
+    "loadBalancerBrokerComfortLoadLevelPercentage",
+    "loadBalancerBrokerUnderloadedThresholdPercentage",
+    "loadBalancerDistributeBundlesEvenlyEnabled",
+    "loadBalancerInFlightServiceUnitStateWaitingTimeInMillis",
+    "loadBalancerMultiPhaseBundleUnload",
+    "loadBalancerPlacementStrategy",
+    "loadBalancerResourceQuotaUpdateIntervalMinutes",
+    "loadBalancerServiceUnitStateMaxConcurrentOverrides",
+    "loadBalancerServiceUnitStateMonitorIntervalInSeconds",
+    "loadBalancerServiceUnitStateTombstoneDelayTimeInSeconds",
+    "loadBalancerServiceUnitTableViewSyncer",
+    "loadManagerClassName",
+    "loadManagerServiceUnitStateTableViewClassName",
+    "supportedNamespaceBundleSplitAlgorithms",
+    "topicBundleAssignmentStrategy",
 )
-# fmt: on
 
 NEW, OLD = "loadBalancerBandwidthInResourceWeight", "loadBalancerBandwithInResourceWeight"
 
