@@ -24,7 +24,7 @@ def replay(case: Case) -> object:
     for bundles in case["input"]["rounds"]:
         plan = plan_splits(snapshot_of(case, bundles), settings_of(case), hits)
         hits = dict(plan.hits)
-        answers.append(_told(plan))
+        answers.append(_answer(case["input"]["me"], plan))
     return answers
 
 
@@ -87,12 +87,12 @@ def _traffic(name: str, figures: list[float]) -> BundleTraffic:
     )
 
 
-def _told(plan: SplitPlan) -> dict[str, Any]:
+def _answer(broker: str, plan: SplitPlan) -> dict[str, Any]:
     decisions = []
     for split in plan.splits:
         _, low, high = parse_bundle(split.bundle)
         parts = [f"0x{start:08x}_0x{end:08x}" for start, end in children(low, high, split.cuts or ())]
-        decisions.append([split.bundle, split.source, parts, "Success", split.excess.value])
+        decisions.append([split.bundle, broker, parts, "Success", split.excess.value])
     return {
         "decisions": decisions,
         "counted": {"/".join(result_and_reason): count for result_and_reason, count in plan.counted.items()},

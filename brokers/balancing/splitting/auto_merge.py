@@ -66,11 +66,10 @@ class MergeSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDecision:
-    """Merge `left` with its right neighbour `right`; `broker` owns both."""
+    """Merge `left` with its right neighbour `right`."""
 
     left: str
     right: str
-    broker: str
     reason: str
 
 
@@ -169,4 +168,4 @@ def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettin
             merged[namespace] += 1
             del stays[left]
             reason = f"together they carry {fullest}, {fullest.share:.0%} of that, and so little for {hits} rounds"
-            yield MergeDecision(left=left, right=right, broker=snapshot.broker, reason=reason)
+            yield MergeDecision(left=left, right=right, reason=reason)

@@ -61,13 +61,12 @@ class SplitSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDecision:
-    """Split `bundle`, which `source` owns, at `cuts`; None: the service chooses.
+    """Split `bundle` at `cuts`; None: the service chooses.
 
     `excess` is the reason by Pulsar's name, `reason` the same for people.
     """
 
     bundle: str
-    source: str
     cuts: tuple[int, ...] | None
     excess: Excess
     reason: str
@@ -185,7 +184,6 @@ class _Planning:
         self.splits.append(
             SplitDecision(
                 bundle=name,
-                source=self._snapshot.broker,
                 cuts=cuts or None,
                 excess=due.measure.excess,
                 reason=f"it carries {due.measure}, for {self._hits.pop(name)} rounds",

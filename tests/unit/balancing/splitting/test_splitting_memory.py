@@ -102,11 +102,11 @@ def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
 
 
 def split_of(bundle: str, excess: Excess = Excess.MESSAGES) -> SplitDecision:
-    return SplitDecision(bundle=bundle, source="a", cuts=None, excess=excess, reason="hot")
+    return SplitDecision(bundle=bundle, cuts=None, excess=excess, reason="hot")
 
 
 def merge_of(left: str, right: str) -> MergeDecision:
-    return MergeDecision(left=left, right=right, broker="a", reason="cold")
+    return MergeDecision(left=left, right=right, reason="cold")
 
 
 def test_a_decision_about_splits_lists_successes_and_failures() -> None:
