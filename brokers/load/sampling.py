@@ -101,10 +101,9 @@ class Carried:
 
 
 class BundleAverages:
-    """Decaying averages of bundle loads: a value loses half of its weight with every half life."""
+    """Decaying averages of bundle loads: a value loses half of its weight in every `HALF_LIFE_MS`."""
 
-    def __init__(self, *, half_life_ms: int = HALF_LIFE_MS) -> None:
-        self._half_life_ms = half_life_ms
+    def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._newcomers: frozenset[str] = frozenset()
         self._rates: Sequence[Sequence[float]] = ((),) * _RATES
@@ -119,7 +118,7 @@ class BundleAverages:
         """
         names, idle = tuple(names), BundleLoad()
         columns = _columns([loads.get(name, idle) for name in names])
-        kept = 0.5 ** (max(elapsed_ms, 0) / self._half_life_ms)
+        kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         rates: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(before, column, strict=True)]
             for before, column in zip(self._before(names, columns.rates), columns.rates, strict=True)

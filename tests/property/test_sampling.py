@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.load.sampling import BundleAverages, Carried, sampled
+from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 
-HALF_LIFE_MS = 1_000
 RATES = st.floats(0, 1e6)
 COUNTS = st.integers(0, 1_000)
 MESSAGINGS = st.builds(
@@ -35,7 +34,7 @@ LOADS = st.builds(
 )
 NAMES = st.sampled_from([f"t/n/{letter}" for letter in "abcd"])
 TURNS = st.lists(
-    st.tuples(st.lists(NAMES, unique=True), st.dictionaries(NAMES, LOADS), st.integers(-10, 5_000)),
+    st.tuples(st.lists(NAMES, unique=True), st.dictionaries(NAMES, LOADS), st.integers(-10, 50_000)),
     min_size=1,
     max_size=4,
 )
@@ -67,7 +66,7 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 @given(TURNS)
 def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
     """A sample has their sums, and the busiest of them."""
-    averages, model, times = BundleAverages(half_life_ms=HALF_LIFE_MS), dict[str, list[float]](), dict[str, int]()
+    averages, model, times = BundleAverages(), dict[str, list[float]](), dict[str, int]()
     for names, loads, elapsed_ms in turns:
         carried = averages.update(names, loads, elapsed_ms=elapsed_ms)
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.brokers.load.sampling import BundleAverages, Carried, carried_bytes, sampled
+from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, carried_bytes, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
-HALF_LIFE_MS = 10_000
 MESSAGING = Messaging(
     messages_in_per_second=8,
     bytes_in_per_second=80,
@@ -27,7 +26,7 @@ MESSAGING = Messaging(
 
 def settled(loads: Mapping[str, BundleLoad]) -> tuple[BundleAverages, Carried]:
     """Averages after two equal loads of each bundle, so that no bundle is a newcomer."""
-    averages = BundleAverages(half_life_ms=HALF_LIFE_MS)
+    averages = BundleAverages()
     averages.update(sorted(loads), loads, elapsed_ms=0)
     return averages, averages.update(sorted(loads), loads, elapsed_ms=0)
 
@@ -97,7 +96,7 @@ def test_an_infinite_sum_does_not_stay_in_the_average() -> None:
 
 def test_a_newcomer_counts_but_is_not_named_yet() -> None:
     """Its first load covers only a part of the period, and an average that began with it would be too low."""
-    averages = BundleAverages(half_life_ms=HALF_LIFE_MS)
+    averages = BundleAverages()
     averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0)
     loads = {"t/n/a": BundleLoad(calls_per_second=9), "t/n/b": BundleLoad(calls_per_second=1)}
     for named in (["t/n/a"], ["t/n/b", "t/n/a"]):
