@@ -189,8 +189,12 @@ class LocalCluster:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The data directories of the brokers, with `broker.log`, and evidence if requested."""
+        """The data directories of the brokers, with `broker.log`."""
         return tuple(member.directory for member in self._members)
+
+    def evidence(self) -> list[Path]:
+        """Return the files of evidence that the brokers have written so far. A broker without work leaves none."""
+        return sorted(path for directory in self.directories for path in directory.glob("accepts-*.jsonl"))
 
     def pid(self, number: int) -> int | None:
         """Return the process id of a broker; None if it does not run."""

@@ -167,9 +167,8 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
         balanced_ns = await watch.balanced_ns(deadline)
         moves = observer.moves  # Before it leaves again, and gives back what it got.
         await callers.stop()
-    evidence = sorted(path for folder in (*cluster.directories, *joining.directories) for path in folder.glob("accepts-*.jsonl"))
+    evidence = [*cluster.evidence(), *joining.evidence()]
     verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
-    assert verdict is not None, "a checkout has its judge"
     assert verdict.is_clean, verdict
     paused = [ended - began for of_key in calls(history).values() for began, ended in of_key if observer.joined_ns <= began < balanced_ns]
     run = Run(

@@ -137,9 +137,7 @@ async def measure(directory: Path, log_url: str) -> dict[str, object]:
         await asyncio.sleep(WARM_UP_S)
         windows = await Bench(cluster=cluster, table=table, http=http).windows()
         await callers.stop()
-    evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-    verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
-    assert verdict is not None, "a checkout has its judge"
+    verdict = check_calls([history], store=directory / "counter.db", evidence=cluster.evidence())
     print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
     assert verdict.is_clean, verdict
     return figures(windows, calls(history))

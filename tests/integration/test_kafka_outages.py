@@ -456,12 +456,10 @@ def test_processes_come_through_an_outage_without_anything_for_the_judge(
             await _answers_come(callers)
             assert before == _held(table.view, namespace)
             await callers.stop()
-        evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-        verdict = check_calls([plan.history], store=tmp_path / "counter.db", evidence=evidence)
-        assert verdict is not None
+        verdict = check_calls([plan.history], store=tmp_path / "counter.db", evidence=cluster.evidence())
         assert ({}, None) == (verdict.violations, verdict.problem)
         assert verdict.totals["pieces_of_work_in_evidence"] > 0
-        assert (choice is OnChannelLoss.SERVE) == any(b'"by_token":true' in path.read_bytes() for path in evidence)
+        assert (choice is OnChannelLoss.SERVE) == any(b'"by_token":true' in path.read_bytes() for path in cluster.evidence())
 
     play(story())
 

@@ -95,13 +95,9 @@ class Running:
                 await self.transfer(bundle, turn)
                 await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
 
-    def evidence(self) -> list[Path]:
-        """Return the files with the brokers' evidence."""
-        return sorted(path for folder in self.cluster.directories for path in folder.glob("accepts-*.jsonl"))
-
     async def finish(self, fleet: Fleet) -> Verdict:
         """Stop the clients, and return the checker's verdict."""
-        verdict = await asyncio.to_thread(fleet.finish, evidence=self.evidence)
+        verdict = await asyncio.to_thread(fleet.finish, evidence=self.cluster.evidence)
         assert verdict.problem is None
         return verdict
 

@@ -62,9 +62,7 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
         await callers.stop()
     decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
     assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
-    evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
-    verdict = check_calls([history], store=tmp_path / "counter.db", evidence=evidence)
-    assert verdict is not None
+    verdict = check_calls([history], store=tmp_path / "counter.db", evidence=cluster.evidence())
     assert verdict.is_clean, verdict
 
 

@@ -94,7 +94,7 @@ async def pulsar_stress(
             counted: Counter[Operation] = Counter()
             await asyncio.gather(make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted))
             await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
-            verdict = await asyncio.to_thread(fleet.finish, evidence=lambda: evidence(cluster))
+            verdict = await asyncio.to_thread(fleet.finish, evidence=cluster.evidence)
         finally:
             await asyncio.to_thread(fleet.kill)
     return Result(
@@ -106,10 +106,6 @@ async def pulsar_stress(
         findings=await asyncio.to_thread(verified, cluster.log_url),
         verdict=verdict,
     )
-
-
-def evidence(cluster: LocalCluster) -> Sequence[Path]:
-    return sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
 
 
 async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Operation]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -103,7 +103,7 @@ def _checked(demo: Demo, store: Path) -> Mapping[str, Verdict]:
     """Return the verdicts of the checkers, by what they check; none if this is not a checkout."""
     if not is_shipped():
         return {}
-    evidence = sorted(path for directory in demo.cluster.directories for path in directory.glob("accepts-*.jsonl"))
+    evidence = demo.cluster.evidence()
     verdicts = {"calls": check_calls([demo.callers.plan.history], store=store, evidence=evidence)}
     if demo.pulsar is not None:
         windows = demo.pulsar.tally.windows(time.monotonic_ns())
@@ -198,11 +198,8 @@ async def _steps(demo: Demo, options: Options) -> None:
 
 
 def _verified(log_url: str) -> Findings:
-    log = open_log(log_url, create=False)
-    try:
+    with closing(open_log(log_url, create=False)) as log:
         return verify(log)
-    finally:
-        log.close()
 
 
 def _summary(demo: Demo, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
