@@ -19,7 +19,7 @@ from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
 from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import BY_COST, BY_USE, CORES, QUICK, tune
+from equipoise.brokers.local.demo.operator import BY_USE, CORES, QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.ranges import bundle_contains, key_hash
@@ -71,7 +71,7 @@ def _live(view: View) -> set[str]:
 
 
 STRATEGIES: Final[Mapping[str, tuple[Mapping[str, str | int | bool | None], IsBalanced]]] = {
-    "leveller": (BY_COST, even_by_cost),
+    "balanced": ({"balancing.shedder": "BalancedShedder"}, even_by_cost),
     "transfer_shedder": (BY_USE, even_by_use),
 }
 

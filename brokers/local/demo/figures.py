@@ -37,7 +37,6 @@ class ChannelCounts:
         self.done: Counter[MoveKind] = Counter()
         self.cancelled = 0
         self.deaths = 0
-        self.rejected = 0
 
     def folded(self, folded: Folded) -> None:
         """Count one record. Keep it as text, unless it is a renewal."""
@@ -45,7 +44,6 @@ class ChannelCounts:
         for move in self._moves.folded(folded, time.monotonic_ns()):
             self.done[move.kind] += move.result is MoveResult.DONE
             self.cancelled += move.result is MoveResult.CANCELLED
-        self.rejected += not folded.verdict.accepted
         left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
         if not left:  # A broker that leaves is not counted as dead.
             self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)

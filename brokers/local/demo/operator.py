@@ -53,9 +53,6 @@ BY_USE: Final[Changes] = {
 }
 """Balance the brokers' use of processors, as Pulsar's default strategy does, but within seconds."""
 
-BY_COST: Final[Changes] = {"balancing.shedder": "BalancedShedder"}
-"""Balance the cost of bundles, with our own strategy."""
-
 CORES: Final = "0.25"
 """The share of a processor that a broker claims to have: small enough that a few dozen calls a second show in its use."""
 

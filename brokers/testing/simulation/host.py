@@ -314,10 +314,6 @@ class Host:
 
     # --- reading ---
 
-    def cut_until(self, up_at_us: int) -> None:
-        """Cut this machine off from the log."""
-        self.link.cut_until(up_at_us)
-
     def reconnect(self) -> None:
         """End a cut now."""
         self.link.up_at_us = min(self.link.up_at_us, self.parts.schedule.now_us)

@@ -100,7 +100,7 @@ class Troubles:
                 self._hosts[trouble.host].pause(trouble.for_ms * MICROSECONDS_PER_MS, hidden=trouble.hidden)
             case CutOff():
                 story.say(trouble.host, "is cut off from the log for {} ms", trouble.for_ms)
-                self._hosts[trouble.host].cut_until(schedule.now_us + (trouble.for_ms + trouble.reconnect_ms) * MICROSECONDS_PER_MS)
+                self._hosts[trouble.host].link.cut_until(schedule.now_us + (trouble.for_ms + trouble.reconnect_ms) * MICROSECONDS_PER_MS)
             case Outage():
                 story.say("log", "OUTAGE for {} ms", trouble.for_ms)
                 end_us = schedule.now_us + trouble.for_ms * MICROSECONDS_PER_MS

@@ -37,7 +37,7 @@ def test_moves_are_counted_when_they_are_done() -> None:
     channel.accept(propose.cancel(channel.author("a"), channel.bundle(), reason="not now"))
     counts = counts_of(channel)
     assert (1, 1, 1) == tuple(counts.done[kind] for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
-    assert (1, 0, 0) == (counts.cancelled, counts.deaths, counts.rejected)
+    assert (1, 0) == (counts.cancelled, counts.deaths)
     assert ["14", "cancel"] == counts.newest[-1].split()[:2]
 
 
@@ -50,7 +50,7 @@ def test_a_death_is_not_a_leaving() -> None:
     assert 2 == counts_of(channel).deaths
 
 
-def test_renewals_are_not_shown_and_rejections_are_counted() -> None:
+def test_renewals_are_not_shown_and_rejections_are() -> None:
     """The newest records include rejections but not renewals."""
     channel = channel_with("a")
     channel.own("a")
@@ -58,9 +58,7 @@ def test_renewals_are_not_shown_and_rejections_are_counted() -> None:
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
     assert before == counts_of(channel).newest
     channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
-    counts = counts_of(channel)
-    assert 1 == counts.rejected
-    assert NAMESPACE in counts.newest[-1]
+    assert "rejected" in counts_of(channel).newest[-1]
 
 
 def test_skipped_records_are_shown_as_one_line() -> None:
