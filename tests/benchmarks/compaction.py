@@ -18,23 +18,20 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
-from equipoise.channel.core import propose
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
-from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
 from tests.benchmarks.figures import machine, percentile, print_line, summary
-from tests.benchmarks.fold import BROKERS, RENEWALS, Stream
+from tests.channels.busy_channel import TIMEOUT_MS, WrittenChannel
 from tests.load.log_places import add_log_option, new_log
 
 RECORDS: Final = 1_000_000
 KEYS: Final = 100_000
 TAIL: Final = 10_000
 NAMESPACES: Final = 2
-BATCH: Final = 2_000
-TIMEOUT_MS: Final = 30_000
+BROKERS: Final = 16
 APPEND_PAUSE_SECONDS: Final = 0.004
 ALONE_SECONDS: Final = 5.0
 AN_HOUR_MS: Final = 3_600_000
@@ -42,43 +39,6 @@ AN_HOUR_MS: Final = 3_600_000
 _spawn = multiprocessing.get_context("spawn")
 Latencies = list[tuple[float, float]]
 """When each append began, by the clock that all processes share, and how many milliseconds it took."""
-
-
-class History(Stream):
-    """A channel of many bundles, whose records go to a log as they are made."""
-
-    def __init__(self, log: Log, *, keys: int) -> None:
-        super().__init__()
-        self._log = log
-        self._keys = keys
-
-    def found(self) -> None:
-        """Let brokers join and own all bundles."""
-        self.genesis()
-        self.join(*(f"127.0.0.1:{8080 + number}" for number in range(BROKERS)))
-        for number in range(NAMESPACES):
-            self.create(even_boundaries(self._keys // NAMESPACES), namespace=f"tenant/namespace-{number}")
-        self.names = list(self.view.bundles)
-        for place, name in enumerate(self.names):
-            broker = f"127.0.0.1:{8080 + place % BROKERS}"
-            self.accept(propose.assign(self.author(broker), self.view.bundles[name], owner=self.incarnation(broker)))
-            self.accept(propose.opened(self.author(broker), self.view.bundles[name]))
-            self.flush()
-
-    def go_on(self, records: int) -> None:
-        """Renew and move until so many records have been made in all."""
-        while self.view.offset < records:
-            (self.renew if self.random.random() < RENEWALS else self.move)()
-            self.flush()
-        self.flush(at_least=1)
-
-    def flush(self, *, at_least: int = BATCH) -> None:
-        """Append what has been made, once it is so much."""
-        if len(self.entries) < at_least:
-            return
-        offsets = self._log.append([data for _, data in self.entries], timeout_ms=TIMEOUT_MS)
-        assert [offset for offset, _ in self.entries] == list(offsets), "the log is new, and nobody else writes to it"
-        self.entries.clear()
 
 
 def append_steadily(url: str, stop: Event, ready: Event, results: Queue[Latencies]) -> None:
@@ -169,15 +129,14 @@ def measured_starts(url: str, repeats: int) -> tuple[list[float], int]:
 def measure(url: str, *, records: int, keys: int) -> dict[str, object]:
     """Make the history, compact it, go on, and restore."""
     log = open_log(url)
-    history = History(log, keys=keys)
-    history.found()
-    history.go_on(records)
+    history = WrittenChannel(log, brokers=BROKERS, bundles=keys, namespaces=NAMESPACES)
+    history.go_on(records - history.view.offset)
     print(f"compaction: {history.view.offset} records made", file=sys.stderr)
     figures, steps = measured_compaction(log)
     print(f"compaction: {steps}", file=sys.stderr)
     end = log.end()
     history.view.offset = end
-    history.go_on(end + TAIL)
+    history.go_on(TAIL)
     starts, digest = measured_starts(url, repeats=5)
     assert history.view.digest() == digest, "what was restored is what was written"
     log.close()

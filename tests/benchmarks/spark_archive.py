@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 from equipoise.channel.log.open_log import open_log
@@ -14,36 +15,22 @@ from equipoise.spark_jobs.archive.tables.parquet import file_offsets
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
-from tests.benchmarks.compaction import History
 from tests.benchmarks.figures import machine, print_line
+from tests.channels.busy_channel import WrittenChannel
 from tests.kafka.finding import some_kafka
 
 RECORDS = 1_000_000
-BUNDLES = 1_000
-MOVES = 0.036
-"""The share of moves among what brokers do, each of which takes three records: so nine tenths of all records are renewals."""
+BROKERS, BUNDLES = 16, 1_000
+RENEWALS = 0.964
 
 TOPIC = "archived"
 
 
-class Channel(History):
-    """A channel as it is when it has settled: renewals, and now and then a move."""
-
-    def go_on(self, records: int) -> None:
-        """Renew and move until so many records have been made in all."""
-        while self.view.offset < records:
-            (self.move if self.random.random() < MOVES else self.renew)()
-            self.flush()
-        self.flush(at_least=1)
-
-
 def make_channel(url: str, records: int) -> None:
-    """Write an honest channel of so many records."""
-    log = open_log(url)
-    history = Channel(log, keys=BUNDLES)
-    history.found()
-    history.go_on(records)
-    log.close()
+    """Write an honest channel of so many records, as it is when it has settled: renewals, and now and then a move."""
+    with closing(open_log(url)) as log:
+        channel = WrittenChannel(log, brokers=BROKERS, bundles=BUNDLES, renewals=RENEWALS)
+        channel.go_on(records - channel.view.offset)
 
 
 def tell(line: str) -> None:

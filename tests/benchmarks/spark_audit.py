@@ -59,7 +59,6 @@ def replayed(folder: Path, *, records: int) -> float:
     url = f"sqlite:{folder}/replayed"
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
-        stream.found()
         stream.go_on(PER_TRIGGER - stream.view.offset - 1)
         first = stream.forge()
         stream.go_on(records - stream.view.offset - 1)
@@ -76,7 +75,6 @@ def append_steadily(url: str, stop: Event) -> None:
     """The other process: a busy cluster at a steady rate, with a forged record every so often."""
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
-        stream.found()
         began, done = time.monotonic(), 0
         while not stop.is_set():
             stream.go_on(AT_ONCE)

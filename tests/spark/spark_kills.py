@@ -44,7 +44,6 @@ def write_log(url: str, *, records: int, forged_every: int = 97) -> int:
     injected = 0
     with closing(open_log(url)) as log:
         stream = WrittenStream(log, bundles=16, brokers=4)
-        stream.found()
         for _ in range(records // forged_every):
             stream.go_on(forged_every - 1)
             stream.forge()

@@ -56,7 +56,6 @@ def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: P
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
-        stream.found()
         stream.go_on(500)
         first = stream.garbage()
         stream.go_on(100)
@@ -91,7 +90,6 @@ def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: Spark
     url, said = f"kafka://{kafka.address}/{topic}", Said()
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
-        stream.found()
         stream.go_on(300)
         injected = stream.garbage()
     assert 1 == run_audit(AuditOptions(log_url=url, archive=tmp_path / "archive", to_end=True), said.screen())
