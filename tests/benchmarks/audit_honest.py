@@ -10,10 +10,8 @@ whose bound is minutes have nothing to say of a run of one.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from itertools import count
 from typing import Final
 
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from tests.benchmarks.figures import machine, print_line
 from tests.injected.honest import honest, play
 from tests.spark.spark_pipeline import Pipeline
 
@@ -116,10 +115,9 @@ def main() -> int:
     }
     conditions = (
         f"{len(done)} runs of {len(SCENARIOS)} scenarios, {asked.seconds} simulated seconds each and the calm after it, "
-        f"in batches of {BATCH}; "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.python_implementation()} {platform.python_version()}"
+        f"in batches of {BATCH}; {machine()}"
     )
-    print(json.dumps({"name": "audit_honest", "results": results, "conditions": conditions}))
+    print_line("audit_honest", results, conditions)
     return 1 if findings else 0
 
 

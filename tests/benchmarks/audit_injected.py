@@ -5,14 +5,13 @@ It injects each kind at `PLACES` places. A violation that is missed makes the be
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import platform
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final
 
+from tests.benchmarks.figures import machine, print_line
 from tests.injected.kinds import KINDS, trials
 
 PLACES: Final = 5
@@ -37,8 +36,7 @@ def main() -> int:
         "named": injected - len(misses),
         "named_percent": 100 * (injected - len(misses)) / injected,
     }
-    conditions = f"{PLACES} places a kind; {os.cpu_count()} cores, {platform.python_implementation()} {platform.python_version()}"
-    print(json.dumps({"name": "audit_injected", "results": results, "conditions": conditions}))
+    print_line("audit_injected", results, f"{PLACES} places a kind; {machine()}")
     return 1 if misses or injected < PLACES * len(KINDS) else 0
 
 

@@ -23,7 +23,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
-from tests.benchmarks.figures import machine, percentile, print_line, summary
+from tests.benchmarks.figures import machine, percentile, print_line, single, summary
 from tests.channels.busy_channel import TIMEOUT_MS, WrittenChannel
 from tests.load.log_places import add_log_option, new_log
 
@@ -87,13 +87,13 @@ def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
     alone = [took for at, took in latencies if at < began]
     meanwhile = [took for at, took in latencies if began <= at < ended]
     figures: dict[str, object] = {
-        "compact": {"unit": "s", "median": round(ended - began, 2), "repeats": 1},
-        "compact_cpu": {"unit": "s", "median": round(cpu, 2), "repeats": 1},
+        "compact": single(ended - began, "s"),
+        "compact_cpu": single(cpu, "s"),
         "append_alone": summary(alone, "ms"),
         "append_meanwhile": summary(meanwhile, "ms"),
         "append_meanwhile_max": {"unit": "ms", "median": round(percentile(sorted(meanwhile), 100), 1), "repeats": len(meanwhile)},
-        "rows": {"unit": "rows", "median": done.rows, "repeats": 1},
-        "removed": {"unit": "positions", "median": done.start - done.start_before, "repeats": 1},
+        "rows": single(done.rows, "rows"),
+        "removed": single(done.start - done.start_before, "positions"),
     }
     return figures, done_at
 

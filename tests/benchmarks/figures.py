@@ -1,9 +1,10 @@
-"""How measured values become figures: what all benchmarks do alike."""
+"""Turn measured values into the figures that a benchmark prints."""
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -17,14 +18,19 @@ def summary(values: Sequence[float], unit: str) -> Figures:
     return {"unit": unit, "median": round(statistics.median(ordered), 3), "p99": round(worst, 3), "repeats": len(ordered)}
 
 
+def single(value: float, unit: str) -> Figures:
+    """A value that is measured once."""
+    return {"unit": unit, "median": round(value, 2), "repeats": 1}
+
+
 def percentile(ordered: Sequence[float], percent: int) -> float:
     """The value that so many percent of `ordered`, which rises, do not exceed."""
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 def machine() -> str:
-    """What was measured on: how many CPUs, and how busy they are with other things."""
-    return f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
+    """What was measured on: how many CPUs, how busy they are with other things, and the version of Python."""
+    return f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {platform.python_implementation()} {platform.python_version()}"
 
 
 def print_line(name: str, results: Mapping[str, object], conditions: str) -> None:

@@ -7,7 +7,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from equipoise.channel.core.log import FIRST_OFFSET, Log
@@ -22,21 +21,6 @@ WARM_UP_APPENDS = 500
 REPLAY_ENTRIES = 200_000
 SNAPSHOT_ROWS, SNAPSHOT_ROW_BYTES, SNAPSHOT_REPEATS = 100_000, 250, 3
 TAIL_REPEATS = 20
-
-
-def contended(url: str) -> any_log.Latencies:
-    """Milliseconds of single appends of processes that all append without pause."""
-    ready = any_log.spawn.Barrier(any_log.WRITERS)
-    results = any_log.spawn.Queue()
-    writers: list[SpawnProcess] = [
-        any_log.spawn.Process(target=any_log.append_without_pause, args=(url, ready, results)) for _ in range(any_log.WRITERS)
-    ]
-    for writer in writers:
-        writer.start()
-    latencies = [latency for _ in writers for latency in results.get()]
-    for writer in writers:
-        writer.join()
-    return latencies
 
 
 def timed_ms(work: Callable[[], object], repeats: int) -> list[float]:
@@ -71,7 +55,7 @@ def measure(address: str) -> dict[str, object]:
         "append_and_read": summary(timed_ms(lambda: append_and_read(log), any_log.READ_BACKS), "ms"),
         "single_appends": summary(any_log.rates(any_log.append_singly, log, any_log.SINGLE_REPEATS), "records/s"),
         "grouped_appends": summary(any_log.rates(any_log.append_in_groups, log, any_log.GROUP_REPEATS), "records/s"),
-        "four_writers": summary(contended(url), "ms"),
+        "four_writers": summary(any_log.contended(url), "ms"),
         "idle_wait": summary(any_log.idle(url), "% of one core"),
         "open_and_close": summary(timed_ms(lambda: open_and_close(url), TAIL_REPEATS), "ms"),
     }

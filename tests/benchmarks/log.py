@@ -16,7 +16,7 @@ from pathlib import Path
 from equipoise.channel.core.log import FIRST_OFFSET, Log
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.file_system import MOUNT_TABLE, file_system_type
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import Figures, machine, print_line, summary
 
 RECORD_BYTES = 220
 TIMEOUT_MS = 10_000
@@ -112,26 +112,29 @@ def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) ->
     log.close()
 
 
-def contended(url: str) -> tuple[Latencies, int]:
-    """Milliseconds of single appends of processes that all append without pause, and the WAL's greatest length in bytes."""
+def contended(url: str, *, look: Callable[[], object] = lambda: None) -> Latencies:
+    """Milliseconds of single appends of processes that all append without pause. `look` is called again and again meanwhile."""
     ready = spawn.Barrier(WRITERS)
     results: Queue[Latencies] = spawn.Queue()
     writers: list[SpawnProcess] = [spawn.Process(target=append_without_pause, args=(url, ready, results)) for _ in range(WRITERS)]
-    log = open_log(url)
     for writer in writers:
         writer.start()
     latencies: Latencies = []
-    wal_bytes = 0
-    wal = Path(f"{url.partition(':')[2].partition('?')[0]}-wal")
     while len(latencies) < WRITERS * WRITER_APPENDS:
-        wal_bytes = max(wal_bytes, wal.stat().st_size)
+        look()
         if not results.empty():
             latencies += results.get()
         time.sleep(0.01)
     for writer in writers:
         writer.join()
-    log.close()
-    return latencies, wal_bytes
+    return latencies
+
+
+def four_writers(url: str, wal: Path) -> Figures:
+    """What `contended` measures, and the greatest length of the WAL meanwhile."""
+    sizes: list[int] = []
+    latencies = contended(url, look=lambda: sizes.append(wal.stat().st_size))
+    return {**summary(latencies, "ms"), "wal_bytes_max": max(sizes)}
 
 
 def idle(url: str) -> list[float]:
@@ -156,8 +159,7 @@ def measure(folder: str) -> dict[str, object]:
         results[f"read_back_{durability}"] = summary(read_back(url), "ms")
         results[f"single_appends_{durability}"] = summary(rates(append_singly, log, SINGLE_REPEATS), "records/s")
         results[f"grouped_appends_{durability}"] = summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s")
-        latencies, wal_bytes = contended(url)
-        results[f"four_writers_{durability}"] = {**summary(latencies, "ms"), "wal_bytes_max": wal_bytes}
+        results[f"four_writers_{durability}"] = four_writers(url, Path(f"{folder}/{durability}.db-wal"))
         if durability == "full":
             results["replay"] = summary(rates(read_all, log, READ_REPEATS), "records/s")
             results["idle_wait"] = summary(idle(url), "% of one core")

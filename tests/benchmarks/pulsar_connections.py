@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import machine, print_line, single, summary
 from tests.benchmarks.processes import cpu_s, resident_bytes
 from tests.benchmarks.pulsar_wire import CONNECT, PING, PONG
 from tests.load.cluster import running
@@ -88,9 +88,9 @@ async def measure(directory: Path) -> dict[str, object]:
         assert not any(client.is_lost for client in clients), "the broker gave connections up"
         pings = [client.pings for client in clients]
     return {
-        "rss_without": {"unit": "MB", "median": round(without_mb, 1)},
+        "rss_without": single(without_mb, "MB"),
         "rss": summary(sizes, "MB"),
-        "of_each": {"unit": "KB", "median": round((max(sizes) - without_mb) / CONNECTIONS * 1e3, 2)},
+        "of_each": single((max(sizes) - without_mb) / CONNECTIONS * 1e3, "KB"),
         "cpu": summary(shares, "% of a core"),
         "connecting": {
             "unit": "connections/s",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import statistics
 import time
 from dataclasses import replace
 
 from equipoise.brokers.testing.simulation.run import simulate
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
+from tests.benchmarks.figures import machine, print_line, summary
 
 REPEATS = 7
 OPERATIONS_EVERY_MS = 1_000
@@ -44,18 +41,12 @@ def main() -> None:
     """Measure and print."""
     results: dict[str, object] = {}
     for brokers, seconds in SIZES:
-        values = sorted(rates(brokers, seconds))
-        results[f"brokers_{brokers}"] = {
-            "unit": "simulated broker-seconds/s",
-            "median": round(statistics.median(values)),
-            "p99": round(values[0]),
-            "repeats": REPEATS,
-        }
+        results[f"brokers_{brokers}"] = summary(rates(brokers, seconds), "simulated broker-seconds/s")
     conditions = (
-        f"one core of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}; ordinary faults, all checkers, "
-        f"{BUNDLES_PER_BROKER} bundles per broker, one operation a second, 40 calls a second; CPU time"
+        f"one core of {machine()}; ordinary faults, all checkers, {BUNDLES_PER_BROKER} bundles per broker, one operation a second, "
+        "40 calls a second; CPU time"
     )
-    print(json.dumps({"name": "simulation", "results": results, "conditions": conditions}))
+    print_line("simulation", results, conditions)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from equipoise.spark_jobs.archive.tables.parquet import file_offsets
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
-from tests.benchmarks.figures import machine, print_line
+from tests.benchmarks.figures import machine, print_line, single
 from tests.channels.busy_channel import WrittenChannel
 from tests.kafka.finding import some_kafka
 
@@ -50,9 +50,9 @@ def measured(url: str, folder: Path, per_trigger: int) -> dict[str, object]:
     warm = sum(rows for _, rows, _ in files[1:]) / warm_s
     return {
         "archive": {"unit": "records/s", "median": round(warm), "repeats": len(files) - 1},
-        "whole_run": {"unit": "s", "median": round(whole_s, 1), "repeats": 1},
-        "records": {"unit": "records", "median": rows, "repeats": 1},
-        "size": {"unit": "bytes/record", "median": round(size / rows, 1), "repeats": 1},
+        "whole_run": single(whole_s, "s"),
+        "records": single(rows, "records"),
+        "size": single(size / rows, "bytes/record"),
     }
 
 

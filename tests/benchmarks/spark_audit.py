@@ -25,7 +25,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.audit.job import run_audit
 from equipoise.spark_jobs.rules.rule import parse_finding
 from equipoise.spark_jobs.streams.options import PER_TRIGGER, AuditOptions, Screen
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import machine, print_line, single, summary
 from tests.spark.spark_logs import WrittenStream
 
 REPLAYED: Final = 3 * PER_TRIGGER
@@ -126,9 +126,9 @@ def main() -> None:
     appended = FORGED_EVERY * (len(told) - 1) * 1_000 / (told[-1][1] - told[0][1])
     early, late = summary(latencies[:half], "ms"), summary(latencies[half:], "ms")
     results = {
-        "replay": {"unit": "entries/s", "median": round(rate), "repeats": 1},
+        "replay": single(rate, "entries/s"),
         "live": summary(latencies, "ms"),
-        "live_appended": {"unit": "records/s", "median": round(appended), "repeats": 1},
+        "live_appended": single(appended, "records/s"),
         "kept_up": float(late["median"]) < 2 * float(early["median"]),
     }
     print_line("spark_audit", results, f"{asked.records:,} entries replayed; live with the writer beside it; {machine()}")

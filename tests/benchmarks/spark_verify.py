@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import psutil
 
-from tests.benchmarks.figures import machine, print_line
+from tests.benchmarks.figures import machine, print_line, single
 from tests.channels.busy_channel import BusyChannel
 from tests.spark.archived import archive_entries
 
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str]) -> None:
     all_cores = verified(archive, cores=None)
     one_core = verified(archive, cores=[0])
     results = {
-        "all_cores": {"unit": "records/s", "median": round(all_cores.records_per_s)},
-        "one_core": {"unit": "records/s", "median": round(one_core.records_per_s)},
-        "speedup": {"unit": "times", "median": round(one_core.folding_s / all_cores.folding_s, 2)},
-        "memory": {"unit": "MiB", "median": all_cores.memory_mib},
-        "whole_run": {"unit": "s", "median": round(all_cores.whole_s, 1)},
+        "all_cores": single(all_cores.records_per_s, "records/s"),
+        "one_core": single(one_core.records_per_s, "records/s"),
+        "speedup": single(one_core.folding_s / all_cores.folding_s, "times"),
+        "memory": single(all_cores.memory_mib, "MiB"),
+        "whole_run": single(all_cores.whole_s, "s"),
     }
     conditions = (
         f"{before}, {records} records of {BROKERS} brokers and {BUNDLES} bundles, {RENEWALS:.0%} renewals, a snapshot every "

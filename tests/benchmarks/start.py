@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import sys
 import tempfile
 import time
@@ -14,7 +13,8 @@ import aiohttp
 
 from equipoise.brokers.local.local_cluster import ClusterEvent, EventKind, LocalCluster
 from equipoise.channel.log.table_view import TableView
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.processes import resident_bytes
 from tests.load.cluster import counters, running, settle
 
 NAMESPACE: Final = "bench/start"
@@ -27,9 +27,7 @@ READY_S: Final = 30.0
 async def until_ready(http: aiohttp.ClientSession, address: str) -> None:
     """Ask `/ready` until it says so."""
     async with asyncio.timeout(READY_S):
-        while True:
-            if await _is_ready(http, address):
-                return
+        while not await _is_ready(http, address):  # noqa: ASYNC110 - another process has no event of ours
             await asyncio.sleep(LOOK_S)
 
 
@@ -55,11 +53,10 @@ async def started(cluster: LocalCluster, http: aiohttp.ClientSession, began: lis
 
 
 def size_mib(cluster: LocalCluster) -> float:
-    """Memory of the broker's process that is its own or shared, in MiB."""
+    """The memory of the broker's process."""
     pid = cluster.pid(0)
     assert pid is not None, "it runs"
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
+    return resident_bytes(pid) / 2**20
 
 
 async def measure(directory: Path) -> dict[str, object]:
@@ -83,7 +80,7 @@ async def measure(directory: Path) -> dict[str, object]:
         "ready_after_graceful_stop": summary(graceful, "ms"),
         "ready_after_kill": summary(killed, "ms"),
         "rss": summary(sizes, "MiB"),
-        "records_at_end": {"unit": "records", "median": records},
+        "records_at_end": single(records, "records"),
     }
 
 

@@ -25,7 +25,7 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
-from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary
+from tests.benchmarks.figures import Figures, machine, percentile, print_line, single, summary
 from tests.load.cluster import counters, running, settle
 from tests.load.log_places import add_log_option, new_log
 
@@ -148,7 +148,7 @@ def figures(windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]
     span_s = (windows[-1].ended_ns - windows[0].began_ns) / 1e9
     hot = [of_keys[f"{NAMESPACE}/hot"]]
     within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in hot[0])
-    results: dict[str, object] = {"hot_calls": {"unit": "calls/s", "median": round(within / span_s, 1)}}
+    results: dict[str, object] = {"hot_calls": single(within / span_s, "calls/s")}
     for name, keys in (("hot_key", hot), ("all_keys", list(of_keys.values()))):
         by_kind = {kind: pauses_ms((w for w in windows if w.kind == kind), keys) for kind in ("control", "transfer", "split", "merge")}
         for kind, pauses in by_kind.items():

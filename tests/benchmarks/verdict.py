@@ -23,7 +23,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import machine, print_line, single, summary
 from tests.load.log_places import add_log_option, new_log
 
 BROKERS: Final = 3
@@ -104,7 +104,7 @@ def measure(log_url: str, folder: Path) -> dict[str, object]:
     with closing(open_log(log_url, create=False)) as log:
         findings = verify(log)
     assert findings.in_order, findings
-    return {"verdict": summary(latencies, "ms"), "records": {"unit": "records", "median": findings.records}}
+    return {"verdict": summary(latencies, "ms"), "records": single(findings.records, "records")}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
-import platform
 import random
 import resource
-import statistics
 import time
 
 from equipoise.channel.core import propose
@@ -17,6 +13,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View, apply
+from tests.benchmarks.figures import machine, print_line, single, summary
 from tests.channels.folding import joined
 
 SIZES = (100, 10_000, 100_000)
@@ -106,21 +103,11 @@ def main() -> None:
     """Measure and print."""
     results: dict[str, object] = {}
     with _spawn.Pool(1, maxtasksperchild=1) as pool:
-        results["memory"] = {"unit": "MB", "bundles": SIZES[-1], "median": round(pool.apply(memory, (SIZES[-1],)), 1), "repeats": 1}
+        results["memory"] = single(pool.apply(memory, (SIZES[-1],)), f"MB of {SIZES[-1]} bundles")
         for size in SIZES:
-            nanoseconds = sorted(pool.apply(lookup, (size,)))
-            results[f"lookup_{size}"] = {
-                "unit": "ns",
-                "median": round(statistics.median(nanoseconds)),
-                "best": round(nanoseconds[0]),
-                "p99": round(nanoseconds[-1]),
-                "repeats": len(nanoseconds),
-            }
-    conditions = (
-        f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at random; one core of {os.cpu_count()}, "
-        f"load {os.getloadavg()[0]:.1f}, {platform.python_implementation()} {platform.python_version()}"
-    )
-    print(json.dumps({"name": "view", "results": results, "conditions": conditions}))
+            results[f"lookup_{size}"] = summary(pool.apply(lookup, (size,)), "ns")
+    conditions = f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at random; one core of {machine()}"
+    print_line("view", results, conditions)
 
 
 if __name__ == "__main__":
