@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import PurePath
+from typing import NamedTuple
 
 import pytest
 from coverage import Coverage
@@ -82,83 +82,53 @@ def test_no_folder_holds_too_many_modules() -> None:
     assert {} == {folder: count for folder, count in held.items() if count > FOLDER_MODULES_MAX}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bite:
-    """A text that breaks one rule, and what the finding must name."""
+class Bite(NamedTuple):
+    """A text that breaks one rule, what the finding must name, and where the text stands."""
 
     rule: Rule
-    name: str
     text: str
     named: str
+    name: str = "equipoise.channel.core.view"
 
 
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
+A_SET_OF_A_CLASS = "class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n            pass"
 BITES = (
-    Bite(rule=short_functions, name="equipoise.channel.core.view", text=f"def fold():\n{LONG_BODY}", named="fold has 71 lines"),
-    Bite(
-        rule=short_functions,
-        name="equipoise.channel.core.view",
-        text=f"class A:\n  async def go(self):\n{LONG_BODY}",
-        named="go has 71 lines",
-    ),
-    Bite(rule=short_modules, name="equipoise.channel.core.view", text="x = 1\n" * (MODULE_LINES_MAX + 1), named="801 lines"),
-    Bite(rule=telling_names, name="brokers.utils.clock", text="", named="'utils'"),
-    Bite(rule=telling_names, name="shedder.base", text="", named="'base'"),
-    Bite(rule=one_door, name="equipoise.channel.kafka.log", text="import confluent_kafka", named="confluent_kafka"),
-    Bite(rule=one_door, name="equipoise.brokers.server.main", text="from faust import App", named="faust"),
-    Bite(rule=one_door, name="equipoise.channel.core.view", text="import pyspark.sql as sql", named="pyspark"),
-    Bite(rule=one_door, name="equipoise.brokers.local.demo", text="from tests.channels.folding import Channel", named="imports tests"),
-    Bite(rule=one_name, name="tests.unit.test_view", text="from channel.core import view", named="import equipoise.channel"),
-    Bite(rule=impartial_checker, name="tests.checker.checker", text="from equipoise.channel.core import view", named="imports equipoise"),
-    Bite(rule=pure_imports, name="equipoise.channel.core.view", text="import time", named="imports time"),
-    Bite(rule=pure_imports, name="equipoise.channel.core.view", text="from os.path import join", named="imports os"),
-    Bite(rule=pure_imports, name="equipoise.brokers.agent.leading", text="import random", named="imports random"),
-    Bite(rule=pure_imports, name="equipoise.shedder.transfer", text="def f():\n    import sqlite3", named="imports sqlite3"),
-    Bite(rule=pure_imports, name="equipoise.brokers.testing.simulation.clock", text="import random, time", named="imports time"),
-    Bite(rule=pure_calls, name="equipoise.channel.core.view", text="x = hash('key')", named="hash()"),
-    Bite(rule=pure_calls, name="equipoise.shedder.plan", text="open('plan')", named="open()"),
-    Bite(
-        rule=seeded_random,
-        name="equipoise.brokers.testing.simulation.faults",
-        text="import random\nrandom.shuffle([])",
-        named="random.shuffle",
-    ),
-    Bite(rule=seeded_random, name="equipoise.brokers.testing.simulation.faults", text="from random import choice", named="more of random"),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="for x in {1, 2}:\n    pass", named="{1, 2}"),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="[x for x in set(names)]", named="set(names)"),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="{x: 1 for x in {y for y in z}}", named="for y in z"),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="list(frozenset(names))", named="frozenset(names)"),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="f(*set(names))", named="set(names)"),
-    Bite(
-        rule=no_order_from_sets,
-        name="equipoise.channel.core.view",
-        text="for x in a.keys() - b.keys():\n    pass",
-        named="a.keys() - b.keys()",
-    ),
-    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="def f(a: set[str]):\n    return [x for x in a]", named="set a"),
-    Bite(
-        rule=no_order_from_sets,
-        name="equipoise.channel.core.view",
-        text="def f():\n    a = set()\n    for x in a | {1}:\n        pass",
-        named="a | {1}",
-    ),
-    Bite(
-        rule=no_order_from_sets,
-        name="equipoise.shedder.plan",
-        text="class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n            pass",
-        named="self.moved",
-    ),
-    Bite(rule=no_order_from_sets, name="equipoise.shedder.plan", text="min({1, 2}, key=load)", named="{1, 2}"),
-    Bite(
-        rule=one_line_docstrings,
-        name="tests.unit.test_view",
-        text="def test_fold():\n    '''Two.\n\n    Lines.'''",
-        named="test_fold",
-    ),
-    Bite(rule=finished, name="README.md", text="# to".upper() + "DO: more", named="README.md:1"),
-    Bite(rule=finished, name="Makefile", text="a\n# fix".upper() + "ME", named="Makefile:2"),
-    Bite(rule=portable, name="README.md", text="cd /" + "work/main", named="README.md:1"),
-    Bite(rule=portable, name="tests/unit/test_log.py", text="open('/" + "tmp/log')", named="test_log.py:1"),
+    Bite(short_functions, f"def fold():\n{LONG_BODY}", "fold has 71 lines"),
+    Bite(short_functions, f"class A:\n  async def go(self):\n{LONG_BODY}", "go has 71 lines"),
+    Bite(short_modules, "x = 1\n" * (MODULE_LINES_MAX + 1), "801 lines"),
+    Bite(telling_names, "", "'utils'", name="brokers.utils.clock"),
+    Bite(telling_names, "", "'base'", name="shedder.base"),
+    Bite(one_door, "import confluent_kafka", "confluent_kafka", name="equipoise.channel.kafka.log"),
+    Bite(one_door, "from faust import App", "faust", name="equipoise.brokers.server.main"),
+    Bite(one_door, "import pyspark.sql as sql", "pyspark"),
+    Bite(one_door, "from tests.channels.folding import Channel", "imports tests", name="equipoise.brokers.local.demo"),
+    Bite(one_name, "from channel.core import view", "import equipoise.channel", name="tests.unit.test_view"),
+    Bite(impartial_checker, "from equipoise.channel.core import view", "imports equipoise", name="tests.checker.checker"),
+    Bite(pure_imports, "import time", "imports time"),
+    Bite(pure_imports, "from os.path import join", "imports os"),
+    Bite(pure_imports, "import random", "imports random", name="equipoise.brokers.agent.leading"),
+    Bite(pure_imports, "def f():\n    import sqlite3", "imports sqlite3", name="equipoise.shedder.transfer"),
+    Bite(pure_imports, "import random, time", "imports time", name="equipoise.brokers.testing.simulation.clock"),
+    Bite(pure_calls, "x = hash('key')", "hash()"),
+    Bite(pure_calls, "open('plan')", "open()", name="equipoise.shedder.plan"),
+    Bite(seeded_random, "import random\nrandom.shuffle([])", "random.shuffle", name="equipoise.brokers.testing.simulation.faults"),
+    Bite(seeded_random, "from random import choice", "more of random", name="equipoise.brokers.testing.simulation.faults"),
+    Bite(no_order_from_sets, "for x in {1, 2}:\n    pass", "{1, 2}"),
+    Bite(no_order_from_sets, "[x for x in set(names)]", "set(names)"),
+    Bite(no_order_from_sets, "{x: 1 for x in {y for y in z}}", "for y in z"),
+    Bite(no_order_from_sets, "list(frozenset(names))", "frozenset(names)"),
+    Bite(no_order_from_sets, "f(*set(names))", "set(names)"),
+    Bite(no_order_from_sets, "for x in a.keys() - b.keys():\n    pass", "a.keys() - b.keys()"),
+    Bite(no_order_from_sets, "def f(a: set[str]):\n    return [x for x in a]", "set a"),
+    Bite(no_order_from_sets, "def f():\n    a = set()\n    for x in a | {1}:\n        pass", "a | {1}"),
+    Bite(no_order_from_sets, A_SET_OF_A_CLASS, "self.moved"),
+    Bite(no_order_from_sets, "min({1, 2}, key=load)", "{1, 2}"),
+    Bite(one_line_docstrings, "def test_fold():\n    '''Two.\n\n    Lines.'''", "test_fold", name="tests.unit.test_view"),
+    Bite(finished, "# to".upper() + "DO: more", "README.md:1", name="README.md"),
+    Bite(finished, "a\n# fix".upper() + "ME", "Makefile:2", name="Makefile"),
+    Bite(portable, "cd /" + "work/main", "README.md:1", name="README.md"),
+    Bite(portable, "open('/" + "tmp/log')", "test_log.py:1", name="tests/unit/test_log.py"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What the wheel brings onto a user's machine: its names are a promise, since flat packages share them with everybody."""
+"""The wheel installs one package and one command, with everything that they read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LINKED = ("brokers", "channel", "compaction", "shedder", "spark_jobs")
+from tests.house.house_rules import LINKED, ROOT
 
 
 @pytest.fixture(scope="module")
