@@ -9,10 +9,13 @@ import pytest
 
 from compose.demo import Outage
 from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, document_of
 from equipoise.brokers.local.demo import play as playing
 from equipoise.brokers.local.demo import steps
+from equipoise.brokers.local.demo.operator import QUICK
 from equipoise.brokers.local.demo.play import Options, play
 from equipoise.brokers.local.demo.screen import Screen
+from equipoise.brokers.operations.access import opened
 from tests.kafka.fixtures import OwnKafka
 
 pytestmark = pytest.mark.integration
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.slow
 def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every act is played once on counters and topics, the channel is in order, and the judges find nothing."""
+    """Every step is played once on counters and topics, the channel is in order, and the checkers find nothing."""
     ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), Screen(plain=True)))
     said = capsys.readouterr().out
     assert ending.problem is None
@@ -36,16 +39,19 @@ def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.Captu
     assert said.count("kill -9 of") == 2
     assert said.count("all Pulsar clients are back after") == 2
     assert "drains: its" in said
-    # What balancing did by itself, each with a reason; the plan for the first of them stood there before it was done.
+    # What the balancer did, each with a reason, and the plan before it.
     assert 0 < said.index("bundles would move") < said.index("TransferShedder: demo/")
     assert "AutoSplit: demo/" in said
     assert "AutoMerge: demo/" in said
+    with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=20_000) as access:
+        left = document_of(access.view)
+    assert {*QUICK, CHANGED_BY} == left.keys(), "each step removes the settings that it made"
 
 
 def test_without_pulsar_clients_the_demo_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the clients cannot run it is said so, and the counter has the stage for itself."""
+    """The demo says why, and plays the steps on the counter alone."""
     monkeypatch.setattr(playing, "lacking", lambda: "the package pulsar-client is not installed")
     ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1, steps=(steps.split,)), Screen(plain=True)))
     said = capsys.readouterr().out
@@ -56,7 +62,7 @@ def test_without_pulsar_clients_the_demo_goes_on(
 
 @pytest.mark.slow
 def test_the_demo_survives_an_outage_of_kafka(tmp_path: Path, own_kafka: OwnKafka, capsys: pytest.CaptureFixture[str]) -> None:
-    """Kafka is killed and away for longer than a lease: all stand still, all come back by themselves, and nobody is taken for dead."""
+    """Kafka is down for longer than a lease: no broker serves meanwhile, all come back, and none is declared dead."""
     url = f"kafka://{own_kafka.address}/{own_kafka.topic('demo')}"
     options = Options(directory=tmp_path, seconds=0.0, seed=1, log_url=url, steps=(steps.transfer, Outage(own_kafka.cluster), steps.split))
     ending = asyncio.run(play(options, Screen(plain=True)))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_cluster import ClusterEvent, ClusterSettings, EventKind, LocalCluster
 from equipoise.brokers.operations.access import Access, opened, until
@@ -179,14 +178,6 @@ def test_a_member_is_told_before_the_start_returns(tmp_path: Path, log_url: str)
 
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=slowly):
         assert [EventKind.STARTED, EventKind.READY] == diary.told()
-
-
-def test_settings_that_no_broker_takes_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    """Durations that are not safe, unknown settings, and those that each broker has for itself are errors of the caller's."""
-    for settings, kind in (({"lease_ms": 1}, InvalidConfig), ({"lease": 1}, InvalidConfig), ({"broker_id": "b"}, InvalidConfig)):
-        with pytest.raises(kind):
-            LocalCluster(ClusterSettings(directory=tmp_path / "cluster", settings=settings))
-    assert [] == list(tmp_path.iterdir())
 
 
 def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

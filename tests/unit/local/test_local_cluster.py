@@ -1,8 +1,9 @@
-"""A local cluster of which no process is started: how long it waits for an end, and what it lets go of."""
+"""A local cluster of which no process is started."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,27 +15,36 @@ from equipoise.channel.log.memory_log import MemoryLog
 
 
 def test_a_broker_is_given_the_time_that_its_settings_promise(tmp_path: Path) -> None:
-    """Nobody is killed in the middle of the drain, or of the last close, that it was told it may take."""
+    """A stop waits for the longest drain and close that the settings allow."""
     settings: dict[str, str | int] = {"drain_ms": "86400000", "close_ms": 20_000}
     assert 86_400_000 + 20_000 + ENDING_MS == LocalCluster(ClusterSettings(directory=tmp_path, settings=settings)).stop_ms
 
 
-def test_ports_that_overlap_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    """Whoever names two rows of ports that overlap is told so as soon as the cluster is described."""
-    with pytest.raises(InvalidConfig, match="pulsar_port: the ports of 3 brokers from 20001 on overlap"):
-        LocalCluster(ClusterSettings(directory=tmp_path / "cluster", http_port=20_000, pulsar_port=20_001))
+REFUSED: dict[str, dict[str, Any]] = {
+    "lease_ms is 1 ms, which is not safe": {"settings": {"lease_ms": 1}},
+    "lease: there is no such setting": {"settings": {"lease": 1}},
+    "broker_id: it is each broker's own": {"settings": {"broker_id": "b"}},
+    "pulsar_port: the ports of 3 brokers from 20001 on overlap": {"http_port": 20_000, "pulsar_port": 20_001},
+}
+
+
+@pytest.mark.parametrize("problem", REFUSED)
+def test_wrong_settings_are_refused_before_anything_is_created(problem: str, tmp_path: Path) -> None:
+    """Unsafe durations, unknown settings, settings that each broker has for itself, and overlapping ports are refused."""
+    with pytest.raises(InvalidConfig, match=problem):
+        LocalCluster(ClusterSettings(directory=tmp_path / "cluster", **REFUSED[problem]))
     assert [] == list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
-    """A loop of symbolic links as the directory of a cluster is refused with the directory and what to do."""
+    """The error names the directory and what to do."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(DataDirectoryUnusable, match=r"loop cannot be used: .*; mend that, or name another directory"):
         LocalCluster(ClusterSettings(directory=loop, brokers=1)).start()
 
 
-def test_a_log_that_cannot_be_read_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_read_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that fails in reading the log leaves no handle on it."""
 
     class Noted(MemoryLog):
