@@ -13,8 +13,9 @@ from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move, Operation
+from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.reader import Folded
@@ -80,7 +81,7 @@ class Bench:
         for bundle in view.bundles_of(NAMESPACE):
             (most, many), (least, few) = held.most_common()[0], held.most_common()[-1]
             if bundle.owner == most and many > BUNDLES_EACH > few:
-                moves.append(Move(operation=Operation.TRANSFER, bundle=bundle.name, to=view.live[least].broker))
+                moves.append(Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=view.live[least].broker))
                 held[most] -= 1
                 held[least] += 1
         waiting = iter(moves)

@@ -16,8 +16,9 @@ from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move, Operation
+from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
@@ -80,9 +81,7 @@ class Bench:
         began_ns = time.monotonic_ns()
         if kind is not Kind.CONTROL:
             to = self._next(bundle.name) if kind is Kind.TRANSFER else None
-            problem = await operator.make(
-                self.http, self.cluster.addresses[0], Move(operation=Operation.TRANSFER, bundle=bundle.name, to=to)
-            )
+            problem = await operator.make(self.http, self.cluster.addresses[0], Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=to))
             assert problem is None, problem
         took_ns = time.monotonic_ns() - began_ns
         await asyncio.sleep(max(WINDOW_S - took_ns / _NS_PER_S, 0.0) + SETTLE_S)

@@ -16,10 +16,11 @@ from typing import Final
 import aiohttp
 import orjson
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
 from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import Move, Operation
+from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
@@ -77,7 +78,7 @@ class Bench:
         """The hot bundle to the broker that has it not."""
         bundle = self.hot()
         others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
-        return Move(operation=Operation.TRANSFER, bundle=bundle.name, to=others[0])
+        return Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=others[0])
 
     async def windows(self) -> list[Window]:
         """Every window, those of the control among the others."""
@@ -87,11 +88,11 @@ class Bench:
             done.append(await self.window("transfer", self.transfer()))
         for _ in range(CUTS):
             whole = self.hot()
-            done.append(await self.window("split", Move(operation=Operation.SPLIT, bundle=whole.name)))
+            done.append(await self.window("split", Move(kind=MoveKind.SPLIT, bundle=whole.name)))
             done.append(await self.window("control", None))
             left = self.table.view.bundle_at(NAMESPACE, whole.low)
             assert left is not None, "a split leaves no hole"
-            done.append(await self.window("merge", Move(operation=Operation.MERGE, bundle=left.name)))
+            done.append(await self.window("merge", Move(kind=MoveKind.MERGE, bundle=left.name)))
             await settle(self.cluster, self.table, NAMESPACE)
         return done
 

@@ -18,8 +18,8 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
@@ -41,7 +41,7 @@ from tests.load.cluster import counters, running, settle
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "acme/shop"
-MOVES = (Operation.TRANSFER, Operation.SPLIT, Operation.TRANSFER, Operation.MERGE, Operation.TRANSFER, Operation.MERGE)
+MOVES = (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.TRANSFER, MoveKind.MERGE, MoveKind.TRANSFER, MoveKind.MERGE)
 LOOK_S = 0.02
 PATIENCE_S = 30.0
 PATIENCE_MS = 30_000
@@ -72,7 +72,7 @@ async def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> 
     """What honest brokers served is not honest any more where the channel gave it to others: the join can fail."""
     cluster = LocalCluster(counters(tmp_path, brokers=2, balance="false"))
     async with running(cluster, NAMESPACE, bundles=4) as (table, http):
-        await moved(cluster, table, http, (Operation.TRANSFER,))
+        await moved(cluster, table, http, (MoveKind.TRANSFER,))
     documents = evidence(tmp_path / "channel.db.observations")
     assert [] == joined(cluster.log_url, documents)[0]
     other = max(each["incarnation"] for each in documents)
@@ -114,7 +114,7 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
         cluster.resume(index)
         await until(lambda: incarnation(table.view, cluster.broker_ids[index]) > paused)
         (bundle,) = [one for one in table.view.bundles_of(NAMESPACE) if one.owner is not None][:1]
-        to = operator.Move(operation=Operation.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
+        to = operator.Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
         await operator.make(http, cluster.addresses[0], to)
         killed = incarnation(table.view, cluster.broker_ids[2])
         await asyncio.to_thread(cluster.kill, 2)
@@ -130,7 +130,7 @@ def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]
     return {(each["bundle"], each["token"], each["incarnation"]) for each in documents}
 
 
-async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[Operation]) -> None:
+async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[MoveKind]) -> None:
     """Have moves made, one after the other; where a merge needs a transfer first, that one."""
     random = Random(5)
     for deed in deeds:

@@ -15,9 +15,10 @@ import aiohttp
 import orjson
 import pytest
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.checker import Verdict
-from equipoise.brokers.local.demo.operator import Move, Operation
+from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
@@ -79,7 +80,7 @@ class Running:
     async def transfer(self, bundle: BundleEntry, turn: int) -> None:
         """Move a bundle to another broker, a different one each turn."""
         others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
-        await self.make(Move(operation=Operation.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
+        await self.make(Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
 
     async def make(self, move: Move) -> None:
         """Ask the first live broker for a move."""
@@ -173,7 +174,7 @@ async def retire(on: Running, fleet: Fleet) -> None:
 async def give_up(on: Running, fleet: Fleet) -> None:
     """Unload a bundle without a destination. Its next owner knows no consumers, and drops messages until they are back."""
     loop = asyncio.get_running_loop()
-    move = Move(operation=Operation.TRANSFER, bundle=on.bundles()[0].name)
+    move = Move(kind=MoveKind.TRANSFER, bundle=on.bundles()[0].name)
 
     def unload() -> None:
         with fleet.excused():

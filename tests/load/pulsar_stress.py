@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo.checker import Verdict
-from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Findings
@@ -91,7 +91,7 @@ async def pulsar_stress(
         try:
             await asyncio.to_thread(fleet.start)
             say("messages flow")
-            counted: Counter[Operation] = Counter()
+            counted: Counter[MoveKind] = Counter()
             await asyncio.gather(make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted))
             await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
             verdict = await asyncio.to_thread(fleet.finish, evidence=cluster.evidence)
@@ -108,9 +108,9 @@ async def pulsar_stress(
     )
 
 
-async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Operation]) -> None:
+async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[MoveKind]) -> None:
     """Make every move of the size, in a random order, each until it was made, and counted, while no loss was excused."""
-    deeds = [Operation.TRANSFER] * run.size.transfers + [Operation.SPLIT] * run.size.splits + [Operation.MERGE] * run.size.merges
+    deeds = [MoveKind.TRANSFER] * run.size.transfers + [MoveKind.SPLIT] * run.size.splits + [MoveKind.MERGE] * run.size.merges
     run.random.shuffle(deeds)
     for deed in deeds:
         wanted = counted[deed] + 1
@@ -120,7 +120,7 @@ async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Operation]) ->
             counted[deed] += run.made[deed] > before and not is_excused and not fleet.is_excused
 
 
-async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Operation]) -> None:
+async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[MoveKind]) -> None:
     """Kill a broker now and then, spread over the moves that count; each time all clients must get over it."""
     moves = run.size.transfers + run.size.splits + run.size.merges
     for death in range(run.size.kills):
@@ -135,7 +135,7 @@ async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Operation]) -
         run.made["kill"] += 1
 
 
-def have_moved(counted: Counter[Operation], wanted: int, _: View) -> bool:
+def have_moved(counted: Counter[MoveKind], wanted: int, _: View) -> bool:
     return counted.total() >= wanted
 
 

@@ -18,10 +18,10 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.agent.timing import timing_of
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Tally, stubborn, uneven
 from equipoise.brokers.local.demo.checker import Verdict, check_calls
-from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
@@ -124,7 +124,7 @@ class Run:
 
     async def make_all_moves(self) -> None:
         """Make every move of the size, in a random order, each until it was made."""
-        deeds = [Operation.TRANSFER] * self.size.transfers + [Operation.SPLIT] * self.size.splits + [Operation.MERGE] * self.size.merges
+        deeds = [MoveKind.TRANSFER] * self.size.transfers + [MoveKind.SPLIT] * self.size.splits + [MoveKind.MERGE] * self.size.merges
         self.random.shuffle(deeds)
         for deed in deeds:
             # A merge may need a transfer first, and another one, if the balancer takes that back.
@@ -132,7 +132,7 @@ class Run:
             while self.made[deed] == before:
                 await self.move(deed)
 
-    async def move(self, deed: Operation) -> None:
+    async def move(self, deed: MoveKind) -> None:
         """Ask one of the brokers that are there to make one move."""
         move = operator.choose(deed, self.table.view, NAMESPACE, self.random)
         there = [address for number, address in enumerate(self.cluster.addresses) if number not in self.out]
@@ -141,7 +141,7 @@ class Run:
             self.refused += 1
             await asyncio.sleep(AFTER_REFUSAL_S)
         else:
-            self.made[move.operation] += 1
+            self.made[move.kind] += 1
             await asyncio.sleep(BETWEEN_MOVES_S)
 
     # --- faults ---

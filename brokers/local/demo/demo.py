@@ -14,10 +14,10 @@ from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.callers import CallerProcess
 from equipoise.brokers.local.demo.figures import ChannelCounts, Utilization, utilization, work_of_bundles
-from equipoise.brokers.local.demo.operator import Operation
 from equipoise.brokers.local.demo.pulsar_clients import PulsarClients
 from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, Picture, Screen
 from equipoise.brokers.local.local_cluster import LocalCluster
@@ -89,16 +89,16 @@ class Demo:
         for namespace in self.bundles:
             await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
 
-    async def move(self, operation: Operation) -> float | None:
-        """Have a random live broker do an operation in the next namespace. Print any problem.
+    async def move(self, kind: MoveKind) -> float | None:
+        """Have a random live broker make a move in the next namespace. Print any problem.
 
         Return the milliseconds that it took, None if it could not be done.
         """
         view = self.table.view
         namespace = next(self.turns)
-        move = operator.choose(operation, view, namespace, self.random)
+        move = operator.choose(kind, view, namespace, self.random)
         if move is None:
-            self.say(f"{operation} in {namespace}: no bundle allows it now")
+            self.say(f"{kind} in {namespace}: no bundle allows it now")
             return None
         began_s = self.now_s
         addresses = [address for broker in view.live_brokers() if (address := broker.joined.addresses.get("http")) is not None]

@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
 from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.operations.on_channel import run
@@ -75,35 +75,27 @@ _PLAN_LINES_MAX: Final = 8
 _WIDTH_MIN: Final = 1 << 20
 
 
-class Operation(StrEnum):
-    """The operations on bundles."""
-
-    TRANSFER = "transfer"
-    SPLIT = "split"
-    MERGE = "merge"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """An operation on a bundle (the left one of a merge). `to` is the id of a transfer's destination."""
+    """A transfer, split or merge of a bundle (the left one of a merge). `to` is the id of a transfer's destination."""
 
-    operation: Operation
+    kind: MoveKind
     bundle: str
     to: str | None = None
 
     @property
     def text(self) -> str:
         """The move as text."""
-        return f"{self.operation} {self.bundle}" + (f" to {self.to}" if self.to else "")
+        return f"{self.kind} {self.bundle}" + (f" to {self.to}" if self.to else "")
 
 
-def choose(operation: Operation, view: View, namespace: str, random: Random) -> Move | None:
-    """Return a move that the view allows, or None. If a merge needs a transfer first, return that transfer."""
+def choose(kind: MoveKind, view: View, namespace: str, random: Random) -> Move | None:
+    """Return a transfer, split or merge that the view allows, or None. If a merge needs a transfer first, return that transfer."""
     owned = [bundle for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
-    if operation is Operation.MERGE:
+    if kind is MoveKind.MERGE:
         moves = _merges(view, owned)
-    elif operation is Operation.SPLIT:
-        moves = [Move(operation=operation, bundle=bundle.name) for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
+    elif kind is MoveKind.SPLIT:
+        moves = [Move(kind=kind, bundle=bundle.name) for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
     else:
         up = [broker for broker in view.live_brokers() if broker.status == "up"]
         moves = [_transfer(bundle, broker.broker) for bundle in owned for broker in up if broker.incarnation != bundle.owner]
@@ -111,13 +103,13 @@ def choose(operation: Operation, view: View, namespace: str, random: Random) -> 
 
 
 def _transfer(bundle: BundleEntry, to: str) -> Move:
-    return Move(operation=Operation.TRANSFER, bundle=bundle.name, to=to)
+    return Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=to)
 
 
 def _merges(view: View, owned: Sequence[BundleEntry]) -> Sequence[Move]:
     """Return the possible merges of two neighbours with one owner. If there are none, return transfers that make a merge possible."""
     pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
-    merges = [Move(operation=Operation.MERGE, bundle=left.name) for left, right in pairs if left.owner == right.owner]
+    merges = [Move(kind=MoveKind.MERGE, bundle=left.name) for left, right in pairs if left.owner == right.owner]
     owners = [(right, view.live.get(left.owner or -1)) for left, right in pairs]
     return merges or [_transfer(right, owner.broker) for right, owner in owners if owner is not None and owner.status == "up"]
 
@@ -143,7 +135,7 @@ async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | No
     If no answer came, the move may still have been made.
     """
     namespace, _, hashes = move.bundle.rpartition("/")
-    path = "unload" if move.operation is Operation.TRANSFER else move.operation
+    path = "unload" if move.kind is MoveKind.TRANSFER else move.kind
     query = {"destinationBroker": move.to} if move.to else {}
     return await _send(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query)
 

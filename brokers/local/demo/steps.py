@@ -18,7 +18,7 @@ from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo, comes_true
 from equipoise.brokers.local.demo.figures import busiest
-from equipoise.brokers.local.demo.operator import BY_USE, QUICK, Move, Operation
+from equipoise.brokers.local.demo.operator import BY_USE, QUICK, Move
 from equipoise.channel.core.errors import PeerError
 
 Step = Callable[[Demo], Awaitable[None]]
@@ -79,30 +79,30 @@ async def balance(demo: Demo) -> None:
 async def transfer(demo: Demo) -> None:
     """Transfer bundles."""
     demo.say(f"an operator transfers {_TRANSFERS} bundles in use")
-    await _move(demo, Operation.TRANSFER, _TRANSFERS)
+    await _move(demo, MoveKind.TRANSFER, _TRANSFERS)
 
 
 async def split(demo: Demo) -> None:
     """Split bundles."""
     demo.say(f"an operator splits {_SPLITS} bundles; their callers and clients go on, under the same token")
-    await _move(demo, Operation.SPLIT, _SPLITS)
+    await _move(demo, MoveKind.SPLIT, _SPLITS)
 
 
 async def merge(demo: Demo) -> None:
     """Merge bundles."""
     demo.say(f"an operator merges {_SPLITS} pairs of neighbours, after a transfer where they have two owners")
-    await _move(demo, Operation.MERGE, _SPLITS)
+    await _move(demo, MoveKind.MERGE, _SPLITS)
 
 
-async def _move(demo: Demo, operation: Operation, times: int) -> None:
-    """Do an operation so many times, and report how long those that were done took."""
+async def _move(demo: Demo, kind: MoveKind, times: int) -> None:
+    """Make a move so many times, and report how long those that were done took."""
     took_ms: list[float] = []
     for _ in range(times):
-        ms = await demo.move(operation)
+        ms = await demo.move(kind)
         took_ms += [] if ms is None else [ms]
         await asyncio.sleep(_BETWEEN_MOVES_S)
     if took_ms:
-        demo.say(f"{len(took_ms)} {operation}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms")
+        demo.say(f"{len(took_ms)} {kind}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms")
 
 
 async def drain(demo: Demo) -> None:
@@ -213,7 +213,7 @@ async def _move_all_to(demo: Demo, number: int) -> int:
     """Move the bundles of counters to one broker, except those that fail to move. Return how many moved."""
     broker, incarnation = demo.cluster.broker_ids[number], demo.incarnation(number)
     elsewhere = [bundle.name for bundle in demo.table.view.bundles_of(COUNTERS) if bundle.owner != incarnation]
-    moves = [Move(operation=Operation.TRANSFER, bundle=bundle, to=broker) for bundle in elsewhere]
+    moves = [Move(kind=MoveKind.TRANSFER, bundle=bundle, to=broker) for bundle in elsewhere]
     problems = [await operator.make(demo.http, demo.cluster.addresses[number], move) for move in moves]
     return problems.count(None)
 
