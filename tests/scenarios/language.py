@@ -1,6 +1,6 @@
 """The language of the stories: what each command does on a stage.
 
-README.md explains them. A word in capitals is filled in by the story; all others are literal.
+README.md explains the commands. A story replaces the words in capitals; all others are literal.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PATTERNS: Final = {
 
 
 class UnknownCommandError(Exception):
-    """A story says something that is no command."""
+    """A line of a story is no command."""
 
 
 def perform(stage: Stage, line: str) -> list[str]:
@@ -81,12 +81,12 @@ def play(*commands: str) -> Stage:
 
 
 def templates() -> list[str]:
-    """Every command, with words in capitals where a story fills something in."""
+    """Return every command. A story replaces the words in capitals."""
     return list(_COMMANDS)
 
 
 def template_of(line: str) -> str:
-    """The command that a line of a story gives; raises `UnknownCommandError`."""
+    """Return the command of a line of a story. Raises `UnknownCommandError`."""
     for template, pattern in _PATTERN_OF.items():
         if pattern.fullmatch(line) is not None:
             return template
@@ -196,7 +196,7 @@ def _reason(who: str) -> str:
 
 
 def _ask(stage: Stage, intent: Intent, who: str) -> None:
-    """Let a broker propose it; or an admin, who spells it in the same way, with a signature of another kind."""
+    """Let a broker propose `intent`, or an admin, who proposes the same record under another name."""
     if who != "admin":
         stage.ask(who, intent)
         return
@@ -273,7 +273,7 @@ def _look_up(stage: Stage, bundle: str, name: str) -> None:
 
 
 def _answer(process: Process, bundle: BundleEntry) -> str:
-    """What a lookup is answered (section 8 of the protocol), as `brokers.runtime.worker` does it."""
+    """Return the answer to a lookup (section 8 of the protocol), as `brokers.runtime.worker` gives it."""
     agent, now = process.agent, process.host.now()
     server = server_of(agent.view, bundle)
     if server is not None and goes_on(agent, bundle.namespace, now):

@@ -1,8 +1,8 @@
-"""The stage of a story: brokers on one log in memory, with time and delivery in the hands of the story.
+"""The stage of a story: brokers on one log in memory. The story controls time and delivery.
 
-On a stage nothing takes time of its own accord. A record that is appended is on the log, and read by all, at once, and services
-answer at once; a story that needs it otherwise holds an author's records in flight, makes a broker deaf, or lets a service
-wait. Time passes only when the story says so, from one moment at which some broker wants to be woken to the next.
+* Appended records are on the log, and read by all brokers, at once. Services answer at once.
+* A story may hold an author's records in flight, make a broker deaf, or let a service wait.
+* Time passes only on the command `advance`, from one moment at which a broker wants to be woken to the next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.inspect import story
 from tests.scenarios.words import moment, shortened
 
-# More steps than any command of a story takes: a stage that goes on has agents that answer each other for ever.
+# No command of a story takes as many steps. Agents that take more answer each other for ever.
 _STEPS_MAX = 10_000
 
 # The difference between the wall clocks of all machines and the beginning of a story.
@@ -55,7 +55,7 @@ _WALL_MS = 1_700_000_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Link:
-    """The way of one author's records to the log. While it is held they stay in flight, each with who hears of its failure."""
+    """One author's connection to the log. While it is held, records stay in flight, each with the callback for its failure."""
 
     is_held: bool = False
     in_flight: deque[tuple[Failed | None, bytes]] = field(default_factory=deque)
@@ -125,7 +125,7 @@ class Process(AgentHost):
         return True
 
     def observe(self, effect: Effect) -> None:
-        """Tell what the agent wants."""
+        """Write the line of an effect into the story."""
         if isinstance(effect, Open):
             self.given.append(effect.handle)
         elif isinstance(effect, Reshaped):
@@ -150,9 +150,9 @@ class Process(AgentHost):
 
 
 class Service(StandInService):
-    """The service of one process. It does at once and well what it is asked to do, unless `moods` says otherwise for an operation.
+    """The service of one process. It does everything at once and well, unless `moods` says otherwise for an operation.
 
-    What it takes its time for is in `waiting`, by bundle.
+    `waiting` holds the operations that wait, by bundle.
     """
 
     def __init__(self, *, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
@@ -175,7 +175,7 @@ class Service(StandInService):
         self.waiting = [(bundle, done) for bundle, done in self.waiting if bundle != effect.bundle]
 
     def go_on(self) -> None:
-        """End what it took its time for."""
+        """End the operations that wait."""
         waiting, self.waiting = self.waiting, []
         for _, done in waiting:
             done()
@@ -243,7 +243,7 @@ class Stage:
         return self.log.view
 
     def say(self, line: str) -> None:
-        """Tell something; with the time before it, if that has moved since the last line."""
+        """Write a line, after a line with the time if that has changed."""
         if self.now_ms != self._said_at_ms:
             self._lines.append(moment(self.now_ms))
             self._said_at_ms = self.now_ms
@@ -278,7 +278,7 @@ class Stage:
         host.process.read_on()
 
     def crash(self, name: str) -> None:
-        """End a process without any farewell. What it has in flight may still arrive."""
+        """End a process without notice. Its records in flight may still arrive."""
         self.process(name).end("crashes", killed=True)
 
     def process(self, name: str) -> Process:
@@ -294,7 +294,7 @@ class Stage:
         self.process(name).save_snapshot()
 
     def corrupt(self, name: str, bundle: str) -> None:
-        """Change a broker's view behind its back, as a broken memory or a wrong fold would."""
+        """Change a broker's view, as broken memory or a wrong fold would."""
         process = self.process(name)
         before = process.agent.view.bundles[bundle]
         wrong = next_entry(before, before.phase, owner=before.owner, source=before.source, last=before.last, token=before.token - 1)
@@ -304,7 +304,7 @@ class Stage:
     # --- the log ---
 
     def send(self, link: Link, data: bytes, failed: Failed | None = None) -> None:
-        """Send a record on its way: onto the log at once, unless its author's records are held, or the log is out."""
+        """Append a record to the log, unless its author's records are held or the log is down."""
         if link.is_held:
             link.in_flight.append((failed, data))
         elif not self.log_is_out:
@@ -313,16 +313,16 @@ class Stage:
             failed(LogUnavailable(log="story", problem="it is out", in_doubt=False))
 
     def propose(self, make: Callable[[Author], AnyRecord]) -> None:
-        """Let an admin propose something, who has read the whole log."""
+        """Propose a record as an admin who has read the whole log."""
         self.send(self.admin, encode(make(Author(publisher="admin:ops", as_of=self.view.offset))))
 
     def deliver(self, link: Link, count: int) -> None:
-        """Put the oldest records in flight onto the log; those that follow stay where they are."""
+        """Append the oldest records in flight to the log. The others stay in flight."""
         for _ in range(count):
             self.log.append(link.in_flight.popleft()[1])
 
     def release(self, link: Link) -> None:
-        """Put all that is in flight onto the log, and hold no more."""
+        """Append all records in flight to the log, and hold no more."""
         link.is_held = False
         self.deliver(link, len(link.in_flight))
 
@@ -333,13 +333,13 @@ class Stage:
         link.in_flight.clear()
 
     def doubt(self, link: Link) -> None:
-        """The author of what is in flight learns that nobody knows whether it has arrived; it stays where it is."""
+        """Tell the author that it is unknown whether its records in flight arrived. They stay in flight."""
         for failed, _ in link.in_flight:
             if failed is not None:
                 failed(LogUnavailable(log="story", problem="it gave no answer"))
 
     def _folded(self, folded: Folded, _view: View) -> None:
-        """Tell of a record that was just appended, and check what it made of the bundles."""
+        """Write the lines of a record that was just appended, and check its effect on the bundles."""
         self.names.learn(folded)
         self._tell(folded)
         self._coverage.folded(folded, self.view)
@@ -347,7 +347,7 @@ class Stage:
         self._note_rows(folded)
 
     def duplicate(self, offset: int) -> None:
-        """A copy of an old record arrives late."""
+        """Append a late copy of an old record."""
         self.log.append(next(entry.data for entry in self.log.entries if entry.offset == offset))
 
     def _tell(self, folded: Folded) -> None:
@@ -375,7 +375,7 @@ class Stage:
     # --- steps ---
 
     def settle(self) -> None:
-        """Let everybody take what is there for them to take, until nothing moves any more."""
+        """Let all brokers read until none has anything to read."""
         for _ in range(_STEPS_MAX):
             if not self._one_step():
                 return
@@ -392,13 +392,13 @@ class Stage:
         return [host.process for host in self.hosts.values() if host.process is not None and not host.process.is_paused]
 
     def resync(self, process: Process) -> None:
-        """Truncation took all that a broker has not read yet: it goes on from the snapshot of it."""
-        paused, process.paused = process.paused, False  # A broker that wakes up hears of it first.
+        """Truncate all that a broker has not read yet. It continues from the snapshot."""
+        paused, process.paused = process.paused, False  # A broker that resumes gets the resync first.
         process.resync(len(self.log.entries), snapshot.from_bytes(snapshot.to_bytes(self.view)))
         process.paused = paused
 
     def check_step(self, process: Process, _event: Event) -> None:
-        """What must hold after every step of a broker."""
+        """Check what must hold after every step of a broker."""
         one_owner(list(self.hosts.values()))
         one_operation(process)
         no_hurry(process)
@@ -407,7 +407,7 @@ class Stage:
         self.process(name).submit(intent)
 
     def advance(self, duration_ms: int) -> None:
-        """Let time pass, from one wish to be woken to the next."""
+        """Let time pass, from one moment at which a broker wants to be woken to the next."""
         until_ms = self.now_ms + duration_ms
         while True:
             awake = self._running()
@@ -432,12 +432,12 @@ class Stage:
 
 
 def one_owner(hosts: Sequence[Host]) -> None:
-    """No two handles pass the check for one point of the hash space, each by the clocks of its own machine.
+    """Check that no two handles pass for one point of the hash space, each by the clocks of its own machine.
 
-    What serves on past its lease, because its namespace says so, is left out: there the token guards.
+    Handles that pass after their lease by their namespace's policy are left out: there only the token guards.
     """
     passing = [found for host in hosts if host.process is not None for found in _passing(host, host.process)]
-    # In order of the hash space, what overlaps at all overlaps with its neighbour.
+    # In order of the hash space, handles that overlap are neighbours.
     passing.sort(key=lambda found: (found[1].namespace, found[1].low, found[0]))
     for (one_host, one), (other_host, other) in pairwise(passing):
         apart = one.namespace != other.namespace or one.high <= other.low
@@ -452,19 +452,19 @@ def _passing(host: Host, process: Process) -> list[tuple[str, Handle]]:
 
 
 def one_operation(process: Process) -> None:
-    """A service takes no second operation of a bundle before the agent has the answer to the first."""
+    """Check that a service has at most one operation of a bundle at a time."""
     for bundle, under_way in process.service.under_way.items():
         assert len(under_way) <= 1, f"{process.host.name} is to {under_way[1].verb} {bundle}, and is not done with {under_way[0]}"
 
 
 def no_hurry(process: Process) -> None:
-    """A broker that has just done what was due does not ask to be woken at once, or it would never rest."""
+    """Check that a broker that has done what was due does not ask to be woken at once: it would never rest."""
     now_ms, wake_at_ms = process.host.now().boot_ms, process.agent.wake_at_ms
     assert wake_at_ms > now_ms, f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
 
 
 def one_view(hosts: Sequence[Host], log: SharedLog) -> None:
-    """Every broker's view is what the log folds to from its beginning, up to where that broker has read, byte for byte."""
+    """Check that every broker's view equals, byte for byte, the fold of the log from its beginning to where the broker has read."""
     processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
     duplicate = log.reader()
     for read in range(len(log.entries) + 1):

@@ -1,7 +1,7 @@
-"""Story files: how they are played, and how what they expect is written anew.
+"""Play story files, and rewrite what they expect.
 
-A line that begins with `> ` is a command; the lines after it that are indented by
-four blanks are what must happen; everything else is prose.
+A line that begins with `> ` is a command. The lines after it that are indented by four blanks are its expected output. Everything else is
+prose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUTPUT = "    "
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A story that was played: the text of its file with what happened, and the stage as it stands at the end."""
+    """A story that was played: the text of its file with the actual output, and the stage at the end."""
 
     text: str
     stage: Stage
@@ -33,7 +33,7 @@ def paths() -> list[Path]:
 
 @cache
 def played(path: Path) -> Story:
-    """The story of a file as it happens now."""
+    """Play the story of a file."""
     return play(path.read_text(encoding="utf-8"))
 
 

@@ -1,8 +1,4 @@
-"""How stories spell things: bundles by the first digits of their range, and the moment at which something is said.
-
-Records are put into
-words by `channel.inspect.story`, and only shortened here.
-"""
+"""Shorten texts for stories: bundles by the first digits of their range, and moments. `channel.inspect.story` describes the records."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ _POINT = re.compile(r"\b0x([0-9a-f]{8})\b")
 
 
 def shortened(text: str) -> str:
-    """The text with each range cut down to the digits that tell it apart: `t/n/0x00000000_0x80000000` becomes `00_80`."""
+    """Shorten each range in a text to its leading digits: `t/n/0x00000000_0x80000000` becomes `00_80`."""
     text = _RANGE.sub(lambda found: f"{_digits(found[1])}_{_digits(found[2])}", text)
     return _POINT.sub(lambda found: f"0x{_digits(found[1])}", text).replace(f"{NAMESPACE}/", "")
 
@@ -36,13 +32,13 @@ def point(digits: str) -> int:
 
 
 def duration_ms(text: str) -> int:
-    """How many milliseconds `1500ms`, `30s` or `24h` are."""
+    """Return `1500ms`, `30s` or `24h` in milliseconds."""
     number, unit = re.fullmatch(r"(\d+)(ms|s|h)", text).groups()  # type: ignore[union-attr] # The language lets nothing else through.
     return int(number) * {"ms": 1, "s": 1_000, "h": 3_600_000}[unit]
 
 
 def moment(now_ms: int) -> str:
-    """How much time has passed in the story."""
+    """Return the line with the time that has passed in the story."""
     return f"after {now_ms / 1_000:g} s:"
 
 

@@ -33,7 +33,6 @@ class Outcome:
     tail: tuple[str, ...]
     broker_seconds: float
     records: int
-    accepted: int
     rejected: Mapping[Reason, int]
     ownership_changes: int
     calls_answered: int
@@ -68,7 +67,6 @@ def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | 
         tail=world.parts.story.tail(),
         broker_seconds=schedule.now_us * len(world.hosts) / MICROSECONDS_PER_SECOND,
         records=len(world.log.entries),
-        accepted=checkers.accepted,
         rejected=checkers.rejected,
         ownership_changes=checkers.ownership_changes,
         calls_answered=world.callers.answered,

@@ -25,7 +25,6 @@ class Checkers:
     def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
         self.ownership = Ownership()
         self.membership = Membership(made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
-        self.accepted = 0
         self.ownership_changes = 0
         self.rejected: dict[Reason, int] = {}
         self._coverage = Coverage()
@@ -81,7 +80,6 @@ class Checkers:
         if reason is not None:
             self.rejected[reason] = self.rejected.get(reason, 0) + 1
             return
-        self.accepted += 1
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
                 # A token that rises marks the beginning of another broker's ownership.
