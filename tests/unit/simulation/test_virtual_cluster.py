@@ -200,17 +200,10 @@ def test_a_service_that_cannot_open_is_told(cluster: Cluster[Diary]) -> None:
         cluster.give(whole(cluster), "b")
 
 
-def test_what_the_channel_rejects_is_told(cluster: Cluster[Diary]) -> None:
-    """An unknown namespace, and one that is there already, are refused with the reason, and nothing moves."""
-    with pytest.raises(UnknownNamespace):
-        cluster.ownership("shop/returns", "key")
-    with pytest.raises(Rejected):
-        cluster.create(NAMESPACE)
+def test_a_bundle_without_an_owner_cannot_be_taken(cluster: Cluster[Diary]) -> None:
     cluster.take(whole(cluster))
     with pytest.raises(Rejected, match="free"):
         cluster.take(whole(cluster))
-    cluster.give(whole(cluster), "a")
-    assert cluster.owner(whole(cluster)) == "a"
 
 
 UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
@@ -227,9 +220,42 @@ UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_what_a_cluster_does_not_have_is_told_with_what_it_has(case: str, cluster: Cluster[Diary]) -> None:
+def test_an_unknown_name_is_an_error_with_the_known_ones(case: str, cluster: Cluster[Diary]) -> None:
     with pytest.raises(NotFound, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)$"):
         UNKNOWN[case](cluster)
+
+
+REFUSED: dict[str, tuple[type[Exception], str, Callable[[Cluster[Diary]], object]]] = {
+    "bundles of an unknown namespace": (UnknownNamespace, "shop/returns", lambda cluster: cluster.bundles("shop/returns")),
+    "a key of an unknown namespace": (UnknownNamespace, "shop/returns", lambda cluster: cluster.ownership("shop/returns", "key")),
+    "a namespace that exists": (Rejected, "exists", lambda cluster: cluster.create(NAMESPACE)),
+    "an impossible namespace": (InvalidName, "nonsense", lambda cluster: cluster.create("nonsense")),
+    "too many bundles": (CallerError, "1 to 4096 bundles, not 4097", lambda cluster: cluster.create("shop/returns", bundles=4_097)),
+    "a broker that runs": (CallerError, "'a' runs already", lambda cluster: cluster.start("a")),
+    "an impossible broker": (InvalidName, "a b", lambda cluster: cluster.start("a b\n")),
+    "positions that are not taken": (
+        CallerError,
+        "range_equally_divide finds its positions itself",
+        lambda cluster: cluster.split(whole(cluster), positions=(7,)),
+    ),
+    "an unknown algorithm": (
+        NotSplit,
+        "was not split: it is owned, served by a",
+        lambda cluster: cluster.split(whole(cluster), algorithm="by_the_moon"),
+    ),
+    "fewer than no brokers": (InvalidRequest, "there are not -1 of them", lambda _: Cluster(Diary, brokers=-1)),
+    "a broker named twice": (InvalidRequest, "a name stands twice in a, b, a", lambda _: Cluster(Diary, brokers=("a", "b", "a"))),
+    "an impossible broker at the start": (InvalidName, "a b", lambda _: Cluster(Diary, brokers=("a b\n",))),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_impossible_request_is_refused_and_changes_nothing(case: str, cluster: Cluster[Diary]) -> None:
+    kind, message, request = REFUSED[case]
+    bundle = whole(cluster)
+    with pytest.raises(kind, match=message):
+        request(cluster)
+    assert (bundle, "a") == (whole(cluster), cluster.owner(bundle))
 
 
 def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
@@ -238,37 +264,11 @@ def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
         cluster.owner("nothing")
 
 
-def test_a_namespace_that_is_not_there_has_no_bundles(cluster: Cluster[Diary]) -> None:
-    """To ask for the bundles of an unknown namespace is as wrong as to ask for one of its keys, and so are bad names and sizes."""
-    with pytest.raises(UnknownNamespace):
-        cluster.bundles("shop/returns")
-    with pytest.raises(InvalidName, match="nonsense"):
-        cluster.create("nonsense")
-    with pytest.raises(CallerError, match="1 to 4096 bundles, not 4097"):
-        cluster.create("shop/returns", bundles=4_097)
-
-
 def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[Diary]) -> None:
     """A bundle may be given to a broker that has just died, as in production; it then comes to nothing."""
     cluster.kill("b")
     with pytest.raises(NotServed, match="not served by b"):
         cluster.give(whole(cluster), "b")
-
-
-def test_a_broker_runs_once(cluster: Cluster[Diary]) -> None:
-    with pytest.raises(CallerError, match="'a' runs already"):
-        cluster.start("a")
-    with pytest.raises(InvalidName):
-        cluster.start("a b\n")
-
-
-def test_brokers_are_named_or_counted() -> None:
-    with pytest.raises(InvalidRequest, match="there are not -1 of them"):
-        Cluster(Diary, brokers=-1)
-    with pytest.raises(InvalidRequest, match="a name stands twice in a, b, a"):
-        Cluster(Diary, brokers=("a", "b", "a"))
-    with pytest.raises(InvalidName):
-        Cluster(Diary, brokers=("a b\n",))
 
 
 def test_a_cluster_may_begin_with_no_broker() -> None:
@@ -286,15 +286,6 @@ def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(clus
     assert [None, None] == [cluster.owner(bundle) for bundle in bundles]
     cluster.advance(FAILOVER_MS)
     assert ["b", "b"] == [cluster.owner(bundle) for bundle in bundles]
-
-
-def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
-    """An algorithm that the service does not know, or positions for one that takes none, cut nothing and are errors."""
-    with pytest.raises(NotSplit, match="was not split: it is owned, served by a"):
-        cluster.split(whole(cluster), algorithm="by_the_moon")
-    with pytest.raises(CallerError, match="range_equally_divide finds its positions itself"):
-        cluster.split(whole(cluster), positions=(7,))
-    assert 1 == len(cluster.bundles(NAMESPACE))
 
 
 def test_a_cluster_is_used_inside_its_context() -> None:
