@@ -17,13 +17,12 @@ from typing import Final
 
 from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
-from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import machine, print_line, single, summary
+from tests.benchmarks.idle import Idle
 from tests.load.log_places import add_log_option, new_log
 
 BROKERS: Final = 3
@@ -36,16 +35,6 @@ READY_MS: Final = 60_000
 
 _spawn = multiprocessing.get_context("spawn")
 _Latencies = list[float]
-
-
-class Idle(Service):
-    """A service that has nothing to do."""
-
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Nothing is left to do."""
-
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        return None
 
 
 async def proposed(worker: Worker, namespaces: Sequence[str], *, seconds: float, value: str) -> _Latencies:

@@ -1,4 +1,4 @@
-"""What callers do after each kind of answer: the checker would otherwise raise false alarms."""
+"""What callers do after each kind of answer. The checker would otherwise raise false alarms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def redirect(broker: str) -> Answer:
 
 @dataclass
 class Script:
-    """A line on which answers come as written, whoever is asked."""
+    """A client whose answers are given."""
 
     answers: list[Answer]
     brokers: Sequence[str] = (A, B)
@@ -57,26 +57,26 @@ def call(*answers: Answer, owner: str | None = A, brokers: Sequence[str] = (A, B
     return script
 
 
-def test_a_redirect_is_followed_under_the_same_request() -> None:
-    """A caller goes where it is sent, with the request that it has."""
-    script = call(redirect(B), redirect(A), DONE)
-    assert ([A, B, A], 1) == (script.targets, script.requests)
+# The answers to one call, the brokers that it asks, and the number of requests that it makes.
+CALLS: dict[str, tuple[list[Answer], list[str], int]] = {
+    "a redirect is followed with the same request": ([redirect(B), redirect(A), DONE], [A, B, A], 1),
+    "after a broken connection another broker is asked": ([BROKEN, DONE], [A, B], 1),
+    "after a failure the same broker is asked": ([FAILED, DONE], [A, A], 1),
+    "after 503 a new request goes to another broker": ([REFUSED, DONE], [A, B], 2),
+    "after 409 a new request goes to another broker": ([Answer(status=409), DONE], [A, B], 2),
+    "after 404 a new request goes to another broker": ([Answer(status=404), DONE], [A, B], 2),
+}
 
 
-def test_an_unknown_outcome_is_tried_again_under_the_same_request() -> None:
-    """After a broken connection another broker is asked; after a failure, the one that failed, which is alive."""
-    assert ([A, B], 1) == ((script := call(BROKEN, DONE)).targets, script.requests)
-    assert ([A, A], 1) == ((script := call(FAILED, DONE)).targets, script.requests)
-
-
-def test_a_refused_call_is_made_anew() -> None:
-    """After a refusal, and only then, the next attempt is a new request, to another broker."""
-    for refusal in (REFUSED, Answer(status=409), Answer(status=404)):
-        assert ([A, B], 2) == ((script := call(refusal, DONE)).targets, script.requests)
+@pytest.mark.parametrize("case", CALLS)
+def test_what_follows_an_answer(case: str) -> None:
+    answers, targets, requests = CALLS[case]
+    script = call(*answers)
+    assert (targets, requests) == (script.targets, script.requests)
 
 
 def test_a_call_goes_on_until_it_is_acknowledged() -> None:
-    """However often it fails, a call ends with an acknowledgement, and its pause is the whole of it."""
+    """A call ends with an acknowledgement, however often it fails. Its pause is its whole duration."""
     script = call(*[BROKEN] * 3, REFUSED, redirect(C), FAILED, DONE, brokers=(A, B, C))
     assert 2 == script.requests
     assert not script.answers
@@ -96,7 +96,7 @@ def test_redirects_in_a_circle_are_not_followed_for_ever(monkeypatch: pytest.Mon
 
 
 async def test_a_caller_stays_with_the_owner_that_it_found() -> None:
-    """The next call goes straight to whoever acknowledged the last."""
+    """The next call goes to the broker that acknowledged the last one."""
     script = Script(answers=[redirect(B), DONE, DONE])
     caller = Caller(client=cast("Client", script), name="c", key="t/n/k", random=Random(0), owner=A)
     await caller.increment()
@@ -105,7 +105,7 @@ async def test_a_caller_stays_with_the_owner_that_it_found() -> None:
 
 
 async def test_a_stubborn_caller_asks_former_owners_too() -> None:
-    """It goes to every owner that it ever heard of, follows nothing, and repeats nothing."""
+    """It calls every owner that it has heard of, and follows and repeats nothing."""
     script = Script(answers=[redirect(B), DONE, *[redirect(C)] * 60], brokers=(A,))
     caller = StubbornCaller(client=cast("Client", script), name="s", key="t/n/k", random=Random(0))
     for _ in range(62):
