@@ -1,4 +1,4 @@
-"""One broker process of a local cluster: how its end is told, and when it is started again."""
+"""One broker process of a local cluster: how its end is described, and when it is restarted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from equipoise.brokers.local.local_broker import RESTART_MS_MAX, RESTART_MS_MIN,
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "text"),
     [(0, "ended with exit code 0"), (4, "ended with exit code 4"), (-9, "was killed by SIGKILL"), (-999, "was killed by signal 999")],
 )
-def test_an_end_is_told_in_words(code: int, told: str) -> None:
-    """An exit code is told as it is, and a signal by its name, if it has one."""
-    assert told == ending_of(code)
+def test_an_end_is_described_by_its_code(code: int, text: str) -> None:
+    """A signal is named, if it has a name."""
+    assert text == ending_of(code)
 
 
 def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that dies again and again is started ever more seldom, up to a bound; one that lived for long, at once."""
+    """The pauses of a broker that dies repeatedly double, up to a bound. One that ran for long restarts at once."""
     now_ns = 0
     monkeypatch.setattr("equipoise.brokers.local.local_broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     broker = LocalBroker(tmp_path, 8080)
@@ -30,8 +30,8 @@ def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.Monk
     assert RESTART_MS_MIN == broker.pause.next_ms()
 
 
-def test_the_last_words_are_the_last_error_or_the_last_line(tmp_path: Path) -> None:
-    """What a process wrote last tells why it ended, whatever came before, and even if it was no text."""
+def test_the_last_output_is_the_last_error_or_the_last_line(tmp_path: Path) -> None:
+    """Earlier output does not count, and the output need not be text."""
     output = Output(tmp_path / "broker.log")
     assert output.last_output() is None
     output.file.write_bytes(b"{}\n" * 10_000 + b"\xff no room\n\n")
@@ -41,8 +41,8 @@ def test_the_last_words_are_the_last_error_or_the_last_line(tmp_path: Path) -> N
         assert error == output.last_output()
 
 
-def test_the_last_words_of_an_earlier_process_are_not_those_of_the_next(tmp_path: Path) -> None:
-    """A process that was killed without a word is not said to have ended by the error of the one before it."""
+def test_the_output_of_an_earlier_process_does_not_count(tmp_path: Path) -> None:
+    """A process that printed nothing did not end by the error of the process before it."""
     output = Output(tmp_path / "broker.log")
     output.file.write_text("error: an older one\n")
     with output.of_process(["--help"], {}) as process:
@@ -54,7 +54,7 @@ def test_the_last_words_of_an_earlier_process_are_not_those_of_the_next(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("code", "words", "told"),
+    ("code", "output", "text"),
     [
         (0, "stopped", "ended with exit code 0"),
         (4, "error: no room", "ended with exit code 4: error: no room; its log: {file}"),
@@ -63,33 +63,33 @@ def test_the_last_words_of_an_earlier_process_are_not_those_of_the_next(tmp_path
         (-9, "error: no room", "was killed by SIGKILL: error: no room; its log: {file}"),
     ],
 )
-def test_an_end_is_told_with_its_reason(code: int, words: str, told: str, tmp_path: Path) -> None:
-    """Where a process did not end in order, its last error is the reason, and its log is named."""
-    output = Output(tmp_path / "broker.log")
-    output.file.write_text(words)
-    assert told.format(file=output.file) == output.ending(code)
+def test_an_end_is_described_with_its_reason(code: int, output: str, text: str, tmp_path: Path) -> None:
+    """If a process failed, the text has its last error and its log file."""
+    file = Output(tmp_path / "broker.log")
+    file.file.write_text(output)
+    assert text.format(file=file.file) == file.ending(code)
 
 
-def test_brokers_listen_in_rows() -> None:
-    """Broker i has the port that is given plus i, of each kind; without Pulsar it has but one."""
+def test_ports_are_consecutive() -> None:
+    """Broker i has the given ports plus i; without Pulsar it has one port."""
     assert [(8080, 6650), (8081, 6651), (8082, 6652)] == ports_of(8080, 6650, 3)
     assert [(8080, None), (8081, None)] == ports_of(8080, None, 2)
     assert [(8080, 8082), (8081, 8083)] == ports_of(8080, 8082, 2)
 
 
 @pytest.mark.parametrize("pulsar_port", [8078, 8080, 8081, 8082])
-def test_rows_that_overlap_are_refused(pulsar_port: int) -> None:
-    """Two brokers, or a broker's two protocols, cannot be at one port, and the refusal says which rows clash."""
-    told = f"pulsar_port: the ports of 3 brokers from {pulsar_port} on overlap with those from http_port=8080 on"
-    with pytest.raises(InvalidConfig, match=told):
+def test_ports_that_overlap_are_refused(pulsar_port: int) -> None:
+    """The error names both ranges."""
+    problem = f"pulsar_port: the ports of 3 brokers from {pulsar_port} on overlap with those from http_port=8080 on"
+    with pytest.raises(InvalidConfig, match=problem):
         ports_of(8080, pulsar_port, 3)
 
 
 def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ports that are free are drawn for both protocols at once, past those that are named and those that are taken."""
+    """Free ports for both protocols are drawn together, without named and taken ones."""
 
     class Server:
-        """The machine, where somebody listens at one port."""
+        """A machine on which one port is taken."""
 
         def __init__(self, address: tuple[str, int]) -> None:
             if address[1] == 10_001:

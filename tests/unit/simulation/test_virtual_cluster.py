@@ -1,7 +1,4 @@
-"""The cluster in virtual time: what a user's test may do with it, and how it says that something did not come about.
-
-A test as users write it is tests/examples/test_visits.py.
-"""
+"""The cluster in virtual time: what a user's test may do with it, and its errors. See also tests/examples/test_visits.py."""
 
 from __future__ import annotations
 
@@ -32,16 +29,16 @@ FAILOVER_MS = 4_000
 
 @dataclass(eq=False)
 class Diary(Service):
-    """A service that writes down what it is told, and does what it is told to: refuse, fail, or hang."""
+    """A service that notes its calls, and that refuses, fails or hangs on request."""
 
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     refuses: bool = False
     fails: bool = False
     hangs: bool = False
     slow: threading.Event | None = None
 
     async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
-        self.told.append(f"prepare, from {source.broker if source else 'nobody'}")
+        self.calls.append(f"prepare, from {source.broker if source else 'nobody'}")
         if self.refuses:
             raise RuntimeError("no room here")
         if self.slow is not None:
@@ -49,12 +46,12 @@ class Diary(Service):
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         fetched = None if ownership.fetch is None else await ownership.fetch()
-        self.told.append(f"open with {handover!r} and {fetched!r}")
+        self.calls.append(f"open with {handover!r} and {fetched!r}")
         if self.fails:
             raise RuntimeError("cannot open")
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        self.told.append(f"close, to {moved_to.broker if moved_to else 'nobody'}")
+        self.calls.append(f"close, to {moved_to.broker if moved_to else 'nobody'}")
         if self.hangs:
             await asyncio.Event().wait()
         return b"state"
@@ -63,15 +60,15 @@ class Diary(Service):
         return b"much state"
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
-        self.told.append(f"split into {len(children)}")
+        self.calls.append(f"split into {len(children)}")
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
-        self.told.append("merge")
+        self.calls.append("merge")
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster[Diary]]:
-    """Two brokers, and a namespace of one bundle, which the first of them serves."""
+    """Two brokers, and a namespace of one bundle, which the first broker serves."""
     with Cluster(Diary, brokers=("a", "b"), patience_ms=200, serves_peers=True) as cluster:
         cluster.create(NAMESPACE, bundles=1)
         assert cluster.owner(whole(cluster)) == "a"
@@ -84,22 +81,22 @@ def whole(cluster: Cluster[Diary]) -> str:
 
 
 def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
-    """A transfer runs through both services: warm up, close, open with the handover, and fetch the rest from the source."""
+    """A transfer calls both services: prepare, close, open with the handover, fetch the rest from the source."""
     cluster.give(whole(cluster), "b")
     assert cluster.owner(whole(cluster)) == "b"
-    assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service("a").told
-    assert ["prepare, from a", "open with b'state' and b'much state'"] == cluster.service("b").told
+    assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service("a").calls
+    assert ["prepare, from a", "open with b'state' and b'much state'"] == cluster.service("b").calls
 
 
 def test_state_that_production_could_not_fetch_is_refused() -> None:
-    """A service with `fetch` is refused as a worker refuses it that serves no peers; the message says how to test one that does."""
+    """Like a worker without peers, the cluster refuses a service with `fetch`. The message says how to test one."""
     with pytest.raises(CallerError, match=r"'Diary' cannot be used: .*serves_peers=True") as refused, Cluster(Diary):
         pass
-    assert "MODULE:CLASS" not in str(refused.value), "the way in which the service was named is not what is wrong"
+    assert "MODULE:CLASS" not in str(refused.value), "the name of the service is right"
 
 
 class Keeps(Service):
-    """A service with more state than a record takes, which came to it, or of which it was told why not."""
+    """A service whose state is too large for a record. It notes what it gets, or why it gets nothing."""
 
     def __init__(self) -> None:
         self.came: list[tuple[int, str | None]] = []
@@ -112,7 +109,7 @@ class Keeps(Service):
 
 
 def test_large_state_moves_as_it_would_in_production() -> None:
-    """Where brokers serve peers it is fetched; elsewhere the next owner is told why it does not come."""
+    """The next owner fetches it from the source, or learns why it cannot."""
     for serves_peers in (True, False):
         with Cluster(Keeps, brokers=("a", "b"), serves_peers=serves_peers) as cluster:
             cluster.create(NAMESPACE, bundles=1)
@@ -131,7 +128,7 @@ def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> N
 
 
 def test_a_bundle_that_is_taken_stays_with_nobody(cluster: Cluster[Diary]) -> None:
-    """However long it takes, only giving it brings it back, under a greater token, and then it moves on as any other does."""
+    """Only giving it brings it back, under a greater token, however much time passes."""
     before = cluster.ownership(NAMESPACE, "key")
     cluster.take(whole(cluster))
     cluster.advance(60_000)
@@ -145,7 +142,7 @@ def test_a_bundle_that_is_taken_stays_with_nobody(cluster: Cluster[Diary]) -> No
 
 
 def test_a_dead_broker_s_bundles_are_served_again_after_its_lease(cluster: Cluster[Diary]) -> None:
-    """Until the lease of a killed broker has run out nobody else serves, and soon after it somebody does."""
+    """No other broker serves until the lease of a killed broker has run out. Soon after that one does."""
     cluster.kill("a")
     cluster.advance(2_500)
     with pytest.raises(NotServed):
@@ -164,7 +161,7 @@ def test_a_former_owner_s_lease_runs_out_on_the_cluster_s_clock(cluster: Cluster
 
 
 def test_a_killed_broker_starts_again(cluster: Cluster[Diary]) -> None:
-    """A broker that comes back with its directory is a member at once, with a new service."""
+    """A broker that restarts with its directory is a member at once, with a new service."""
     old = cluster.service("a")
     cluster.kill("a")
     cluster.start("a")
@@ -174,27 +171,27 @@ def test_a_killed_broker_starts_again(cluster: Cluster[Diary]) -> None:
 
 
 def test_splits_and_merges_reach_the_service(cluster: Cluster[Diary]) -> None:
-    """A bundle is cut in the middle, or where the test says, and two neighbours of one owner are merged."""
+    """A bundle is split in the middle or at given positions, and two neighbours of one owner are merged."""
     cluster.split(whole(cluster))
     left, right = cluster.bundles(NAMESPACE)
     cluster.merge(left)
     cluster.split(whole(cluster), algorithm="specified_positions_divide", positions=(7, 9))
     assert (f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff") == (left, right)
     assert 3 == len(cluster.bundles(NAMESPACE))
-    assert ["split into 2", "merge", "split into 3"] == cluster.service("a").told[2:]
+    assert ["split into 2", "merge", "split into 3"] == cluster.service("a").calls[2:]
 
 
-def test_what_the_service_refuses_is_told(cluster: Cluster[Diary]) -> None:
+def test_a_refusal_of_the_service_is_an_error_with_its_reason(cluster: Cluster[Diary]) -> None:
     cluster.service("b").refuses = True
     with pytest.raises(NotServed, match=r"not served by b.*served by a.*no room here"):
         cluster.give(whole(cluster), "b")
     cluster.take(whole(cluster))
-    cluster.advance(1_000)  # Who has refused is not asked again at once.
+    cluster.advance(1_000)  # A broker that has refused is not asked again at once.
     with pytest.raises(NotServed, match=r"not served by b.*served by nobody.*no room here"):
         cluster.give(whole(cluster), "b")
 
 
-def test_a_service_that_cannot_open_is_told(cluster: Cluster[Diary]) -> None:
+def test_a_failed_opening_is_an_error_with_its_reason(cluster: Cluster[Diary]) -> None:
     cluster.service("b").fails = True
     with pytest.raises(NotServed, match="cannot open"):
         cluster.give(whole(cluster), "b")
@@ -258,14 +255,14 @@ def test_an_impossible_request_is_refused_and_changes_nothing(case: str, cluster
     assert (bundle, "a") == (whole(cluster), cluster.owner(bundle))
 
 
-def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
+def test_an_error_names_at_most_twenty_bundles(cluster: Cluster[Diary]) -> None:
     cluster.create("shop/returns", bundles=64)
     with pytest.raises(NotFound, match="and 45 more"):
         cluster.owner("nothing")
 
 
 def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[Diary]) -> None:
-    """A bundle may be given to a broker that has just died, as in production; it then comes to nothing."""
+    """As in production, a bundle may be given to a broker that has just died. The broker does not serve it."""
     cluster.kill("b")
     with pytest.raises(NotServed, match="not served by b"):
         cluster.give(whole(cluster), "b")
@@ -280,7 +277,7 @@ def test_a_cluster_may_begin_with_no_broker() -> None:
 
 
 def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(cluster: Cluster[Diary]) -> None:
-    """While the dead leader still leads, nobody places bundles; then the next one does."""
+    """No broker places bundles while the dead leader still leads."""
     cluster.kill("a")
     bundles = cluster.create("shop/returns", bundles=2)
     assert [None, None] == [cluster.owner(bundle) for bundle in bundles]
@@ -300,7 +297,7 @@ def test_a_cluster_is_used_inside_its_context() -> None:
 
 
 def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) -> None:
-    """A close that never returns keeps the bundle until its deadline on the cluster's clock, and not longer."""
+    """A close that never returns keeps the bundle until its deadline on the cluster's clock."""
     cluster.service("a").hangs = True
     with pytest.raises(NotServed, match="it is releasing"):
         cluster.give(whole(cluster), "b")
@@ -319,7 +316,7 @@ def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
 
 
 def test_a_call_may_take_virtual_time(cluster: Cluster[Diary]) -> None:
-    """Time passes until the call is done, and not longer; without leave it does not pass at all."""
+    """Time passes only until the call is done, and not at all without `within_ms`."""
     cluster.kill("a")
     cluster.advance(2_000)
     begun_ms = cluster.now_ms
@@ -332,7 +329,7 @@ def test_a_call_may_take_virtual_time(cluster: Cluster[Diary]) -> None:
 
 
 def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary]) -> None:
-    """Where nobody comes to serve a key, a lookup ends with its own error, after its own time."""
+    """A lookup of a key without an owner ends with its own error after its own timeout."""
     cluster.take(whole(cluster))
     begun_ms = cluster.now_ms
     with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
@@ -341,7 +338,7 @@ def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary])
 
 
 def test_those_who_wait_for_one_bundle_do_not_wake_each_other(cluster: Cluster[Diary], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lookups of a bundle that nobody gets look again when something has changed, and not because another has looked."""
+    """Lookups of a bundle without an owner look again when something has changed, not because another lookup has looked."""
     wanted: list[Event] = []
     step = Agent.step
 
