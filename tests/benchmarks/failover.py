@@ -49,7 +49,7 @@ class Observer:
             self.renewed_ns[record.incarnation or folded.offset] = now_ns
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.after is not None:
-                # `handing_over` asks the source to let go, and it serves on until it reads that: a hop more than the truth.
+                # `handing_over` asks the source to release, and it serves until it reads that: a hop more than the truth.
                 if change.after.phase in ("handing_over", "free", "assigning", "unloading"):
                     self.unowned_since_ns.setdefault(change.name, now_ns)
                 elif (since_ns := self.unowned_since_ns.pop(change.name, None)) is not None:
@@ -144,7 +144,7 @@ async def measured(directory: Path, *, declare_dead: bool, repeats: int, measure
 async def measure(folder: Path) -> dict[str, object]:
     """All three, each in a cluster of its own."""
     since_kill, since_lease = await measured(folder / "deaths", declare_dead=False, repeats=DEATHS, measure=Bench.death)
-    declared_dead, _ = await measured(folder / "burials", declare_dead=True, repeats=DEATH_DECLARATIONS, measure=Bench.death)
+    declared_dead, _ = await measured(folder / "declared", declare_dead=True, repeats=DEATH_DECLARATIONS, measure=Bench.death)
     gaps, leavings = await measured(folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop)
     return {
         "served_after_lease_and_margin": summary(since_lease, "ms"),

@@ -140,7 +140,7 @@ def streams(ranges: Iterable[tuple[int, int]]) -> tuple[Stream, ...]:
 
 
 async def measured(directory: Path, log_url: str, strategy: str) -> Run:
-    """Start three brokers under load, let a fourth join, and watch; the judge looks at what became of all calls."""
+    """Start three brokers under load, let a fourth join, and watch. The checker checks all calls."""
     changes, is_balanced = STRATEGIES[strategy]
     settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, cpu_cores=CORES)
     # On Kafka nobody knows any load without a load worker; those who join later need none of their own.

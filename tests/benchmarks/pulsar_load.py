@@ -78,7 +78,7 @@ def spread(values: Sequence[float]) -> Figures:
 
 
 async def counted(histories: Sequence[Path]) -> dict[str, object]:
-    """What became of all messages, by the judge: `lost` were receipted and never delivered, `doubled` were delivered twice.
+    """The checker's counts of messages: `lost` were receipted and never delivered, `doubled` were delivered twice.
 
     Of those that came `out_of_order` it names the first twenty, so that more than these are not counted.
     """

@@ -121,7 +121,7 @@ def pauses(windows: Sequence[Window], came: dict[str, list[int]], rate: float) -
 
 
 async def measured(directory: Path, log_url: str, kind: Kind, *, has_hot_topic: bool) -> dict[str, object]:
-    """Move bundles under load, or one bundle, if there is a hot topic in it; and have the judge look at what became of all messages."""
+    """Move bundles under load, or only the bundle of the hot topic, if there is one. The checker checks all messages."""
     # The balancer is switched off: it would move bundles in windows of the control.
     settings = ClusterSettings(
         directory=directory, brokers=BROKERS, log_url=log_url, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}

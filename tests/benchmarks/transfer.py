@@ -127,7 +127,7 @@ def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, i
 
 
 async def measure(directory: Path, log_url: str) -> dict[str, object]:
-    """Set everything up, measure, and have the judge look at it."""
+    """Set everything up, measure, and run the checker."""
     # The balancer is switched off: it would move bundles in windows of the control.
     cluster = LocalCluster(counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, balance="false"))
     history = directory / "history.jsonl"

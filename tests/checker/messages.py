@@ -275,7 +275,7 @@ def totals(run: Run) -> dict[str, int | float | str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files on the command line, print the verdict, and return the exit code."""
-    parser = argparse.ArgumentParser(description="Judge what Pulsar clients sent and received.")
+    parser = argparse.ArgumentParser(description="Check what Pulsar clients sent and received.")
     parser.add_argument("histories", nargs="+", metavar="HISTORY.jsonl", help="what clients said, one event a line")
     parser.add_argument("--evidence", nargs="+", action="extend", default=[], metavar="ACCEPTS.jsonl", help="what brokers accepted")
     parser.add_argument(

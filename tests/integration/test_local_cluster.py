@@ -1,4 +1,4 @@
-"""`LocalCluster` with real processes: what it does to one broker, and what it notices by itself."""
+"""`LocalCluster` with real processes."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ PATIENCE_MS = 30_000
 
 
 class Diary:
-    """All that a cluster tells, and a way to wait for it."""
+    """Notes all events of a cluster, and waits for them."""
 
     def __init__(self) -> None:
         self._entries: list[ClusterEvent] = []
         self._more = threading.Condition()
 
-    def __call__(self, happening: ClusterEvent) -> None:
+    def __call__(self, event: ClusterEvent) -> None:
         with self._more:
-            self._entries.append(happening)
+            self._entries.append(event)
             self._more.notify_all()
 
     def wait_for(self, *whats: EventKind) -> None:
-        """Wait until these have happened, in this order, with anything in between."""
+        """Wait until these events have happened in this order, perhaps with others in between."""
         with self._more:
-            assert self._more.wait_for(lambda: self._has(whats), PATIENCE_MS / 1_000), self.told()
+            assert self._more.wait_for(lambda: self._has(whats), PATIENCE_MS / 1_000), self.kinds()
 
     def _has(self, whats: tuple[EventKind, ...]) -> bool:
-        told = iter(self.told())
-        return all(what in told for what in whats)
+        kinds = iter(self.kinds())
+        return all(what in kinds for what in whats)
 
-    def told(self) -> list[EventKind]:
-        """What has happened so far."""
+    def kinds(self) -> list[EventKind]:
+        """Return the kinds of the events so far."""
         return [entry.what for entry in self._entries]
 
     def forget(self) -> None:
-        """Begin a new page."""
+        """Forget all events so far."""
         with self._more:
             self._entries.clear()
 
@@ -75,7 +75,7 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
     with LocalCluster(settings, report=diary) as cluster:
         first, second = cluster.broker_ids
         assert (f"http://{first}", tmp_path / "broker-0") == (cluster.addresses[0], cluster.directories[0])
-        assert {EventKind.STARTED, EventKind.READY} == set(diary.told())
+        assert {EventKind.STARTED, EventKind.READY} == set(diary.kinds())
 
         diary.forget()
         cluster.kill(0)
@@ -101,7 +101,7 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
 
 
 def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: str) -> None:
-    """With `restart` a broker that dies is started again, unless somebody wanted its end, even while it waits for its turn."""
+    """With `restart` a broker that dies is restarted, unless it is stopped, even while it waits for its restart."""
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary) as cluster:
         pid = cluster.pid(0)
@@ -112,14 +112,14 @@ def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: 
         assert not cluster.wait_until_all_ended(timeout_ms=0)
         cluster.stop(0)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-        assert EventKind.STARTED not in diary.told()
+        assert EventKind.STARTED not in diary.kinds()
 
 
-def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Path, log_url: str) -> None:
-    """Who stops a broker just as it is about to be started again finds it ended afterwards, and so it stays."""
+def test_a_stop_just_before_a_restart_is_not_overlooked(tmp_path: Path, log_url: str) -> None:
+    """A broker that is stopped just before its restart stays ended."""
 
     class Overtaken(LocalCluster):
-        """Somebody wants the end of a broker after its pause is over, and before it is started."""
+        """A cluster in which a broker is stopped between its pause and its restart."""
 
         def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
             if again:
@@ -134,11 +134,13 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
         os.kill(pid, signal.SIGKILL)
         diary.wait_for(EventKind.STARTS_AGAIN)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
-        assert (None, False) == (cluster.pid(0), EventKind.STARTED in diary.told())
+        assert (None, False) == (cluster.pid(0), EventKind.STARTED in diary.kinds())
 
 
-def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A death is noticed although the declaration of death of another one took up the call that told of it."""
+def test_a_broker_that_dies_during_a_declaration_is_declared_dead_at_once(
+    tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death is noticed although the declaration of another death consumed its wake-up."""
     diary = Diary()
     monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
     cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary)
@@ -157,31 +159,31 @@ def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url
     assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
-def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path, log_url: str) -> None:
-    """Without `declare_dead` a death is left to the lease, as on machines without a supervisor."""
+def test_without_declare_dead_no_broker_is_declared_dead(tmp_path: Path, log_url: str) -> None:
+    """Without `declare_dead`, the other brokers notice a death by the lease."""
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), report=diary) as cluster:
         cluster.kill(0)
         diary.wait_for(EventKind.ENDED)
     wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
-    assert [EventKind.STARTED, EventKind.READY, EventKind.ENDED] == diary.told()
+    assert [EventKind.STARTED, EventKind.READY, EventKind.ENDED] == diary.kinds()
 
 
-def test_a_member_is_told_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
-    """However long the listener takes to note that a broker is a member, it has noted it of all when the start returns."""
+def test_a_member_is_reported_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
+    """The start returns only after the listener has taken the event of each member, however slow it is."""
     diary, noted = Diary(), threading.Event()
 
-    def slowly(happening: ClusterEvent) -> None:
-        if happening.what is EventKind.READY:
+    def slowly(event: ClusterEvent) -> None:
+        if event.what is EventKind.READY:
             noted.wait(0.2)
-        diary(happening)
+        diary(event)
 
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=slowly):
-        assert [EventKind.STARTED, EventKind.READY] == diary.told()
+        assert [EventKind.STARTED, EventKind.READY] == diary.kinds()
 
 
-def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ends the following of the log is told once, kept for the owner as a typed error, and the brokers serve on."""
+def test_the_death_of_the_follower_is_reported(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the follower is reported once, and kept as `failure`. The brokers continue to serve."""
 
     def fail(*_: object) -> None:
         raise ValueError("odd")
@@ -197,11 +199,11 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeyp
         with pytest.raises(Bug, match="odd"):
             cluster.restart(0)
         cluster.kill(1)
-        assert 1 == diary.told().count(EventKind.UNWATCHED)
+        assert 1 == diary.kinds().count(EventKind.UNWATCHED)
 
 
 def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A declaration of death that the disk of the log has no room for is told, and the next one is tried again."""
+    """A declaration of death that fails on a full disk is reported, and the next one is attempted."""
 
     def has_no_room(*_: object) -> None:
         raise LogStorageFull(log="sqlite:full")
@@ -220,18 +222,18 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, mon
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None:
-    """A service that cannot be found ends the start with its words, and all processes are gone."""
+    """A service that cannot be found ends the start with its error, and all processes are gone."""
     diary = Diary()
     cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), report=diary)
     with pytest.raises(OperatorError, match="it ended before it was ready: error: ") as caught, cluster:
         raise AssertionError("it started")
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
-    assert [EventKind.ENDED] * 2 == [what for what in diary.told() if what is EventKind.ENDED]
+    assert [EventKind.ENDED] * 2 == [what for what in diary.kinds() if what is EventKind.ENDED]
 
 
-def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
+def test_a_declaration_that_fails_is_reported(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A declaration fails if the log accepts no record in time, or if the directory proves nothing."""
     monkeypatch.setattr("equipoise.brokers.local.local_cluster.DEATH_DECLARATION_MS", 100)
     diary = Diary()
 
@@ -242,8 +244,8 @@ def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, m
 
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), report=diary) as cluster:
         asyncio.run(kill_while_the_log_is_away())
-        assert 1 == diary.told().count(EventKind.NOT_DECLARED_DEAD)
+        assert 1 == diary.kinds().count(EventKind.NOT_DECLARED_DEAD)
         (cluster.directories[1] / "lock").unlink()
         cluster.kill(1)
         diary.wait_for(EventKind.NOT_DECLARED_DEAD, EventKind.NOT_DECLARED_DEAD)
-        assert EventKind.DECLARED_DEAD not in diary.told()
+        assert EventKind.DECLARED_DEAD not in diary.kinds()

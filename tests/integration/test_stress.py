@@ -27,8 +27,8 @@ SMALL = Size(
 
 
 @pytest.mark.slow
-def test_moves_and_faults_under_load_leave_nothing_for_the_judge(tmp_path: Path, log_place: LogPlace) -> None:
-    """After transfers, splits, merges, kill -9, SIGSTOP and an outage of the log the judge and the audit of the channel find nothing."""
+def test_moves_and_faults_under_load_keep_every_promise(tmp_path: Path, log_place: LogPlace) -> None:
+    """After transfers, splits, merges, kill -9, SIGSTOP and an outage of the log checker and channel are clean."""
     result = asyncio.run(stress(SMALL, tmp_path, log_place, seed=0, say=print))
     assert ({}, None) == (result.verdict.violations, result.verdict.problem)
     assert () == result.findings.findings

@@ -204,7 +204,7 @@ class Run:
                     continue
                 self.out[number] = None
                 self.cluster.pause(number)
-                # Not before it stands still: else it may take the lock that is let go of here, and keep all others from the store.
+                # Hold the lock until it stands still: else it may take the lock, and keep all others from the store.
                 await self.until(partial(self._stands_still, number), f"broker {number} standing still")
             return number
 
