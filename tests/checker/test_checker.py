@@ -128,14 +128,6 @@ def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
     assert fault.names in found[fault.rule][0]
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = plain_run()
-    fault.plant(left)
-    monkeypatch.delitem(rules.RULES, fault.rule)
-    assert {} == left.violations()
-
-
 def test_each_rule_has_a_fault() -> None:
     """The faults cover all rules, and the double-owner count names existing rules."""
     assert set(rules.RULES) == {fault.rule for fault in FAULTS.values()}
