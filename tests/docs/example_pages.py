@@ -1,4 +1,4 @@
-"""Write the files that pages of the documentation show into them again: `python -m tests.docs.example_pages`.
+"""Write the files that pages of the documentation show into these pages: `python -m tests.docs.example_pages`.
 
 A place is a comment that names a file below the project's root, and the fenced block after it:
 
@@ -11,21 +11,21 @@ A place is a comment that names a file below the project's root, and the fenced 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.house.house_rules import ROOT
+
 FOLDER: Final = ROOT / "docs"
 _PLACE: Final = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
 
 
 def shown(page: str) -> list[str]:
-    """The paths of the files that a page shows, in order."""
+    """Return the paths of the files that a page shows, in order."""
     return [place["path"] for place in _PLACE.finditer(page)]
 
 
 def filled(page: str) -> str:
-    """A page with every file that it shows as it is now."""
+    """Return a page with the present text of every file that it shows."""
     return _PLACE.sub(lambda place: f"{place[1]}{(ROOT / place['path']).read_text(encoding='utf-8')}{place[3]}", page)
 
 

@@ -1,9 +1,8 @@
-"""The pages of docs/reference that are drawn from the code: `python -m tests.docs.reference_pages` writes them anew."""
+"""Write the pages of docs/reference that are derived from the code: `python -m tests.docs.reference_pages`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import orjson
@@ -20,12 +19,13 @@ from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
 from tests.docs.openapi import document
+from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
 if TYPE_CHECKING:
     from typer._click import Parameter
 
-FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "reference"
+FOLDER: Final = ROOT / "docs" / "reference"
 WRITTEN_BY: Final = "<!-- Written by `python -m tests.docs.reference_pages`; do not edit. -->"
 TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
 

@@ -20,9 +20,10 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from tests.house.house_rules import ROOT
 from tests.injected.honest import Run, honest, play
 from tests.injected.injection import Injected, Kind
-from tests.mutants.__main__ import ROOT, product_texts, write_product
+from tests.mutants.__main__ import product_texts, write_product
 from tests.mutants.patching import apply, parse
 
 _PATCHES: Final = ROOT / "tests" / "mutants"

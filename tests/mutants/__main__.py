@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.channels.compaction_hunt import SCENARIO as COMPACTION
-from tests.house.house_rules import LINKED
+from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
