@@ -39,7 +39,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 UNTRACED: Final = ("tests/property/", "tests/house/test_house_rules.py")
 """Tests that tracing slows down two- to threefold, and that cover no further lines, except `ALONE`."""
 
-ALONE: Final = ("tests/property/test_command_line_garbage.py", "tests/property/test_schema.py")
+ALONE: Final = ("tests/property/test_command_line_garbage.py",)
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
 from equipoise.channel.core.records import INTEGER_MAX, Reason
-from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
 from tests.docs.openapi import document
+from tests.docs.record_schema import json_schema
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.channel.core.schema import json_schema
+from tests.docs.record_schema import json_schema
 from tests.docs.reference_pages import FOLDER, MODELS, pages
 
 

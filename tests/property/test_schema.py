@@ -22,8 +22,8 @@ from equipoise.channel.core.records import (
     AnyRecord,
     Unreadable,
 )
-from equipoise.channel.core.schema import RECORD, json_schema
 from tests.channels.every_kind import RECORDS
+from tests.docs.record_schema import RECORD, json_schema
 
 VALID = [orjson.loads(encode(record)) for record in RECORDS]
 NAMES = sorted({name for raw in VALID for name in raw} | {"as_of", "level", "replaces", "right", "unheard_of"})

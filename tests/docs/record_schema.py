@@ -1,8 +1,6 @@
-"""Publish the schema of the channel's records as pydantic models, for other programs that read or write them.
+"""Define the schema of the channel's records as pydantic models, from which the reference pages for other programs are made.
 
-The models accept exactly what `channel.core.codec` accepts and give the same values; a property test shows it. No verdict
-depends on them, because a library's version must not change a verdict.
-
+The models accept exactly what `channel.core.codec` accepts and give the same values: tests/property/test_schema.py shows it.
 Unknown fields are ignored, and `null` in an optional field means absent.
 """
 
