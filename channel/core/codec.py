@@ -1,7 +1,7 @@
 """Encode records as flat JSON objects; decode and check them without a view.
 
 * The checks (types, ranges, bounds) are handwritten, because a library's version must not change a verdict. A property test
-  compares them with the pydantic models of `channel.core.schema`.
+  compares them with the schema that docs/reference publishes.
 * `decode` never raises: bytes that are not a record give an `Unreadable` with the problem.
 * Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is not one.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from operator import itemgetter
 from typing import Final, TypedDict, cast
 
@@ -52,6 +53,7 @@ from equipoise.channel.core.records import (
     NamespaceStatus,
     PolicyChange,
     PolicyRecord,
+    Record,
     Renewed,
     Split,
     State,
@@ -399,44 +401,32 @@ _DECODERS: Final[Mapping[str, Callable[[Raw], AnyRecord]]] = {
 
 # --- writing --------------------------------------------------------------------------------------------------------------
 
-# type -> (kind, status if the type fixes it, its own fields in the order of writing)
-_OWN_FIELDS: Final[Mapping[type[AnyRecord], tuple[str, str | None, tuple[str, ...]]]] = {
-    Genesis: ("genesis", None, ("cluster", "base")),
-    BundleTransition: ("bundle", None, ("state", "owner", "source", "reason", "algorithm", "positions", "handover")),
-    Split: ("split", None, ("positions", "reason")),
-    Merge: ("merge", None, ("right", "based_on_right", "reason")),
-    NamespaceRecord: ("namespace", None, ("status", "boundaries", "policies")),
-    Joined: (
-        "broker",
-        "joined",
-        (
-            "nonce",
-            "lease_ms",
-            "margin_ms",
-            "renew_ms",
-            "addresses",
-            "capacity",
-            "failure_domain",
-            "labels",
-            "version",
-            "supported_level",
-            "replaces",
-            "after_silence",
-        ),
-    ),
-    Renewed: ("broker", "renewed", ("digest",)),
-    BrokerRecord: ("broker", None, ("status", "nonce", "reason")),
-    PolicyRecord: ("policy", None, ("status", "document")),
-    LevelRecord: ("level", None, ("raises_to", "copied_to", "copied_to_identity")),
+# type -> (kind, status if the type fixes it)
+_KINDS: Final[Mapping[type[AnyRecord], tuple[str, str | None]]] = {
+    Genesis: ("genesis", None),
+    BundleTransition: ("bundle", None),
+    Split: ("split", None),
+    Merge: ("merge", None),
+    NamespaceRecord: ("namespace", None),
+    Joined: ("broker", "joined"),
+    Renewed: ("broker", "renewed"),
+    BrokerRecord: ("broker", None),
+    PolicyRecord: ("policy", None),
+    LevelRecord: ("level", None),
 }
+
+_ENVELOPE_NAMES: Final = frozenset(field.name for field in fields(Record))
+
+# A type's own fields, in the order of its class, which is that of writing.
+_OWN_NAMES: Final = {kind: [field.name for field in fields(kind) if field.name not in _ENVELOPE_NAMES] for kind in _KINDS}
 
 
 def _own_fields(record: AnyRecord) -> Raw:
-    kind, status, names = _OWN_FIELDS[type(record)]
+    kind, status = _KINDS[type(record)]
     raw: Raw = {"kind": kind}
     if status is not None:
         raw["status"] = status
-    for name in names:
+    for name in _OWN_NAMES[type(record)]:
         value: object = getattr(record, name)
         raw[name] = b64encode(value).decode() if isinstance(value, bytes) else value if value != "" else None
     return raw
