@@ -29,7 +29,7 @@ from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot, SnapshotRow
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import HistorySnapshot, history_snapshot_of
+from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of
 from equipoise.channel.snapshots.restore import Restoration
 from equipoise.channel.snapshots.snapshot_rows import Marker, encode_marker, marker_of, rows_of, view_of
 from equipoise.channel.snapshots.whole import has_whole_channel
@@ -72,10 +72,10 @@ class HistorySnapshotMove:
             self._write(history_snapshot, view)
         return min(cut, _position_after(view))
 
-    def _look(self) -> HistorySnapshot:
+    def _look(self) -> FoundSnapshot:
         return history_snapshot_of(self.scribe.log, check=self.scribe.check)
 
-    def _view_at(self, cut: int, history_snapshot: HistorySnapshot, *, from_zero: bool) -> View:
+    def _view_at(self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool) -> View:
         """Return the view from which a reader goes on at `cut`. If a record below is damaged, return the compacted snapshot's view."""
         try:
             return self._folded_to(cut, history_snapshot, from_zero=from_zero)
@@ -85,7 +85,7 @@ class HistorySnapshotMove:
                 raise
             return present
 
-    def _folded_to(self, cut: int, history_snapshot: HistorySnapshot, *, from_zero: bool) -> View:
+    def _folded_to(self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool) -> View:
         log = self.scribe.log
         reader = Reader(log=log.name, cluster=self.cluster, view=self._highest_below(cut, history_snapshot, from_zero=from_zero))
         while reader.position < cut and (entries := log.read(reader.position, limit=READ_ENTRIES_MAX)):
@@ -96,7 +96,7 @@ class HistorySnapshotMove:
                 reader.feed(entry)
         return reader.view
 
-    def _highest_below(self, cut: int, history_snapshot: HistorySnapshot, *, from_zero: bool) -> View | None:
+    def _highest_below(self, cut: int, history_snapshot: FoundSnapshot, *, from_zero: bool) -> View | None:
         """Return the view to begin with, or None for zero."""
         marker = self.begun.marker
         lowest = history_snapshot.view is None and not from_zero
@@ -107,7 +107,7 @@ class HistorySnapshotMove:
         marker, rows = self.begun.marker, self.begun.rows
         return None if marker is None else view_of(CompactedSnapshot(marker=encode_marker(marker), rows=rows), check=self.scribe.check)
 
-    def _write(self, history_snapshot: HistorySnapshot, view: View) -> None:
+    def _write(self, history_snapshot: FoundSnapshot, view: View) -> None:
         """Run steps 4 and 5."""
         log = self.scribe.log
         rows = {key: data for key, data in rows_of(view, -1) if data is not None}
@@ -117,7 +117,7 @@ class HistorySnapshotMove:
         self.scribe.write(log.history_snapshot(), [*changed, *gone], meant, writing=HISTORY)
 
 
-def _reaches(history_snapshot: HistorySnapshot, cut: int) -> bool:
+def _reaches(history_snapshot: FoundSnapshot, cut: int) -> bool:
     return history_snapshot.marker is not None and history_snapshot.marker.position >= cut
 
 

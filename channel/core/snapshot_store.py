@@ -1,8 +1,7 @@
 """Define the `SnapshotStore` port: the state of a channel beside its log, for readers of a truncated log.
 
 A row is a key with bytes and a marker is bytes; `snapshot_rows` interprets them. `Log.compacted_snapshot` and
-`Log.history_snapshot` return the two stores of a log, which differ only in their place in the log. The adapters are
-`memory_snapshot_store`, `sqlite_snapshot_store` and `kafka_snapshot`.
+`Log.history_snapshot` return the two stores of a log, which differ only in their place in the log. Each adapter of `Log` has one.
 """
 
 from __future__ import annotations

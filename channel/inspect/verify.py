@@ -26,7 +26,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
-from equipoise.channel.core.errors import ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
+from equipoise.channel.core.errors import CompactedSnapshotDamaged, ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
 from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded, Reader
@@ -34,7 +34,8 @@ from equipoise.channel.core.records import QUIET_REASONS, Genesis, Joined, Reaso
 from equipoise.channel.core.snapshot_store import Check, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Finding, Findings, Kind
-from equipoise.channel.inspect.snapshot_audit import Promise, SnapshotFacts, facts_of_history, facts_of_snapshot
+from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of
+from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
 from equipoise.channel.snapshots.whole import is_whole
 
 FINDINGS_MAX: Final = 100
@@ -66,8 +67,8 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
     damage = _damaged_storage(log)
     # The history snapshot first: if a compactor moves it meanwhile, it lies below the log's start, which the read detects. In the
     # other order it may lie above the compacted snapshot, whose horizon the audit would then skip.
-    history_snapshot = facts_of_history(log, check=check)
-    _begin(audit, log, facts_of_snapshot(log, check=check), history_snapshot)
+    history_snapshot = history_snapshot_of(log, check=check)
+    _begin(audit, log, compacted_snapshot_of(log, check=check), history_snapshot)
     end = log.end()
     limit = READ_ENTRIES_MAX
     while audit.goes_on and audit.position <= end:
@@ -91,6 +92,20 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
     return audit.findings()
 
 
+def compacted_snapshot_of(log: Log, *, check: Check) -> FoundSnapshot:
+    """Return the compacted snapshot of a log. Raises what `check` and `SnapshotStore.load` raise, except damage."""
+    marker: Marker | None = None
+    try:
+        image = log.compacted_snapshot().load(check=check)
+        if image is None:
+            return FoundSnapshot()
+        marker = decode_marker(image.marker)
+        check_log(marker, log.identity)
+        return FoundSnapshot(rows=image.rows, marker=marker, view=view_of(image, check=check))
+    except (CompactedSnapshotDamaged, LogDamaged) as error:
+        return FoundSnapshot(marker=marker, problem=error.problem)
+
+
 def _check_times(audit: Audit, log: Log) -> None:
     try:
         ahead = log.ahead(log.start())
@@ -100,7 +115,7 @@ def _check_times(audit: Audit, log: Log) -> None:
         audit.ahead(ahead)
 
 
-def _begin(audit: Audit, log: Log, compacted_snapshot: SnapshotFacts, history_snapshot: SnapshotFacts) -> None:
+def _begin(audit: Audit, log: Log, compacted_snapshot: FoundSnapshot, history_snapshot: FoundSnapshot) -> None:
     """Begin with the log's first record, else with the history snapshot, else with the compacted one."""
     try:
         whole = is_whole(log)
@@ -146,19 +161,19 @@ class Audit:
         self._digests = _Digests()
         self._findings: list[Finding] = []
         self._findings_count = 0
-        self._images: Mapping[Kind, SnapshotFacts] = {}
+        self._images: Mapping[Kind, FoundSnapshot] = {}
         self._begun_from: Kind | None = None
-        self._promises: list[Promise] = []
+        self._promises: list[tuple[Kind, Marker]] = []  # Still to be compared with the fold.
 
-    def knows(self, images: Mapping[Kind, SnapshotFacts], *, whole: bool) -> None:
+    def knows(self, images: Mapping[Kind, FoundSnapshot], *, whole: bool) -> None:
         """Check the log's two snapshots. Fold on from the first usable one, unless the log is `whole`."""
         self._images = images
         for kind, facts in images.items():
             if facts.problem is not None:
-                self._of(kind, facts, facts.problem)
+                self._of(kind, facts.marker, facts.problem)
             if facts.marker is not None and facts.view is not None:
                 if whole or self._begun_from is not None:
-                    self._promises.append(Promise(kind=kind, marker=facts.marker))
+                    self._promises.append((kind, facts.marker))
                 else:
                     self._begin_from(kind, facts.view)
         self._keep_promises()  # Both snapshots may have the same horizon.
@@ -171,23 +186,24 @@ class Audit:
             self.goes_on = False
             self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
 
-    def incomplete(self, start: int, compacted_snapshot: SnapshotFacts) -> None:
+    def incomplete(self, start: int, compacted_snapshot: FoundSnapshot) -> None:
         """Note that the log begins at physical offset `start`, and nothing replaces the records before it."""
         why = "it has no snapshot that stands for them" if compacted_snapshot.problem is None else "its snapshot cannot be used"
         self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
 
-    def _of(self, kind: Kind, facts: SnapshotFacts | Promise, text: str) -> None:
-        horizon = 0 if facts.marker is None else facts.marker.horizon
+    def _of(self, kind: Kind, marker: Marker | None, text: str) -> None:
+        horizon = 0 if marker is None else marker.horizon
         self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind.replace('_', ' ')} up to there: {text}"))
 
     def _keep_promises(self) -> None:
         """Compare the view with each marker whose horizon it has reached."""
         view = self._reader.view
-        for promise in [promise for promise in self._promises if promise.is_due(view)]:
-            self._promises.remove(promise)
-            problem = promise.broken_by(view)
-            if problem is not None:
-                self._of(promise.kind, promise, problem)
+        for kind, marker in [promise for promise in self._promises if promise[1].horizon <= view.offset]:
+            self._promises.remove((kind, marker))
+            if view.offset > marker.horizon:
+                self._of(kind, marker, "nothing stands there on the log")
+            elif view.digest() != marker.digest:
+                self._of(kind, marker, f"it has digest {marker.digest}, and the log folds to digest {view.digest()}")
 
     @property
     def position(self) -> int:
@@ -254,8 +270,8 @@ class Audit:
     def findings(self) -> Findings:
         """Return the findings so far, with the checks that need the end."""
         view = self._reader.view
-        for promise in self._promises if self.goes_on else ():
-            self._of(promise.kind, promise, f"the log ends before it, at offset {view.offset}")
+        for kind, marker in self._promises if self.goes_on else ():
+            self._of(kind, marker, f"the log ends before it, at offset {view.offset}")
         self._promises.clear()
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
         parted = self._digests.finding()
@@ -277,7 +293,7 @@ class Audit:
         )
 
     def _horizon_of(self, kind: Kind) -> int | None:
-        marker = self._images.get(kind, SnapshotFacts()).marker
+        marker = self._images.get(kind, FoundSnapshot()).marker
         return None if marker is None else marker.horizon
 
     def _check_form(self, folded: Folded, entry: Entry) -> None:

@@ -16,10 +16,10 @@ from equipoise.channel.snapshots.snapshot_rows import Marker, decode_marker, vie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistorySnapshot:
-    """A log's history snapshot: `marker` and `view` if the log leads on from it, and the `problem` if it is damaged.
+class FoundSnapshot:
+    """What a log has as a snapshot: its `marker` and `view`, where readable, and the `problem` if it is damaged.
 
-    `rows` are its rows, even if it cannot be used. A history snapshot below the log's beginning is unusable, but not damaged.
+    `rows` are its rows, even if it cannot be used.
     """
 
     rows: Mapping[str, bytes] = field(default_factory=dict)
@@ -28,29 +28,29 @@ class HistorySnapshot:
     problem: str | None = None
 
 
-def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatched) -> HistorySnapshot:
-    """Return the history snapshot of a log.
+def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatched) -> FoundSnapshot:
+    """Return the history snapshot of a log. One that lies below the log's beginning is not damaged, but has no marker and no view.
 
     Raises what `check`, `Log.start` and `SnapshotStore.load` raise, except damage and missing rights.
     """
-    history_snapshot = HistorySnapshot()
+    history_snapshot = FoundSnapshot()
     for _ in range(LOADS_MAX):
         # Before the load: a history snapshot moves before the log is cut, so one below this start is obsolete.
         start = log.start()
         try:
             image = log.history_snapshot().load(check=check, progress=progress)
             if image is None:
-                return HistorySnapshot()
-            history_snapshot = HistorySnapshot(rows=image.rows)
+                return FoundSnapshot()
+            history_snapshot = FoundSnapshot(rows=image.rows)
             marker = decode_marker(image.marker)
             if marker.log != log.identity or marker.position < start:
                 return history_snapshot
             view = view_of(image, check=check)
         except (CompactedSnapshotDamaged, LogDamaged) as error:
-            history_snapshot = HistorySnapshot(rows=history_snapshot.rows, problem=error.problem)
+            history_snapshot = FoundSnapshot(rows=history_snapshot.rows, problem=error.problem)
             continue
         except (LogAccessDenied, UnfitTopic) as error:  # Only the compactor needs it. A reader of the past can do without.
-            return HistorySnapshot(problem=str(error))
+            return FoundSnapshot(problem=str(error))
         if marker.position >= log.start():
-            return HistorySnapshot(rows=image.rows, marker=marker, view=view)
+            return FoundSnapshot(rows=image.rows, marker=marker, view=view)
     return history_snapshot

@@ -14,8 +14,8 @@ from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.snapshot_store import Check, SnapshotRow
 from equipoise.channel.inspect import verify as audit
 from equipoise.channel.inspect.findings import Finding, Kind
-from equipoise.channel.inspect.snapshot_audit import SnapshotFacts, facts_of_snapshot
-from equipoise.channel.inspect.verify import verify
+from equipoise.channel.inspect.verify import compacted_snapshot_of, verify
+from equipoise.channel.snapshots.history_snapshot import FoundSnapshot
 from equipoise.channel.snapshots.snapshot_rows import encode_marker
 from equipoise.compaction.retention import Retention
 from tests.channels.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, renewed, write_snapshot, written
@@ -127,15 +127,15 @@ def test_a_compaction_that_passes_in_between_is_no_finding(log: GapLog, monkeypa
     channel = renewed(written(log, channel_with("a:1", bundles=4)), 7)
     written(log, channel)
     compacted(log, retain=KEPT)
-    look = facts_of_snapshot
+    look = compacted_snapshot_of
 
-    def late(audited: Log, *, check: Check) -> SnapshotFacts:
+    def late(audited: Log, *, check: Check) -> FoundSnapshot:
         monkeypatch.undo()
         written(log, renewed(channel, 20))
         compacted(log, retain=KEPT)
         return look(audited, check=check)
 
-    monkeypatch.setattr(audit, "facts_of_snapshot", late)
+    monkeypatch.setattr(audit, "compacted_snapshot_of", late)
     with pytest.raises(LogTruncated):
         verify(log)
     assert verify(log).in_order

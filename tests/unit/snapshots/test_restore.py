@@ -15,7 +15,7 @@ from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import ChannelIncomplete, CompactedSnapshotDamaged, ForeignLog, LogWentBack
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
-from equipoise.channel.snapshots.memory_snapshot_store import MemorySnapshotStore, SnapshotStorage
+from equipoise.channel.log.memory_log import MemorySnapshotStore, SnapshotStorage
 from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_marker, keys_of, view_of
 from tests.channels.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_snapshot, written
@@ -178,7 +178,7 @@ def test_a_copy_without_its_snapshot_is_refused(log: GapLog) -> None:
 
 def test_a_copy_is_found_behind_any_garbage(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much stands before the genesis of a copy, the log is none that can be folded from zero."""
-    monkeypatch.setattr("equipoise.channel.snapshots.whole.PEEK_ENTRIES", 2)
+    monkeypatch.setattr("equipoise.channel.snapshots.restore.PEEK_ENTRIES", 2)
     log.append([b"garbage"] * 5, timeout_ms=TIMEOUT_MS)
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)
