@@ -16,7 +16,6 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.system.deadline import Deadline
 
 RETRY_MS: Final = 50
@@ -31,21 +30,11 @@ def ignore(_folded: Folded) -> None:
     """Ignore the record."""
 
 
-def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
-    """Return a reader that has folded the log up to its current end, starting from its snapshot if it has one.
-
-    Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if the log belongs to another cluster than
-    `cluster`).
-    """
-    reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the snapshot of {log.name}"))
-    read_on(log, reader, deadline=deadline)
-    return reader
-
-
 def read_on(log: Log, reader: Reader, *, deadline: Deadline, listener: Listener = ignore) -> int:
     """Fold new records up to the log's current end, pass each to `listener`, and return the logical offset of the end.
 
-    The end may be a gap with no record at that offset; the view is complete up to it. Raises as `read_view` does.
+    The end may be a gap with no record at that offset; the view is complete up to it. Raises `DeadlineExceeded`, and what `Log.read` and
+    `Reader.feed` raise.
     """
     end = log.end()
     for entry in _entries(log, reader.position, end=end, deadline=deadline):
@@ -88,7 +77,7 @@ def propose(
     * If `make_record` raises, nothing is appended and the error is passed on.
     * `listener` gets every record that is folded on the way.
 
-    Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_view` and
+    Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_on` and
     `Log.append` raise.
     """
     author = author_now(log, reader, publisher=publisher, deadline=deadline, listener=listener)
@@ -96,7 +85,7 @@ def propose(
 
 
 def author_now(log: Log, reader: Reader, *, publisher: str, deadline: Deadline, listener: Listener = ignore) -> Author:
-    """Read to the end, and return the author of a proposal against the view. Raises as `read_view` does."""
+    """Read to the end, and return the author of a proposal against the view. Raises as `read_on` does."""
     as_of = read_on(log, reader, deadline=deadline, listener=listener)
     return Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000)
 

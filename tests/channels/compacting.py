@@ -9,6 +9,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
 from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest, restored
@@ -60,13 +61,18 @@ def fold(entries: Iterable[tuple[int, bytes]]) -> View:
     return view
 
 
-def restored_to_end(log: Log, *, own: View | None = None) -> View:
-    """What a reader that begins now comes to at the end of a log."""
+def reader_at_end(log: Log, *, own: View | None = None) -> Reader:
+    """A reader that begins now, at the end of a log."""
     reader = restored(log, own=own)
     while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
         for entry in entries:
             reader.feed(entry)
-    return reader.view
+    return reader
+
+
+def restored_to_end(log: Log, *, own: View | None = None) -> View:
+    """What a reader that begins now comes to at the end of a log."""
+    return reader_at_end(log, own=own).view
 
 
 def all_of(view: View) -> dict[str, object]:

@@ -17,9 +17,10 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import Listener, read_on, read_view
+from equipoise.channel.log.blocking_view import Listener, read_on
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
+from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in
 from tests.unit.cli.fabricated import (
     BY_THE_BOOK,
@@ -358,7 +359,7 @@ def test_a_refusal_is_noted_while_other_bundles_are_requested(log: str, monkeypa
     def submit(channel: Access, make_record: Callable[[View, propose.Author], AnyRecord], *, intent: Intent, listener: Listener) -> Folded:
         accepted = propose_once(channel, make_record, intent=intent, listener=listener)
         deadline = Deadline.after(timeout_ms=10_000)
-        reader = read_view(channel.log, deadline=deadline)
+        reader = reader_at_end(channel.log)
         while (left := reader.view.bundles[LEFT]).phase != "owned" or left.owner != reader.view.brokers["a"].incarnation:
             channel.log.wait(reader.position, timeout_ms=deadline.remaining_ms())
             read_on(channel.log, reader, deadline=deadline)

@@ -13,7 +13,6 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.errors import (
     DeadlineExceeded,
-    ForeignLog,
     LogStorageFull,
     LogUnavailable,
     LogWentBack,
@@ -23,14 +22,13 @@ from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import AnyRecord, Reason
-from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import entries_to_end, read_on, read_view
+from equipoise.channel.log.blocking_view import entries_to_end, read_on
 from equipoise.channel.log.blocking_view import propose as put
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
-from tests.channels.compacting import all_of, begin_copy, compacted
+from tests.channels.compacting import begin_copy, reader_at_end
 from tests.channels.folding import channel_with
 from tests.channels.troubled_log import TroubledLog
 
@@ -66,26 +64,10 @@ def limit(view: View, author: Author) -> AnyRecord:
     return propose.set_policy(author, view, name="limit", document={"by": author.publisher})
 
 
-def test_a_log_is_read_to_its_end() -> None:
-    """The reader has folded all that stands on the log, and holds the view that a fold of these records gives."""
-    channel = channel_with("a:1", "b:1", bundles=8)
-    log = MemoryLog(name=name())
-    log.append([data for _, data in channel.entries], timeout_ms=0)
-    assert to_bytes(channel.view) == to_bytes(read_view(log, cluster="test", deadline=soon()).view)
-
-
-def test_an_empty_log_gives_an_empty_view() -> None:
-    """Where nothing stands, the view has no genesis, and the end is offset 0."""
-    log = MemoryLog(name=name())
-    reader = read_view(log, deadline=soon())
-    assert reader.view.genesis is None
-    assert 0 == read_on(log, reader, deadline=soon())
-
-
 def test_a_reader_goes_on_where_it_was() -> None:
     """A second reading folds only what is new, and says the logical offset of the end."""
     log = begin_copy(MemoryLog(name=name()), channel_with("a:1"), base=1_000)
-    reader = read_view(log, deadline=soon())
+    reader = reader_at_end(log)
     log.append([b"garbage"], timeout_ms=0)
     assert 1_002 == read_on(log, reader, deadline=soon())
     assert 1_002 == reader.view.offset
@@ -115,8 +97,8 @@ def test_a_proposal_is_made_against_the_newest_view(scheme: str, tmp_path: Path)
     """The record is made after all has been read, appended, and its verdict read back; the reader has folded it."""
     url = f"sqlite:{tmp_path}/log.db" if scheme == "sqlite" else name()
     log, other = begun(open_log(url)), open_log(url)
-    reader = read_view(log, deadline=soon())
-    first = put(other, read_view(other, deadline=soon()), limit, publisher="admin:eve", deadline=soon())
+    reader = reader_at_end(log)
+    first = put(other, reader_at_end(other), limit, publisher="admin:eve", deadline=soon())
     second = put(log, reader, limit, publisher=OPS, deadline=soon())
     assert [(2, True), (3, True)] == [(folded.offset, folded.verdict.accepted) for folded in (first, second)]
     assert {"by": OPS} == reader.view.policies["limit"].document
@@ -128,7 +110,7 @@ def test_a_proposal_is_made_against_the_newest_view(scheme: str, tmp_path: Path)
 def test_a_rejection_is_a_result_and_may_be_tried_again() -> None:
     """A proposal that loses a race returns with the reason; made again, with the same reader, it is accepted."""
     log = begun(MemoryLog(name=name()))
-    reader = read_view(log, deadline=soon())
+    reader = reader_at_end(log)
 
     def too_slow(view: View, author: Author) -> AnyRecord:
         record = limit(view, author)
@@ -153,7 +135,7 @@ def test_an_admin_is_not_late_after_a_gap() -> None:
         return limit(view, author)
 
     log = begun(Skipping(name=name()))
-    put(log, read_view(log, deadline=soon()), remember, publisher=OPS, deadline=soon())
+    put(log, reader_at_end(log), remember, publisher=OPS, deadline=soon())
     assert [1_000_001] == [author.as_of for author in authors]
     assert authors[0].timestamp_ms > 0
 
@@ -166,7 +148,7 @@ def test_what_the_maker_raises_is_passed_on() -> None:
         raise KeyError(author.publisher, view.offset)
 
     with pytest.raises(KeyError):
-        put(log, read_view(log, deadline=soon()), decline, publisher=OPS, deadline=soon())
+        put(log, reader_at_end(log), decline, publisher=OPS, deadline=soon())
     assert 1 == log.end()
 
 
@@ -177,7 +159,7 @@ def test_an_append_that_failed_for_certain_raises(error: LogUnavailable | LogSto
     begun(log)
     log.append_error = error
     with pytest.raises(type(error)):
-        put(log, read_view(log, deadline=soon()), limit, publisher=OPS, deadline=soon())
+        put(log, reader_at_end(log), limit, publisher=OPS, deadline=soon())
 
 
 def test_doubt_is_resolved_by_reading_on() -> None:
@@ -185,7 +167,7 @@ def test_doubt_is_resolved_by_reading_on() -> None:
     log = TroubledLog(name=name())
     begun(log)
     log.append_error = DOUBTFUL
-    folded = put(log, read_view(log, deadline=soon()), limit, publisher=OPS, deadline=soon())
+    folded = put(log, reader_at_end(log), limit, publisher=OPS, deadline=soon())
     assert (2, True) == (folded.offset, folded.verdict.accepted)
 
 
@@ -196,7 +178,7 @@ def test_doubt_that_nothing_resolves_is_a_typed_result() -> None:
     log.append_error = DOUBTFUL
     log.keeps_what_is_in_doubt = False
     with pytest.raises(OutcomeUnknown, match="not read back within 20 ms") as caught:
-        put(log, read_view(log, deadline=soon()), limit, publisher=OPS, deadline=Deadline.after(timeout_ms=20))
+        put(log, reader_at_end(log), limit, publisher=OPS, deadline=Deadline.after(timeout_ms=20))
     assert (log.name, "limit") == (caught.value.log, caught.value.subject)
 
 
@@ -222,7 +204,7 @@ def test_a_short_outage_before_the_verdict_is_waited_out() -> None:
     """What was appended has a verdict: a log that cannot be read for a moment is read again."""
     log = Recovering(name=name(), outages=2)
     begun(log)
-    assert put(log, read_view(log, deadline=soon()), limit, publisher=OPS, deadline=soon()).verdict.accepted
+    assert put(log, reader_at_end(log), limit, publisher=OPS, deadline=soon()).verdict.accepted
     assert 2 == log.failures
 
 
@@ -231,38 +213,22 @@ def test_a_long_outage_before_the_verdict_leaves_it_unknown() -> None:
     log = Recovering(name=name(), outages=1_000_000)
     begun(log)
     with pytest.raises(OutcomeUnknown, match="it is away"):
-        put(log, read_view(log, deadline=soon()), limit, publisher=OPS, deadline=Deadline.after(timeout_ms=20))
+        put(log, reader_at_end(log), limit, publisher=OPS, deadline=Deadline.after(timeout_ms=20))
 
 
 def test_a_deadline_that_has_come_ends_the_reading() -> None:
     """Reading a log has its deadline too, and nothing is appended after it."""
     log = begun(MemoryLog(name=name()))
-    reader = read_view(log, deadline=soon())
+    reader = reader_at_end(log)
     with pytest.raises(DeadlineExceeded, match=f"reading {log.name} to its end"):
         put(log, reader, limit, publisher=OPS, deadline=past())
     assert 1 == log.end()
-
-
-def test_the_log_of_another_cluster_is_refused() -> None:
-    """Who names his cluster is told when the log is another's."""
-    with pytest.raises(ForeignLog):
-        read_view(begun(MemoryLog(name=name())), cluster="mine", deadline=soon())
-
-
-def test_a_compacted_log_is_read_from_its_snapshot() -> None:
-    """A log whose beginning has been compacted gives the view of all that ever stood on it."""
-    channel = channel_with("a:1", "b:1", bundles=8)
-    log = MemoryLog(name=name())
-    log.append([data for _, data in channel.entries], timeout_ms=0)
-    compacted(log)
-    assert log.end() < log.start()
-    assert all_of(channel.view) == all_of(read_view(log, cluster="test", deadline=soon()).view)
 
 
 def test_a_log_that_went_back_is_found() -> None:
     """A reader that is ahead of the log is told, even though there is nothing to read."""
     longer, shorter = begun(MemoryLog(name=name())), begun(MemoryLog(name=name()))
     longer.append([b"a", b"b"], timeout_ms=0)
-    reader: Reader = read_view(longer, deadline=soon())
+    reader: Reader = reader_at_end(longer)
     with pytest.raises(LogWentBack):
         read_on(shorter, reader, deadline=soon())

@@ -15,9 +15,9 @@ from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
 from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
-from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
+from tests.channels.compacting import reader_at_end
 from tests.channels.folding import Channel, joined
 from tests.unit.cli.scripted_broker import Broker, Script, answering, closed_port
 
@@ -71,7 +71,7 @@ def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[
             channel.accept(record)
         log = MemoryLog(name=f"memory:asking-{next(numbers)}")
         log.append([data for _, data in channel.entries], timeout_ms=0)
-        reader = read_view(log, deadline=Deadline.after(timeout_ms=PATIENCE_MS))
+        reader = reader_at_end(log)
         yield Access(log=log, reader=reader, publisher="admin:erin", deadline=Deadline.after(timeout_ms=timeout_ms)), brokers
 
 

@@ -26,10 +26,10 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Genesis, PolicyRecord, Reason
 from equipoise.channel.core.view import View
-from equipoise.channel.log.blocking_view import read_view
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.compacted import compact
+from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
 
 numbers = itertools.count()
@@ -61,7 +61,7 @@ def access_to(channel: Channel, *, timeout_ms: int = 5_000) -> tuple[Access, Cro
     log = Crowded(name=f"memory:crowded-{next(numbers)}")
     log.append([data for _, data in channel.entries], timeout_ms=0)
     deadline = Deadline.after(timeout_ms=timeout_ms)
-    return Access(log=log, reader=read_view(log, deadline=deadline), publisher="admin:erin", deadline=deadline), log
+    return Access(log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline), log
 
 
 def begun() -> Channel:
@@ -173,7 +173,7 @@ def owned_by_a(log: MemoryLog, *, bundles: int) -> tuple[Access, Channel]:
         channel.own("a", bundle.low)
     log.append([data for _, data in channel.entries], timeout_ms=0)
     deadline = Deadline.after(timeout_ms=10_000)
-    return Access(log=log, reader=read_view(log, deadline=deadline), publisher="admin:erin", deadline=deadline), channel
+    return Access(log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline), channel
 
 
 @pytest.mark.parametrize("is_deletion", [False, True])
