@@ -115,7 +115,7 @@ def copy(
         raise LogClosed(log=source.name, offset=copier.view.offset)
     if copier.view.genesis is None:
         raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
-    if closing is None and found != _NOTHING:  # Not the rest of this copy, because the source is still open.
+    if closing is None and found != NOTHING:  # Not the rest of this copy, because the source is still open.
         raise _other_copy(target)
     if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
         raise _copied_elsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
@@ -124,14 +124,14 @@ def copy(
         target = name_target()
         compacted_snapshot = _claimed(target, deadline)
     if closing is None:
-        if _found(target, compacted_snapshot, deadline) != _NOTHING:
+        if _found(target, compacted_snapshot, deadline) != NOTHING:
             raise _begun_meanwhile(target)
         closing = copier.close(target)
     view = copier.view
     view.go_on_above(view.offset, level=closing.level, level_last=closing.level_last)
     if not found.is_of(view):
         raise _other_copy(target)
-    _begin_above(target, compacted_snapshot, view, found, deadline)  # 5., 6.
+    begin_above(target, compacted_snapshot, view, found=found, deadline=deadline)  # 5., 6.
     return Copied(
         cluster=view.cluster or "",
         base=view.base,
@@ -144,7 +144,7 @@ def copy(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class Found:
     """The content of a target: its first entry and its snapshot. With either it is a copy, finished or not."""
 
     first: Entry | None = None
@@ -159,7 +159,7 @@ class _Found:
         return not isinstance(genesis, Genesis) or copied == (genesis.cluster, genesis.base, genesis.level)
 
 
-_NOTHING: Final = _Found()
+NOTHING: Final = Found()
 
 
 def not_empty(log: str, problem: str) -> CallerError:
@@ -182,7 +182,7 @@ def _begun_meanwhile(target: Log) -> CallerError:
 def empty_target(target: Log, *, deadline: Deadline) -> SnapshotStore:
     """Return the claimed snapshot of `target`. Raises `CallerError` if log or snapshot hold anything, and what the ports raise."""
     compacted_snapshot = _claimed(target, deadline)
-    if _found(target, compacted_snapshot, deadline) != _NOTHING:
+    if _found(target, compacted_snapshot, deadline) != NOTHING:
         raise not_empty(target.name, "it has records already, or the snapshot of a copy")
     return compacted_snapshot
 
@@ -193,16 +193,11 @@ def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
     return compacted_snapshot
 
 
-def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, deadline: Deadline) -> None:
-    """Start the empty log `target` with `view`, whose offset is its base.
+def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, found: Found = NOTHING, deadline: Deadline) -> None:
+    """Start the log `target`, on which `found` is done already, with `view`, whose offset is its base.
 
     Raises `CallerError` if somebody else began it meanwhile, and what the ports raise.
     """
-    _begin_above(target, compacted_snapshot, view, _NOTHING, deadline)
-
-
-def _begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, found: _Found, deadline: Deadline) -> None:
-    """As `begin_above`, for a target on which part of it may be done."""
     assert view.offset == view.base, "a log goes on above a view that was made for it"
     assert view.cluster is not None, "a view without a genesis is none of a channel"
     first = found.first or _with_genesis(target, view, view.cluster, deadline)
@@ -228,7 +223,7 @@ def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> 
     return first
 
 
-def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> _Found:
+def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> Found:
     """Return the content of a target. Raises `CallerError` if it cannot be an unfinished or new copy."""
     if target.start() != FIRST_OFFSET:
         raise not_empty(target.name, "it has records already")
@@ -243,7 +238,7 @@ def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -
             raise not_empty(target.name, "it has a snapshot already")
     except CompactedSnapshotDamaged as error:
         raise not_empty(target.name, f"it has a snapshot already, which cannot be used: {error.problem}") from error
-    return _Found(first=first, image=image)
+    return Found(first=first, image=image)
 
 
 class _Copier:

@@ -90,10 +90,15 @@ _TROUBLES: Final[Mapping[int, Trouble]] = {
         Trouble.DENIED,
     ),
     **dict.fromkeys(
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID, KafkaError.INCONSISTENT_TOPIC_ID),
+        (
+            KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+            KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError.UNKNOWN_TOPIC_ID,
+            KafkaError.INCONSISTENT_TOPIC_ID,
+        ),
         Trouble.NO_TOPIC,
     ),
-    **dict.fromkeys((KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION), Trouble.NO_TOPIC),  # noqa: SLF001
     **dict.fromkeys(
         (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE),  # noqa: SLF001
         Trouble.OUT_OF_RANGE,
@@ -197,10 +202,10 @@ class Clients:
         """Return a producer to a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
         return PartitionProducer(self, self._made(Producer, _PRODUCING), topic, partition=partition)
 
-    def transactions(self, topic: str, *, transactional_id: str) -> TransactionalProducer:
-        """Return a producer of transactions, one at a time per `transactional_id`. Raises `InvalidKafkaSetting`."""
+    def transactions(self, topic: str) -> TransactionalProducer:
+        """Return a producer of transactions, one at a time per topic. Raises `InvalidKafkaSetting`."""
         # A short linger packs thousands of rows into few requests.
-        options = {**_PRODUCING, "linger.ms": 5, "transactional.id": transactional_id}
+        options = {**_PRODUCING, "linger.ms": 5, "transactional.id": topic}
         return TransactionalProducer(self, self._made(Producer, options), topic)
 
     def _made(self, kind: Callable[..., Answer], options: Mapping[str, object]) -> Answer:

@@ -52,7 +52,7 @@ class KafkaSnapshotStore:
         self.close()
         try:
             self._look(create=True, deadline=deadline)
-            self._producer = self._clients.transactions(self._topic, transactional_id=self._topic)
+            self._producer = self._clients.transactions(self._topic)
             self._producer.claim(timeout_ms=max(1, deadline.remaining_ms()))
         except KafkaFailed as failed:
             raise failed.as_error(log=self._log, in_doubt=False) from failed

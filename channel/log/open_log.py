@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +21,13 @@ from equipoise.channel.sqlite.storage import Synchronous
 _SYNCHRONOUS: Final = {"synchronous=full": Synchronous.FULL, "synchronous=normal": Synchronous.NORMAL, "": Synchronous.FULL}
 
 
-def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None = None, name: str | None = None) -> Log:
+def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
     """Return a new handle on the log at `url`.
 
     * `sqlite:PATH` is one file for all processes of one machine. PATH ends at the first `?`; a relative path starts in the working folder.
       `?synchronous=normal` makes appends several times cheaper, but a power failure may undo the newest ones (see `Synchronous`).
     * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition. A missing topic is created with the settings that it needs and
-      `?replication=COPIES`. `kafka` holds further client settings in librdkafka's names, such as TLS and SASL; default: `kafka_settings()`.
+      `?replication=COPIES`. `kafka_settings` holds further settings of the client, such as TLS and SASL.
     * `memory:NAME` is shared by the threads of this process and lives while a handle is open.
 
     `name` replaces the URL in messages, for a log file that is built under a temporary name. Without `create`, a missing file or topic is
@@ -54,12 +54,12 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
             )
         return SqliteLog(path, name=name or url, synchronous=_SYNCHRONOUS[options], create=create)
     if scheme == "kafka":
-        return _open_kafka_log(url, create=create, settings=kafka_settings() if kafka is None else checked(kafka))
+        return _open_kafka_log(url, create=create)
     problem = f"unknown kind {scheme!r}" if colon else "it must begin with the kind of the log and a colon"
     raise invalid_log_url(url=url, problem=problem)
 
 
-def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> Log:
+def _open_kafka_log(url: str, *, create: bool) -> Log:
     address = address_of(url)
     try:
         from equipoise.channel.kafka.log import KafkaLog  # noqa: PLC0415 - its client comes with an extra
@@ -67,11 +67,11 @@ def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> L
         if error.name != "confluent_kafka":
             raise
         raise missing_extra(what=f"the log {url}", extra="kafka") from error
-    return KafkaLog(address, name=url, settings=settings, create=create)
+    return KafkaLog(address, name=url, settings=kafka_settings(), create=create)
 
 
 def kafka_settings() -> dict[str, str]:
-    """Return this process's Kafka client settings, from a file and from the environment. The environment takes precedence.
+    """Return this process's Kafka client settings (librdkafka's names), from a file and from the environment, which takes precedence.
 
     Raises `InvalidKafkaSetting`.
     """

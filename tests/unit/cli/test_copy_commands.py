@@ -169,7 +169,7 @@ def test_an_interrupted_copy_is_finished_with_again(log: str, tmp_path: Path, mo
     """The log is closed for that target by then."""
     to = f"sqlite:{tmp_path}/two.db"
     with monkeypatch.context() as dying:
-        dying.setattr("equipoise.compaction.copying._begin_above", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        dying.setattr("equipoise.compaction.copying.begin_above", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         assert 4 == run("channel", "copy", log, to).exit_code
     assert {"channel.db", "two.db"} == names(tmp_path)
     assert 4 == run("bundles", "list", log=log).exit_code
