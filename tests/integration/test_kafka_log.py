@@ -28,6 +28,7 @@ from equipoise.channel.core.errors import (
 from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
+from equipoise.channel.kafka.settings import CONFIG_VARIABLE, as_text
 from equipoise.channel.kafka.tail import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_snapshot
 from equipoise.channel.log.open_log import open_log
@@ -53,6 +54,12 @@ def entries(log: Log, position: int) -> list[Entry]:
         found += read
         position = read[-1].offset + 1
     return found
+
+
+def opened_with(url: str, settings: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Log:
+    """A log, opened by a process with these settings of Kafka's client."""
+    monkeypatch.setenv(CONFIG_VARIABLE, as_text(settings))
+    return open_log(url)
 
 
 def until(work: Callable[[], object]) -> object:
@@ -253,14 +260,14 @@ def test_an_address_where_nobody_is_fails_in_time(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began_s < DEADLINE_S
 
 
-def test_settings_that_do_not_exist_are_named(kafka: Kafka) -> None:
+def test_settings_that_do_not_exist_are_named(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """A setting that Kafka's client does not have, or a value that it does not take, is told by its name and without secrets."""
     url = f"kafka://{kafka.address}/{kafka.topic('settings')}"
     with pytest.raises(InvalidKafkaSetting, match=r"sasl\.pasword") as caught:
-        open_log(url, kafka={"sasl.pasword": "hidden"})
+        opened_with(url, {"sasl.pasword": "hidden"}, monkeypatch)
     assert "hidden" not in str(caught.value)
     with pytest.raises(InvalidKafkaSetting, match=r"security\.protocol"):
-        open_log(url, kafka={"security.protocol": "SASL"})
+        opened_with(url, {"security.protocol": "SASL"}, monkeypatch)
 
 
 _PLAIN: Final = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -281,17 +288,17 @@ def test_a_secured_kafka_lets_in_whoever_may(tmp_path: Path, monkeypatch: pytest
     with or_skipped(), local_kafka(tmp_path, extra=secured("right")) as cluster:
         url = f"kafka://{cluster.address}/secured"
         settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": "right"}
-        with closing(open_log(url, kafka=settings)) as log:
+        with closing(opened_with(url, settings, monkeypatch)) as log:
             log.append([b"a"], timeout_ms=TIMEOUT_MS)
             assert [(1, b"a")] == entries(log, 1)
         with pytest.raises(LogAccessDenied, match="Invalid username or password") as caught:
-            open_log(url, kafka={**settings, "sasl.password": "hidden"})
+            opened_with(url, {**settings, "sasl.password": "hidden"}, monkeypatch)
         assert "hidden" not in str(caught.value)
         with pytest.raises(LogAccessDenied, match="broker's supported mechanisms: PLAIN"):
-            open_log(url, kafka={**settings, "sasl.mechanism": "SCRAM-SHA-256"})
+            opened_with(url, {**settings, "sasl.mechanism": "SCRAM-SHA-256"}, monkeypatch)
         monkeypatch.setattr(kafka_log, "OPEN_MS_MAX", 2_000)
         with pytest.raises(LogUnavailable):
-            open_log(url, kafka={})
+            opened_with(url, {}, monkeypatch)
 
 
 def test_a_login_that_is_refused_for_a_while_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +306,7 @@ def test_a_login_that_is_refused_for_a_while_is_an_outage(tmp_path: Path, monkey
     monkeypatch.setattr(kafka_log, "LOOK_MS", 0)
     with or_skipped(), local_kafka(tmp_path, extra=secured("right")) as cluster:
         settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": "right"}
-        with closing(open_log(f"kafka://{cluster.address}/secured", kafka=settings)) as log:
+        with closing(opened_with(f"kafka://{cluster.address}/secured", settings, monkeypatch)) as log:
             log.append([b"a"], timeout_ms=TIMEOUT_MS)
             cluster.stop()
             Cluster.lay_out(tmp_path, extra=secured("other"))

@@ -18,7 +18,6 @@ from equipoise.channel.core.ranges import (
     bundle_contains,
     bundle_name,
     check_broker_id,
-    check_cuts,
     check_namespace,
     even_boundaries,
     key_hash,
@@ -121,11 +120,6 @@ def test_points_at_the_edges_lie_in_the_bundle_of_pulsar(case: BoundsCase) -> No
 def test_domain_and_partition_are_hashed_too(topic: str, point: int) -> None:
     """The whole name is hashed, domain and partition suffix included."""
     assert point == topic_hash(topic)
-
-
-def test_the_topic_that_pulsar_cannot_find_has_a_bundle() -> None:
-    """A topic that hashes to the very end of the space lies in the last bundle."""
-    assert ["0xc0000000_0xffffffff"] == holders(4, topic_hash(TOPIC_AT_HASH_MAX))
 
 
 def test_a_key_is_hashed_like_a_topic_and_no_key_breaks_it() -> None:
@@ -291,28 +285,3 @@ def test_an_error_repeats_a_long_name_in_part() -> None:
         check_namespace("start-" + "x" * 1_000_000)
     assert "start-xxx" in str(caught.value)
     assert len(str(caught.value)) < 1_000
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "point", "inside"),
-    [
-        (0, 10, 0, True),
-        (0, 10, 9, True),
-        (0, 10, 10, False),
-        (10, HASH_MAX, 9, False),
-        (10, HASH_MAX, HASH_MAX, True),
-        (0, HASH_MAX - 1, HASH_MAX - 1, False),
-        (0, HASH_MAX - 1, HASH_MAX, False),
-        (0, HASH_MAX, HASH_MAX + 1, False),
-    ],
-)
-def test_a_range_holds_its_low_end_and_only_the_last_its_high_end(low: int, high: int, point: int, inside: bool) -> None:
-    """The high end belongs to the next bundle, but where there is none."""
-    assert inside == bundle_contains(low, high, point)
-
-
-@pytest.mark.parametrize(("low", "high", "cuts"), [(10, 20, (10,)), (10, 20, (20,)), (10, 20, (15, 15)), (2**31, HASH_MAX, (HASH_MAX,))])
-def test_an_error_about_cuts_names_the_range(low: int, high: int, cuts: tuple[int, ...]) -> None:
-    """A cut on an end, even on that of the hash space, would leave an empty child. Two equal cuts would, too."""
-    with pytest.raises(CallerError, match=f"0x{low:08x}_0x{high:08x}"):
-        check_cuts(low, high, cuts)

@@ -13,15 +13,6 @@ from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
 BOUNDARIES = (0, 1, 7, MIDDLE, HASH_MAX)
 
 
-def test_a_point_is_in_the_bundle_whose_range_holds_it() -> None:
-    """Low ends are included, high ends are not, and the end of the hash space belongs to the last bundle."""
-    channel = channel_with("a")
-    channel.create(BOUNDARIES, namespace="t/n")
-    points = {0: 0, 1: 1, 6: 1, 7: 7, MIDDLE - 1: 7, MIDDLE: MIDDLE, HASH_MAX - 1: MIDDLE, HASH_MAX: MIDDLE}
-    assert points == {point: channel.bundle(point, namespace="t/n").low for point in points}
-    assert all(channel.bundle(point, namespace="t/n").contains(point) for point in points)
-
-
 def test_a_namespace_that_is_not_there_has_no_bundles() -> None:
     """No lookup and no list of it, and no error."""
     assert View().bundle_at(NAMESPACE, 0) is None
@@ -82,18 +73,6 @@ def test_a_bundle_tells_who_serves_it(phase: Phase) -> None:
     channel = channel_in(phase)
     by = SERVED_BY[phase]
     assert (None if by is None else channel.incarnation(by)) == channel.bundle().server
-
-
-@pytest.mark.parametrize("phase", SERVED_BY)
-def test_a_bundle_is_held_by_those_that_it_names(phase: Phase) -> None:
-    """The index of holders and the one of what is unsettled follow the phase."""
-    channel = channel_in(phase)
-    bundle = channel.bundle()
-    for broker in ("owner", "source"):
-        incarnation = channel.incarnation(broker)
-        held = [bundle] if incarnation in (bundle.owner, bundle.source) else []
-        assert (held, len(held)) == (channel.view.held_by(incarnation), channel.view.held_count(incarnation))
-    assert ([] if phase == "owned" else [bundle]) == channel.view.unsettled()
 
 
 def test_the_bundles_of_a_namespace_are_counted() -> None:
