@@ -21,7 +21,6 @@ from tests.channels.compacting import (
     TIMEOUT_MS,
     all_of,
     all_rows,
-    begin_copy,
     compacted,
     image_of,
     in_an_hour,
@@ -30,7 +29,7 @@ from tests.channels.compacting import (
     write_snapshot,
     written,
 )
-from tests.channels.folding import Channel, channel_in, channel_with
+from tests.channels.folding import Channel, channel_with
 from tests.channels.gap_log import GapLog
 
 ONE_OFFSET = Retention(unit="offsets", amount=1)
@@ -325,17 +324,6 @@ def test_an_end_in_a_gap_is_an_end(log: GapLog) -> None:
     assert (3, 4, 50_000) == (done.horizon, done.start, done.end)
     log.put((50_001, channel.entries[0][1]))
     assert 50_001 == restored_to_end(log).offset
-
-
-def test_a_copy_is_compacted_like_any_log(log: GapLog) -> None:
-    """A log that goes on above another one's end is compacted to the view that it comes to, and not to less."""
-    channel = channel_in("owned")
-    begin_copy(log, channel, base=1_000)
-    before = restored_to_end(log)
-    done = compacted(log)
-    assert (1_001, 2, 2) == (done.horizon, done.start, log.start())
-    assert all_of(before) == all_of(restored_to_end(log))
-    assert all_rows(before) == image_of(log).rows
 
 
 def test_a_check_ends_it(log: GapLog) -> None:

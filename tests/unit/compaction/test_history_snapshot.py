@@ -18,7 +18,7 @@ from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.channels.compacting import TIMEOUT_MS, compacted, digests_of, fold, renewed, told_by, untold, write_snapshot, written
+from tests.channels.compacting import TIMEOUT_MS, compacted, fold, renewed, told_by, untold, write_snapshot, written
 from tests.channels.folding import Channel, channel_with
 from tests.channels.gap_log import GapLog
 from tests.unit.sqlite.sqlite_files import edit, open_at
@@ -47,16 +47,6 @@ def history_position(log: GapLog) -> int | None:
     """Where the history snapshot is; None if there is none that can be used."""
     marker = history_snapshot_of(log).marker
     return None if marker is None else marker.position
-
-
-def test_what_is_kept_can_be_told(log: GapLog, channel: Channel) -> None:
-    """After each compaction the log begins at the history snapshot, and each of the views that it leads to is that of a fold from zero."""
-    for end in (10, 13, 21):
-        written(log, renewed(channel, end - channel.view.offset))
-        compacted(log, retain=KEPT)
-        assert end - 4 == log.start() == history_position(log)
-        expected = {offset: digest for offset, digest in digests_of(channel.entries).items() if offset >= end - 5}
-        assert expected == told_by(log)
 
 
 def test_where_zero_or_the_snapshot_tells_all_there_is_no_history(log: GapLog, channel: Channel) -> None:

@@ -12,7 +12,7 @@ from equipoise.channel.core.errors import BegunAbove, ForeignLog, LevelTooNew, L
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.records import Joined, Reason, Unreadable
+from equipoise.channel.core.records import Joined, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View
 from tests.channels.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
@@ -124,13 +124,6 @@ def test_the_log_of_another_cluster_is_refused() -> None:
         Reader(log="memory:x", cluster="ours", view=channel_with("a").view)
 
 
-def test_another_clusters_genesis_inside_the_log_is_only_rejected() -> None:
-    """Who may append may append nonsense; it stops nobody."""
-    reader = Reader(log="memory:x", cluster=CLUSTER)
-    reader.feed(Entry(1, genesis()))
-    assert Reason.FOREIGN_GENESIS == reader.feed(Entry(2, genesis(cluster="other"))).verdict.reason
-
-
 def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
     """The record that raises the level is the last that is folded, also after a restart from a snapshot."""
     channel = Channel()
@@ -148,22 +141,3 @@ def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
     assert raised == reader.view.offset
     with pytest.raises(LevelTooNew):
         Reader(log="memory:x", view=reader.view)
-
-
-def test_a_level_that_was_refused_stops_nobody() -> None:
-    """A rejected `level` record is as any other rejected record."""
-    channel = channel_with("a")
-    reader = Reader(log="memory:x")
-    channel.put(raise_level(channel.admin(), channel.view, level=2))
-    verdicts = [reader.feed(entry).verdict for entry in entries(channel)]
-    assert Reason.LEVEL == verdicts[-1].reason
-
-
-def test_garbage_is_folded_as_a_rejection() -> None:
-    """Bytes that are no record stop nobody, and are told."""
-    channel = channel_with("a")
-    channel.put_bytes(b"\x00garbage")
-    reader = Reader(log="memory:x")
-    last = [reader.feed(entry) for entry in entries(channel)][-1]
-    assert isinstance(last.record, Unreadable)
-    assert Reason.MALFORMED == last.verdict.reason

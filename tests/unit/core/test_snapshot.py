@@ -12,7 +12,6 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.view import View
 from tests.channels.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 from tests.channels.model import facts_of
 
@@ -47,28 +46,6 @@ def test_a_view_comes_back_as_it_was() -> None:
     assert view.digest() == again.digest()
     assert to_bytes(view) == to_bytes(again)
     assert [list(getattr(view, name)) for name in FIELDS[7:]] == [list(getattr(again, name)) for name in FIELDS[7:]]
-
-
-def test_the_digest_that_a_renewal_must_say_comes_back() -> None:
-    """A reader that restarted judges the next renewal as one that did not."""
-    channel = crowded()
-    renewal = propose.renewed(channel.author("owner"), channel.broker("owner"))
-    channel.view = from_bytes(to_bytes(channel.view))
-    assert not channel.put(renewal).diverged
-
-
-def test_an_empty_view_comes_back() -> None:
-    """Before the first record there is nothing to lose."""
-    assert to_bytes(View()) == to_bytes(from_bytes(to_bytes(View())))
-
-
-def test_a_view_shares_nothing_with_the_one_it_came_from() -> None:
-    """What the one folds the other does not see."""
-    channel = crowded()
-    before = to_bytes(channel.view)
-    again = from_bytes(before)
-    channel.accept(propose.renewed(channel.author("owner"), channel.broker("owner")))
-    assert before == to_bytes(again)
 
 
 def sealed(body: bytes) -> bytes:

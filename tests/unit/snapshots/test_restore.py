@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import ChannelIncomplete, CompactedSnapshotDamaged, ForeignLog, LogWentBack
-from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
 from equipoise.channel.log.memory_log import MemorySnapshotStore, SnapshotStorage
 from equipoise.channel.snapshots.restore import earliest, restored
@@ -40,13 +39,6 @@ def spoil(log: GapLog, key: str = "") -> None:
     log.compacted_snapshot().replace([SnapshotRow(key, spoiled)] if key else [], image.marker if key else spoiled, timeout_ms=TIMEOUT_MS)
 
 
-def test_a_new_log_is_read_from_its_beginning(log: GapLog) -> None:
-    """Without snapshot and without snapshot a reader begins at the first record, and wants it next."""
-    written(log, channel_with("a:1"))
-    reader = restored(log)
-    assert (-1, 1) == (reader.view.offset, reader.position)
-
-
 def test_a_snapshot_saves_the_fold(log: GapLog) -> None:
     """With a snapshot a reader begins after its horizon, also while the log still has its beginning."""
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
@@ -56,25 +48,6 @@ def test_a_snapshot_saves_the_fold(log: GapLog) -> None:
     reader = restored(log)
     assert log.end() - 1 == reader.position
     assert all_of(channel.view) == all_of(restored_to_end(log))
-
-
-def test_ones_own_snapshot_comes_first(log: GapLog) -> None:
-    """A view of one's own goes on where it is, as long as the log has that position."""
-    channel = written(log, channel_with("a:1"))
-    own = from_bytes(to_bytes(channel.view))
-    compacted(log)
-    assert own is restored(log, own=own).view
-
-
-def test_a_snapshot_that_was_cut_off_gives_way(log: GapLog) -> None:
-    """Where the log no longer has the position of one's own view, the snapshot goes on."""
-    channel = written(log, channel_with("a:1"))
-    own = from_bytes(to_bytes(channel.view))
-    channel.create(namespace="t/more")
-    written(log, channel)
-    compacted(log)
-    assert own is not restored(log, own=own).view
-    assert all_of(channel.view) == all_of(restored_to_end(log, own=own))
 
 
 def test_a_snapshot_ahead_of_the_log_is_not_hidden(log: GapLog) -> None:
@@ -178,7 +151,7 @@ def test_a_copy_without_its_snapshot_is_refused(log: GapLog) -> None:
 
 def test_a_copy_is_found_behind_any_garbage(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much stands before the genesis of a copy, the log is none that can be folded from zero."""
-    monkeypatch.setattr("equipoise.channel.snapshots.restore.PEEK_ENTRIES", 2)
+    monkeypatch.setattr("equipoise.channel.snapshots.whole.PEEK_ENTRIES", 2)
     log.append([b"garbage"] * 5, timeout_ms=TIMEOUT_MS)
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)
@@ -251,18 +224,6 @@ def test_a_snapshot_is_read_again_a_few_times(log: GapLog, times: int, monkeypat
         with pytest.raises(ChannelIncomplete, match="its marker has digest"):
             restored(log)
     assert min(times + 1, LOADS_MAX) == compacted_snapshot.loads
-
-
-def test_a_check_ends_it(log: GapLog) -> None:
-    """What `check` raises leaves a restoring that takes too long."""
-    written(log, channel_with("a:1"))
-    compacted(log)
-
-    def too_late() -> None:
-        raise TimeoutError
-
-    with pytest.raises(TimeoutError):
-        restored(log, check=too_late)
 
 
 def crowded() -> CompactedSnapshot:

@@ -102,27 +102,6 @@ def test_entries_of_an_older_process_count_as_new(path: Path, monkeypatch: pytes
     log.close()
 
 
-def test_two_that_bring_a_file_up_at_once(path: Path) -> None:
-    """Who finds a file brought up by another one, between its look and its lock, leaves it so."""
-    make_of_format_1(path)
-    first, second = open_at(path), open_at(path)
-    assert [(201,), (202,)] == [tuple(append(first, b"a")), tuple(append(second, b"b"))]
-    first.close()
-    second.close()
-
-
-def test_an_older_file_gets_a_snapshot(path: Path) -> None:
-    """A file that was brought up has a snapshot like any other."""
-    make_of_format_1(path)
-    log = open_at(path)
-    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
-    log.compacted_snapshot().replace([SnapshotRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
-    image = log.compacted_snapshot().load()
-    assert image is not None
-    assert {"a": b"1"} == image.rows
-    log.close()
-
-
 def test_a_file_gets_a_history_when_that_is_first_claimed(path: Path) -> None:
     """Reading a history snapshot leaves the file format as it is; a claim raises it to a format that all can open."""
     make(path, b"a")
@@ -151,19 +130,6 @@ def test_a_file_with_a_history_is_opened_after_a_restart(path: Path, tmp_path: P
     log = SqliteLog(str(path), name="a log", boot_id=tmp_path / "boot")
     assert 1 + SKIP_AFTER_RESTART == log.end()
     assert FORMAT_WITH_HISTORY == format_of(path)
-    log.close()
-
-
-def test_time_never_falls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back does not put newer entries before older ones."""
-    now_ms = time.time_ns() // 1_000_000 + 10_000
-    times_ms = iter((now_ms, now_ms - 5_000, now_ms + 5_000))
-    log = open_at(path)
-    monkeypatch.setattr(time, "time_ns", lambda: next(times_ms) * 1_000_000)
-    for record in (b"a", b"b", b"c"):
-        append(log, record)
-    monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
-    assert [1, 1, 3] == [log.position_at(time_ms) for time_ms in (now_ms - 5_000, now_ms, now_ms + 1)]
     log.close()
 
 

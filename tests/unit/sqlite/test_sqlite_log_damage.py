@@ -86,14 +86,6 @@ def test_a_file_that_is_not_a_log_is_refused_and_left_alone(path: Path, damage: 
     assert before == path.read_bytes()
 
 
-@pytest.mark.parametrize("content", [b"", None], ids=["empty", "missing"])
-def test_an_empty_file_becomes_a_log(path: Path, content: bytes | None) -> None:
-    """A file that is missing, or was made empty ahead of its use, becomes a log."""
-    if content is not None:
-        path.write_bytes(content)
-    assert [FIRST_OFFSET] == make(path, b"a")
-
-
 def test_a_changed_byte_is_found_where_it_is(path: Path) -> None:
     """One byte that changed on the disk within a record is found when that record is read, and only then."""
     offsets = make(path, b"first", b"the second one", b"third")

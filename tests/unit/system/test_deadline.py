@@ -17,13 +17,6 @@ def past() -> Deadline:
     return Deadline(started_ns=time.monotonic_ns() - 60_000_000_000, timeout_ms=7)
 
 
-def test_what_is_left_shrinks_to_nothing() -> None:
-    """What remains is never more than was given, and nothing once the deadline has come."""
-    deadline = Deadline.after(timeout_ms=60_000)
-    assert 0 < deadline.remaining_ms() <= 60_000
-    assert 0 == past().remaining_ms()
-
-
 def test_the_last_millisecond_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too early."""
     monkeypatch.setattr("equipoise.channel.system.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999))
