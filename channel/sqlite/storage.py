@@ -270,7 +270,7 @@ class SqliteStorage:
         """
         match _primary_code(error):
             case None if isinstance(error, UnicodeDecodeError):
-                return LogDamaged(log=self.name, problem="SQLite quotes from it what is no text")
+                return LogDamaged(log=self.name, problem="its schema holds text that is not UTF-8")
             case None:
                 return Bug(f"the log {self.name} was misused: {error}; please report it")
             case sqlite3.SQLITE_FULL:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 
@@ -25,14 +24,6 @@ def entries_of(log: Log) -> list[Entry]:
         entries += found
         position = found[-1].offset + 1
     return entries
-
-
-def view_of_log(log: Log) -> View:
-    """What the log comes to for a broker that starts on it."""
-    reader = restored(log)
-    for entry in log.read(reader.position, limit=READ_ENTRIES_MAX):
-        reader.feed(entry)
-    return reader.view
 
 
 def cut_off(log: Log, *, horizon: int, below: int) -> View:

@@ -1,8 +1,4 @@
-"""Every adapter of `Log`, for the suites that ask the same of each.
-
-The suites are tests/contract/test_log_contract.py and test_snapshot_store_contract.py.
-May live here: how each is opened, and made anew. What is asked of them is the suites' business.
-"""
+"""Every adapter of `Log`, for the suites that ask the same of each: test_log_contract.py and test_snapshot_store_contract.py."""
 
 from __future__ import annotations
 

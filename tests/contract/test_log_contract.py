@@ -423,7 +423,7 @@ def take_step(step: Step, log: Log, dumb: DumbLog) -> None:
 @pytest.mark.parametrize("adapter", ADAPTERS[:2], ids=lambda adapter: adapter.id)
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=25))
-def test_a_log_does_what_its_dumb_twin_does(adapter: Adapter, steps: list[Step]) -> None:
+def test_a_log_does_what_its_model_does(adapter: Adapter, steps: list[Step]) -> None:
     """Any sequence of appends, reads, truncations and reopenings has the outcome that two lists would have."""
     with tempfile.TemporaryDirectory() as folder:
         handles = Handles(adapter, Path(folder))

@@ -28,8 +28,8 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import copy
 from equipoise.compaction.exporting import exported
 from equipoise.compaction.retention import Retention
-from tests.channels.carried import TIMEOUT_MS, cut_off, view_of_log
-from tests.channels.compacting import compacted
+from tests.channels.carried import TIMEOUT_MS, cut_off
+from tests.channels.compacting import compacted, restored_to_end
 from tests.channels.folding import joined
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
@@ -105,7 +105,7 @@ def record() -> None:
         with closing(SqliteLog(f"{folder}/new.db", name="sqlite:new.db")) as new:
             copy(logs["closed_for"], new, publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
         compacted(logs["floored"], retain=Retention(unit="offsets", amount=len(entries) // 2))
-        go_on(logs["copied"], view_of_log(logs["copied"]))
+        go_on(logs["copied"], restored_to_end(logs["copied"]))
         for log in logs.values():
             log.close()
         for name, path in paths.items():

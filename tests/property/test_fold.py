@@ -162,7 +162,7 @@ def steps(walk: Walk, length: int) -> Iterator[tuple[int, AnyRecord | Unreadable
 
 @settings(max_examples=60, deadline=None)
 @given(walk=walks, length=lengths)
-def test_the_dumb_twin_reaches_the_same_verdicts_and_the_same_state(walk: Walk, length: int) -> None:
+def test_the_model_reaches_the_same_verdicts_and_the_same_state(walk: Walk, length: int) -> None:
     """A second fold, written from the tables of the protocol alone, agrees with the first after every record."""
     view, model = View(), Model()
     for offset, record in steps(walk, length):

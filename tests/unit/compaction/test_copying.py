@@ -32,7 +32,8 @@ from equipoise.channel.snapshots.restore import restored
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import Copied, copy
-from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
+from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of
+from tests.channels.compacting import restored_to_end
 from tests.channels.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
 LEASE_MS = 20
@@ -126,7 +127,7 @@ def before_closing(log: Log) -> View:
 
 def check_copy(old: Log, new: Log, done: Copied) -> None:
     """The new log comes to the view of the old one above its end, and the old one cannot be gone on with."""
-    there, here = before_closing(old), view_of_log(new)
+    there, here = before_closing(old), restored_to_end(new)
     assert held(there) == held(here)
     assert {name: (b.status, b.incarnation, b.last) for name, b in there.brokers.items()} == {
         name: (b.status, b.incarnation, b.last) for name, b in here.brokers.items()
@@ -135,7 +136,7 @@ def check_copy(old: Log, new: Log, done: Copied) -> None:
     assert (done.base, done.base + 1, done.digest) == (here.base, here.genesis, here.digest())
     assert done.base > there.offset
     with pytest.raises(LogClosed):
-        view_of_log(old)
+        restored_to_end(old)
 
 
 def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledLog) -> None:
@@ -188,7 +189,7 @@ def test_brokers_that_are_silent_are_declared_down(old: TroubledLog, new: Troubl
     done = copied(old, new)
     assert ("a", "b") == done.declared_dead
     check_copy(old, new, done)
-    assert {"free"} == {bundle.phase for bundle in view_of_log(new).bundles.values()}
+    assert {"free"} == {bundle.phase for bundle in restored_to_end(new).bundles.values()}
     publishers = {
         record.publisher.partition("/")[0] for record in map(decode, (entry.data for entry in entries_of(old)[-3:])) if record.publisher
     }
@@ -212,7 +213,7 @@ def test_a_broker_that_renews_is_not_copied_away_from(old: TroubledLog, new: Tro
             copied(old, new)
         assert [word] == [entry.data for entry in old.read(before, limit=10)][:1]
         assert [] == entries_of(new)
-        assert view_of_log(old).live
+        assert restored_to_end(old).live
 
 
 @pytest.mark.parametrize("word", ["renewal", "join"])
@@ -226,14 +227,14 @@ def test_a_broker_that_speaks_at_the_last_moment_is_heard(word: str, old: Troubl
         if word == "renewal":
             old.append([renewal(channel, "a")], timeout_ms=TIMEOUT_MS)
         elif b'"level"' in data:
-            old.append([encode(joined("c", view_of_log(old), nonce="new"))], timeout_ms=TIMEOUT_MS)
+            old.append([encode(joined("c", restored_to_end(old), nonce="new"))], timeout_ms=TIMEOUT_MS)
         else:
             old.trouble = speak
 
     old.trouble = speak
     with pytest.raises(OperatorError, match=f"in use by {'a' if word == 'renewal' else 'c'}:"):
         copied(old, new)
-    assert view_of_log(old).live
+    assert restored_to_end(old).live
     assert [] == entries_of(new)
 
 
@@ -346,7 +347,7 @@ def test_a_copy_that_died_is_finished(step: str, old: TroubledLog, new: Troubled
             restored(new)
     elif step != "genesis":
         # Also before it was finished the new log is that of a copy, for whoever starts on it.
-        assert held(before_closing(old)) == held(view_of_log(new))
+        assert held(before_closing(old)) == held(restored_to_end(new))
     check_copy(old, new, copied(old, new, again=True))
 
 
@@ -354,7 +355,7 @@ def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: Troubled
     """The old log is not touched then."""
     write(old, left_channel())
     end = old.end()
-    view = view_of_log(old)
+    view = restored_to_end(old)
     compacted_snapshot = new.compacted_snapshot()
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     compacted_snapshot.replace(rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS)
@@ -500,4 +501,4 @@ def test_a_copy_has_a_deadline(old: TroubledLog, new: TroubledLog) -> None:
     write(old, channel_with("a"))
     with pytest.raises(DeadlineExceeded):
         copy(old, new, publisher="admin:ops", deadline=Deadline.after(timeout_ms=300))
-    assert view_of_log(old).live
+    assert restored_to_end(old).live

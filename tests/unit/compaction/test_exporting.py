@@ -28,7 +28,8 @@ from equipoise.compaction import exporting
 from equipoise.compaction.compressed import lines, written
 from equipoise.compaction.exporting import digest_text, exported
 from equipoise.compaction.importing import AHEAD, Imported, import_to
-from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of, soon, view_of_log
+from tests.channels.carried import TIMEOUT_MS, cut_off, entries_of, soon
+from tests.channels.compacting import restored_to_end
 from tests.channels.folding import Channel, channel_with
 from tests.channels.walk import Walk
 
@@ -101,7 +102,7 @@ def test_an_import_gives_the_same_log(tmp_path: Path) -> None:
     done, second = imported(list(exported(first)), tmp_path / "two.db")
     assert entries_of(first) == entries_of(second)
     assert (1_999 + AHEAD, first.start()) == (second.end(), second.start())
-    assert view_of_log(first).digest() == view_of_log(second).digest()
+    assert restored_to_end(first).digest() == restored_to_end(second).digest()
     assert (True, len(channel.entries) + 2, 1_001) == (done.same, done.entries, done.offset)
     assert first.identity != second.identity
     assert [] == [path.name for path in tmp_path.iterdir() if ".part" in path.name]
@@ -117,7 +118,7 @@ def test_an_import_leaves_out_as_many_offsets_as_it_is_told(tmp_path: Path) -> N
 def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> None:
     """Its verdicts begin at the snapshot's horizon; entries that are left from before are carried too."""
     first = written_to(memory("cut"), odd_channel())
-    whole = view_of_log(first)
+    whole = restored_to_end(first)
     cut_off(first, horizon=8, below=5)
     export = [orjson.loads(line) for line in exported(first)]
     assert (5, 9) == (export[0]["start"], export[0]["folded_from"])
@@ -125,7 +126,7 @@ def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> 
     assert [None, None, None, None, False] == [line["accepted"] for line in entries[:5]]
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert entries_of(first) == entries_of(second)
-    assert (5, whole.digest()) == (second.start(), view_of_log(second).digest())
+    assert (5, whole.digest()) == (second.start(), restored_to_end(second).digest())
     # And so it is from there: an export of the import says the same, but of which log it is.
     assert list(exported(first))[2:-1] == list(exported(second))[2:-1]
 
@@ -139,7 +140,7 @@ def test_a_snapshot_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> Non
     assert all(line["accepted"] is not None for line in export if "position" in line)
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert second.compacted_snapshot().load() is not None
-    assert view_of_log(first).digest() == view_of_log(second).digest()
+    assert restored_to_end(first).digest() == restored_to_end(second).digest()
 
 
 def test_a_part_is_no_export(tmp_path: Path) -> None:
@@ -164,10 +165,10 @@ def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
     second = memory("to")
     done = import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon(), ahead=7)
     assert (False, first.end(), first.end() + 7) == (done.same, done.offset, done.base)
-    assert digest_text(view_of_log(first).digest()) == done.digest
-    view = view_of_log(second)
+    assert digest_text(restored_to_end(first).digest()) == done.digest
+    view = restored_to_end(second)
     assert (first.end() + 7, first.end() + 8) == (view.base, view.genesis)
-    assert view_of_log(first).bundles == view.bundles
+    assert restored_to_end(first).bundles == view.bundles
 
 
 def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def test_a_damaged_snapshot_of_a_whole_log_is_left_out(tmp_path: Path) -> None:
     first.compacted_snapshot().replace([SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert second.compacted_snapshot().load() is None
-    assert view_of_log(first).digest() == view_of_log(second).digest()
+    assert restored_to_end(first).digest() == restored_to_end(second).digest()
 
 
 def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,13 +387,13 @@ def test_any_log_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, 
     records = [walk.step()[1] for _ in range(length)]
     first = memory(f"any-{folder.name}")
     first.append(records, timeout_ms=TIMEOUT_MS)
-    genesis = view_of_log(first).genesis
+    genesis = restored_to_end(first).genesis
     if genesis is not None and data.draw(st.booleans()):
         horizon = data.draw(st.integers(genesis, length))
         cut_off(first, horizon=horizon, below=data.draw(st.integers(1, horizon + 1)))
     _, second = imported(list(exported(first)), folder / "two.db")
     assert entries_of(first) == entries_of(second)
-    assert view_of_log(first).digest() == view_of_log(second).digest()
+    assert restored_to_end(first).digest() == restored_to_end(second).digest()
 
 
 def test_an_encoded_record_is_exact() -> None:

@@ -57,7 +57,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "with another column": (edited("ALTER TABLE entries ADD COLUMN note TEXT"), "changed by another program"),
     "with a schema that is not text": (
         overwritten(lambda data: data.replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries")),
-        "no text",
+        "not UTF-8",
     ),
     "without bounds": (edited("DELETE FROM log"), "bounds"),
     "with bounds of text": (edited("UPDATE log SET end_offset = 'many'"), "bounds"),
