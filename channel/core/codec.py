@@ -417,7 +417,7 @@ _KINDS: Final[Mapping[type[AnyRecord], tuple[str, str | None]]] = {
 
 _ENVELOPE_NAMES: Final = frozenset(field.name for field in fields(Record))
 
-# A type's own fields, in the order of its class, which is that of writing.
+# The own fields of a type, in the order of its class: they are written in this order.
 _OWN_NAMES: Final = {kind: [field.name for field in fields(kind) if field.name not in _ENVELOPE_NAMES] for kind in _KINDS}
 
 

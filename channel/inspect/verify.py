@@ -274,8 +274,8 @@ class Audit:
             self._of(kind, marker, f"the log ends before it, at offset {view.offset}")
         self._promises.clear()
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
-        parted = self._digests.finding()
-        found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
+        divergence = self._digests.finding()
+        found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if divergence is None else [divergence])]
         # Storage losses first, because they explain other findings; then records that may explain later ones.
         found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
@@ -288,7 +288,7 @@ class Audit:
             accepted=len(self._accepted),
             rejected=dict(self._rejected),
             agreements=self._digests.agreements,
-            findings_count=self._findings_count + len(at_the_end) + (parted is not None),
+            findings_count=self._findings_count + len(at_the_end) + (divergence is not None),
             findings=tuple(found[:FINDINGS_MAX]),
         )
 
@@ -354,8 +354,8 @@ class _Digests:
     def __init__(self) -> None:
         self.agreements = 0
         self._agreed_at: list[int] = []  # The highest offsets at which the digest is known to agree, in order.
-        self._parted_by: int | None = None  # The first renewal with another digest, and
-        self._parted_at = 0  # the lowest offset known to have another digest.
+        self._diverged_by: int | None = None  # The first renewal with another digest, and
+        self._diverged_at = 0  # the lowest offset known to have another digest.
         self._suspects: deque[int] = deque(maxlen=SUSPECTS_MAX)
 
     def suspect(self, offset: int) -> None:
@@ -372,20 +372,20 @@ class _Digests:
             self.agreements += 1
             insort(self._agreed_at, at)
             del self._agreed_at[:-AGREEMENTS_MAX]
-            if self._parted_by is not None and at >= self._parted_at:
-                parted_by, self._parted_by = self._parted_by, None
-                return self._finding(parted_by, self._parted_at, "agree again later")
+            if self._diverged_by is not None and at >= self._diverged_at:
+                diverged_by, self._diverged_by = self._diverged_by, None
+                return self._finding(diverged_by, self._diverged_at, "agree again later")
         elif self._agreed_at and at <= self._agreed_at[-1]:
             return self._finding(offset, at, "agree again later")
-        elif self._parted_by is None:
-            self._parted_by, self._parted_at = offset, at
+        elif self._diverged_by is None:
+            self._diverged_by, self._diverged_at = offset, at
         else:
-            self._parted_at = min(self._parted_at, at)
+            self._diverged_at = min(self._diverged_at, at)
         return None
 
     def finding(self) -> Finding | None:
         """Return where this view and the brokers' views have diverged for good, or None."""
-        return None if self._parted_by is None else self._finding(self._parted_by, self._parted_at, "never agree again")
+        return None if self._diverged_by is None else self._finding(self._diverged_by, self._diverged_at, "never agree again")
 
     def _finding(self, renewal: int, at: int, later: str) -> Finding:
         place = bisect_left(self._agreed_at, at)

@@ -36,22 +36,22 @@ class NotAgain(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told_s: dict[str, float] = {}
+        self._passed_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is new."""
-        said = record.getMessage()
-        if _match_no_trouble(said):
+        text = record.getMessage()
+        if _match_no_trouble(text):
             record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
             if not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
                 return False
-        sentence = _without_details("", said)
+        sentence = _without_details("", text)
         now_s = time.monotonic()
-        if now_s - self._told_s.get(sentence, -QUIET_S) < QUIET_S:
+        if now_s - self._passed_s.get(sentence, -QUIET_S) < QUIET_S:
             return False
-        if len(self._told_s) >= _SENTENCES_MAX:
-            self._told_s.clear()
-        self._told_s[sentence] = now_s
+        if len(self._passed_s) >= _SENTENCES_MAX:
+            self._passed_s.clear()
+        self._passed_s[sentence] = now_s
         if record.levelno > logging.WARNING:
             record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
         return True
