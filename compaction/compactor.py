@@ -61,12 +61,12 @@ class Compacted:
     * `ahead`: the logical offset of the first folded record whose time is ahead of this machine's clock (`Log.ahead`).
     """
 
-    horizon: int | None
-    digest: int | None
+    horizon: int | None = None
+    digest: int | None = None
     records: int
-    keys: int
-    rows: int
-    tombstones: int
+    keys: int = 0
+    rows: int = 0
+    tombstones: int = 0
     start_before: int
     start: int
     end: int
@@ -129,16 +129,6 @@ class _Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """What the snapshot holds, and how much of it was just written."""
-
-    marker: Marker
-    keys: int
-    rows: int = 0
-    tombstones: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Compaction:
     """One compaction with its parameters."""
 
@@ -160,18 +150,29 @@ class _Compaction:
         self.scribe.step(Step.LOADED)
         first, end = begun.reader.position, log.end()
         folded = self._fold(begun, end)
+        done = Compacted(records=folded.records, start_before=start_before, start=start_before, end=end, dry_run=self.dry_run)
         if folded.view.genesis is None:
-            return self._result(None, folded, start_before=start_before, start=start_before, end=end)
+            return done
         ahead = log.ahead(first)
         ahead = None if ahead is None else ahead + folded.view.base
         marker = self._marker(begun, folded)
         move = HistorySnapshotMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
         chosen = self._chosen_cut(marker, folded.view)
         cut = move.up_to(chosen.position, marker)
-        written = self._write(begun, folded.view, marker)
-        start = self._cut(written.marker, cut)
-        done = self._result(written, folded, start_before=start_before, start=start, end=end)
-        return replace(done, held_by=chosen.held_by, lapsed=chosen.lapsed, ahead=ahead)
+        keys, rows, tombstones = self._write(begun, folded.view, marker)
+        start = self._cut(marker, cut)
+        return replace(
+            done,
+            horizon=marker.horizon,
+            digest=marker.digest,
+            keys=keys,
+            rows=rows,
+            tombstones=tombstones,
+            start=start,
+            held_by=chosen.held_by,
+            lapsed=chosen.lapsed,
+            ahead=ahead,
+        )
 
     def _fold(self, begun: Restoration, end: int) -> _Fold:
         """Run steps 3 and 4."""
@@ -218,18 +219,18 @@ class _Compaction:
         self.scribe.step(Step.CUT_CHOSEN)
         return _Cut(position=position, held_by=held.by if is_held else None, lapsed=held.lapsed)
 
-    def _write(self, begun: Restoration, view: View, marker: Marker) -> _Written:
-        """Run steps 7, 8 and 9. Do nothing if the snapshot is up to date."""
+    def _write(self, begun: Restoration, view: View, marker: Marker) -> tuple[int, int, int]:
+        """Run steps 7, 8 and 9, unless the snapshot is up to date. Return the counts of its keys, and of written rows and tombstones."""
         before = begun.marker
         if before == marker:
-            return _Written(marker=marker, keys=len(begun.rows))
+            return len(begun.rows), 0, 0
         gone = sorted(begun.rows.keys() - keys_of(view))
         rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
         self.scribe.step(Step.ENCODED)
         meant = CompactedSnapshot(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
         if not self.dry_run:
             self.scribe.write(self.scribe.log.compacted_snapshot(), rows, meant, writing=SNAPSHOT)
-        return _Written(marker=marker, keys=len(meant.rows), rows=len(rows) - len(gone), tombstones=len(gone))
+        return len(meant.rows), len(rows) - len(gone), len(gone)
 
     def _cut(self, marker: Marker, cut: int) -> int:
         """Run steps 10 and 11. Return the position at which the log then begins."""
@@ -249,20 +250,6 @@ class _Compaction:
             raise CompactionRefused(log=log.name, problem=problem, remedy="nothing is lost; run it again")
         self.scribe.step(Step.START_VERIFIED)
         return found
-
-    def _result(self, written: _Written | None, folded: _Fold, *, start_before: int, start: int, end: int) -> Compacted:
-        return Compacted(
-            horizon=None if written is None else written.marker.horizon,
-            digest=None if written is None else written.marker.digest,
-            records=folded.records,
-            keys=0 if written is None else written.keys,
-            rows=0 if written is None else written.rows,
-            tombstones=0 if written is None else written.tombstones,
-            start_before=start_before,
-            start=start,
-            end=end,
-            dry_run=self.dry_run,
-        )
 
 
 class _Agreement:
