@@ -18,6 +18,7 @@ from equipoise.channel.core.ranges import (
     bundle_contains,
     bundle_name,
     check_broker_id,
+    check_cuts,
     check_namespace,
     even_boundaries,
     key_hash,
@@ -285,3 +286,11 @@ def test_an_error_repeats_a_long_name_in_part() -> None:
         check_namespace("start-" + "x" * 1_000_000)
     assert "start-xxx" in str(caught.value)
     assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(("low", "high", "cuts"), [(10, 20, (10,)), (10, 20, (20,)), (10, 20, (15, 15)), (2**31, HASH_MAX, (HASH_MAX,))])
+def test_an_error_about_cuts_names_the_range(low: int, high: int, cuts: tuple[int, ...]) -> None:
+    """A cut on an end, even on that of the hash space, would leave an empty child. Two equal cuts would, too."""
+    check_cuts(low, high, (low + 1, low + 2))
+    with pytest.raises(CallerError, match=f"0x{low:08x}_0x{high:08x}"):
+        check_cuts(low, high, cuts)

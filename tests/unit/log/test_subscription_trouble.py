@@ -158,9 +158,10 @@ def test_a_position_that_cannot_be_read_ends_the_subscription(position: int, err
         assert (1, 1) == (event.first, event.last)
 
 
+@pytest.mark.parametrize("records", [1, 4 * subscription.READ_ENTRIES])
 @pytest.mark.parametrize("raised", [FOREIGN, KeyError("surprise")], ids=["its error", "a bug"])
-def test_an_error_of_the_subscriber_ends_its_subscription(raised: Exception) -> None:
-    """It gets nothing more, since it would miss an entry. An unforeseen error is reported as a bug."""
+def test_an_error_of_the_subscriber_ends_its_subscription(raised: Exception, records: int) -> None:
+    """It gets nothing more, since it would miss an entry, and has not caught up. An unforeseen error is reported as a bug."""
 
     class Fastidious(Subscriber):
         def deliver(self, entries: Sequence[Entry]) -> None:
@@ -172,7 +173,7 @@ def test_an_error_of_the_subscriber_ends_its_subscription(raised: Exception) -> 
         await subscriber.until(lambda: subscriber.failure is not None)
         assert await asyncio.to_thread(subscriber.log.closed.wait, DEADLINE_SECONDS)
 
-    subscriber = run(scenario, Fastidious(log_of(*[b"a"] * 4 * subscription.READ_ENTRIES)))
+    subscriber = run(scenario, Fastidious(log_of(*[b"a"] * records)))
     assert [subscriber.failure] == subscriber.events
     assert subscriber.failure is raised or (isinstance(subscriber.failure, Bug) and raised is subscriber.failure.__cause__)
     assert str(raised) in str(subscriber.failure)
