@@ -89,8 +89,8 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
         assert all(bundle.token >= tokens[bundle.name] for bundle in view.bundles_of(NAMESPACE))
 
         cluster.kill(0)
-        shutil.rmtree(cluster.directories[0])
         wait_until_owned(cluster.log_url, second)
+        shutil.rmtree(cluster.directories[0])  # Only now: the cluster reads the end of the log of a broker that has ended.
         cut_off_all(cluster.log_url)
         cluster.restart(0)
         wait_until_owned(cluster.log_url, first, second)
