@@ -202,8 +202,8 @@ def test_records_about_namespaces(phase: Phase, *, is_deleting: bool) -> None:
     present, removed_at = channel.view.namespaces[NAMESPACE].last, channel.view.removed_at
     keys = ((NAMESPACE, present), ("tenant/gone", removed_at), *((name, removed_at) for name in ("t", "t/", "/n", "t/n/x", "t/n ", "t/..")))
     records = [
-        NamespaceRecord(key=key, based_on=based_on - late, **author.signature, status=status, boundaries=boundaries, policies={"a": 1})
-        for author, (key, based_on), status, late in product(authors(channel)[4:], keys, statuses, (0, 1))
+        NamespaceRecord(key=key, based_on=based_on - late, **author.signature, status=status, boundaries=boundaries, policies=policies)
+        for author, (key, based_on), status, late, policies in product(authors(channel)[4:], keys, statuses, (0, 1), ({"a": 1}, None))
         for boundaries in (BOUNDARIES if status == "created" else (None,))
     ]
     met = reasons(judged(channel, records))
