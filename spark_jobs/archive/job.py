@@ -105,9 +105,7 @@ def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
 
 
 def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -> DataFrame:
-    entries = channel_frame(
-        spark, options.log_url, streaming=True, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger
-    )
+    entries = channel_frame(spark, options.log_url, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger)
     return sequence_operator(
         entries, SequentialProcessor(wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
     )

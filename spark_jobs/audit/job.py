@@ -90,7 +90,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
 
 def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
     """Return the frame of findings (`EMITTED_DDL`), from the log's entries."""
-    entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
+    entries = channel_frame(spark, options.log_url, start=beginning.positions, per_trigger=options.per_trigger)
     facts = sequence_operator(
         entries,
         SequentialProcessor(

@@ -32,9 +32,9 @@ class Arrival(NamedTuple):
     source: str
     offset: int
     at_ms: int
-    key: bytes | None
     value: bytes | None
 
 
-FRAME_DDL: Final = "source STRING, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, day DATE"
-"""Columns of every source's frame, batch or streaming. Tables are partitioned by `day` (UTC)."""
+# Times are numbers, because Spark converts timestamps to the session's time zone for Python.
+FRAME_DDL: Final = "source STRING, offset BIGINT, at_ms BIGINT, value BINARY"
+"""Columns of the frame of every source: the fields of `Arrival`."""

@@ -199,7 +199,7 @@ class Sequence:
         wants_facts, wants_records, wants_snapshots = self._wants_facts, self._wants_records, self._wants_snapshots
         events: list[Raw] = []
         for arrival in arrivals:
-            source, offset, at_ms, _, value = arrival
+            source, offset, at_ms, value = arrival
             if source != _CHANNEL:
                 yield from self._note(arrival)
                 continue

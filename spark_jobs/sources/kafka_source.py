@@ -16,7 +16,7 @@ from pyspark.sql import functions
 from equipoise.brokers.load.bus.topics import LoadTopics
 from equipoise.channel.core.errors import LogUnavailable, missing_extra
 from equipoise.channel.kafka.answers import KafkaFailed
-from equipoise.channel.kafka.settings import KafkaAddress, checked, without_secrets
+from equipoise.channel.kafka.settings import KafkaAddress, without_secrets
 from equipoise.spark_jobs.sequence.arrivals import Positions, Source
 from equipoise.spark_jobs.sources.kafka_options import connector_options
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _EARLIEST: Final = -2
-_LATEST: Final = -1
 _PARTITION: Final = 0
 """The partition whose positions are kept: every topic is created with one partition, because it is read in order. Other partitions are
 read from the beginning by each generation of a checkpoint.
@@ -64,15 +63,13 @@ def kafka_frame(
     *,
     url: str,
     settings: Mapping[str, str],
-    streaming: bool,
     sources: frozenset[Source],
     start: Positions,
-    end: Positions,
     per_trigger: int,
 ) -> DataFrame:
     """Return the frame of `spark_jobs.sources.frames.channel_frame` for these sources of the log at `address`.
 
-    Raises `InvalidKafkaSetting`; if positions are given, also `CallerError` and `LogUnavailable`.
+    Raises `InvalidKafkaSetting`, `CallerError` and `LogUnavailable`.
     """
     topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {
@@ -83,26 +80,18 @@ def kafka_frame(
         "fetchOffset.retryIntervalMs": str(_OFFSET_RETRY_MS),
         "kafkaConsumer.pollTimeoutMs": str(_POLL_MS),
         "maxRecordsPerPartition": str(_TASK_RECORDS_MAX),
-        **connector_options(checked(settings), read=lambda path: Path(path).read_text(encoding="utf-8")),
+        **connector_options(settings, read=lambda path: Path(path).read_text(encoding="utf-8")),
     }
-    there = _existing(address, topics, url=url, settings=settings) if start or end else {}
+    existing = _existing(address, topics, url=url, settings=settings)
 
-    def among(read: Mapping[str, str]) -> dict[str, str]:
-        starting = offsets_option(read, start, there=there, otherwise=_EARLIEST) if start else "earliest"
-        return {**options, "subscribePattern": pattern_of(read.values()), "startingOffsets": starting}
+    def reader_of(read: Mapping[str, str], bound: int) -> DataFrame:
+        chosen = {"subscribePattern": pattern_of(read.values()), "startingOffsets": starting_offsets(read, start, existing)}
+        return as_frame(spark.readStream.format("kafka").options(**options, **chosen, maxOffsetsPerTrigger=str(bound)).load(), topics)
 
-    if not streaming:
-        ending = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
-        return as_frame(spark.read.format("kafka").options(**among(topics), endingOffsets=ending).load(), topics)
     # The connector has one bound for all topics of a reader. Load reports need a lower one, so they get their own reader.
     loads = {source: topic for source, topic in topics.items() if source == Source.LOADS}
-    others = {source: topic for source, topic in topics.items() if source != Source.LOADS}
-
-    def streamed(read: Mapping[str, str], bound: int) -> DataFrame:
-        return as_frame(spark.readStream.format("kafka").options(**among(read), maxOffsetsPerTrigger=str(bound)).load(), topics)
-
-    frame = streamed(others, per_trigger)
-    return frame.unionAll(streamed(loads, min(per_trigger, LOADS_PER_TRIGGER))) if loads else frame
+    frame = reader_of({source: topic for source, topic in topics.items() if source != Source.LOADS}, per_trigger)
+    return frame.unionAll(reader_of(loads, min(per_trigger, LOADS_PER_TRIGGER))) if loads else frame
 
 
 def pattern_of(topics: Iterable[str]) -> str:
@@ -114,14 +103,8 @@ def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
     """Return the connector's rows with the columns of `FRAME_DDL`, without the header of the log's topic."""
     column = functions.col
     is_header = (column("topic") == topics[Source.CHANNEL]) & (column("offset") <= HEADER_OFFSET)
-    return rows.where(~is_header).select(
-        _source_of(topics).alias("source"),
-        column("offset"),
-        column("timestamp"),
-        column("key"),
-        column("value"),
-        functions.to_date(column("timestamp")).alias("day"),
-    )
+    at_ms = functions.coalesce(functions.unix_millis("timestamp"), functions.lit(0))
+    return rows.where(~is_header).select(_source_of(topics).alias("source"), "offset", at_ms.alias("at_ms"), "value")
 
 
 def _source_of(topics: Mapping[str, str]) -> Column:
@@ -131,15 +114,13 @@ def _source_of(topics: Mapping[str, str]) -> Column:
     return named
 
 
-def offsets_option(topics: Mapping[str, str], positions: Positions, *, there: Mapping[str, int], otherwise: int) -> str:
-    """Return positions for the connector, with all partitions of each existing topic."""
-    return json.dumps(
-        {
-            topic: {str(each): positions.get(source, otherwise) if each == _PARTITION else otherwise for each in range(there[topic])}
-            for source, topic in sorted(topics.items())
-            if topic in there
-        }
-    )
+def starting_offsets(topics: Mapping[str, str], start: Positions, existing: Mapping[str, int]) -> str:
+    """Return the positions to begin at for the connector, with all partitions of each topic in `existing` (topic: partitions)."""
+    return json.dumps({
+        topic: {str(each): start.get(source, _EARLIEST) if each == _PARTITION else _EARLIEST for each in range(existing[topic])}
+        for source, topic in sorted(topics.items())
+        if topic in existing
+    })  # fmt: skip
 
 
 def _existing(address: KafkaAddress, topics: Mapping[str, str], *, url: str, settings: Mapping[str, str]) -> dict[str, int]:

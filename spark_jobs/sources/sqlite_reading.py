@@ -93,11 +93,6 @@ class ChannelFiles:
                 ends[source] = FIRST_OFFSET if connection is None else _newest_id(connection, source) + 1
         return {**self._beginning(), **ends}
 
-    def begins(self) -> dict[str, int]:
-        """Return for each source the lowest position that may hold an entry."""
-        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            return {**self._beginning(), Source.CHANNEL.value: bounds.start}
-
     def _beginning(self) -> dict[str, int]:
         return {source: BEGINNING[source] for source in (Source.CHANNEL, *self._companions)}
 
@@ -190,7 +185,7 @@ class ChannelFiles:
                     raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} is out of order", offset=offset)
                 is_whole = type(data) is bytes and checksum_of(offset, data) == checksum
                 begin = offset + 1
-                found.append(Arrival(Source.CHANNEL.value, offset, _time_ms(appended_ms), None, data if is_whole else None))
+                found.append(Arrival(Source.CHANNEL.value, offset, _time_ms(appended_ms), data if is_whole else None))
                 held_bytes += len(data) if is_whole else 0
                 if held_bytes > BYTES_AT_ONCE:
                     break
@@ -200,11 +195,9 @@ class ChannelFiles:
         with self._connection_of(source) as connection:
             if connection is None:
                 return []
-            query = f"SELECT id, at_ms, broker, document FROM {source} WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"  # noqa: S608 - as above
+            query = f"SELECT id, at_ms, document FROM {source} WHERE id >= ? AND id < ? ORDER BY id LIMIT ?"  # noqa: S608 - as above
             rows = connection.execute(query, (begin, end, ROWS_AT_ONCE)).fetchall()
-        return [
-            Arrival(source.value, number, _time_ms(at_ms), _bytes(broker), _bytes(document)) for number, at_ms, broker, document in rows
-        ]
+        return [Arrival(source.value, number, _time_ms(at_ms), _bytes(document)) for number, at_ms, document in rows]
 
     def _query(self, query: str, *values: int) -> list[tuple[int | None, ...]]:
         return self._storage.connection.execute(query, values).fetchall()

@@ -1,4 +1,4 @@
-"""Provide an embedded channel as a Spark data source, for streaming and batch.
+"""Provide an embedded channel as a Spark data source for streaming queries.
 
 Spark pickles these classes and calls them in processes of its own.
 
@@ -15,11 +15,11 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -28,7 +28,6 @@ from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ROWS_AT_ONCE, ChannelFiles
-from equipoise.spark_jobs.streams.options import PER_TRIGGER
 
 NAME: Final = "equipoise_sqlite"
 
@@ -41,12 +40,6 @@ _TOLD_EVERY_S: Final = 30.0
 IDLE_MS: Final = 200
 """How long a query for new entries waits for one. Without it Spark would ask a hundred times per second."""
 
-PARTITION_ENTRIES: Final = 250_000
-"""Entries per task of a batch: 2 s of reading, so that two cores finish at about the same time."""
-
-_PARTITIONS_MAX: Final = 10_000
-
-_DAY_MS: Final = 86_400_000
 _LOG: Final = "log"
 _AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, sqlite3.Error)  # A caller error: no log there (yet).
 
@@ -54,10 +47,8 @@ SCHEMA: Final = pa.schema(
     [
         ("source", pa.string()),
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
+        ("at_ms", pa.int64()),
         ("value", pa.binary()),
-        ("day", pa.date32()),
     ]
 )
 """`FRAME_DDL` as an Arrow schema."""
@@ -66,10 +57,10 @@ _Answer = TypeVar("_Answer")
 
 
 class Piece(InputPartition):
-    """The entries of one source from `begin` to `end` (exclusive) in the log `identity`; "" stands for any log."""
+    """The entries of one source from `begin` to `end` (exclusive) in the log `identity`."""
 
     def __init__(self, source: str, begin: int, end: int, identity: str) -> None:
-        """Keep the arguments. Spark pickles the object."""
+        """Spark pickles the object."""
         super().__init__((source, begin, end, identity))
         self.source = source
         self.begin = begin
@@ -78,57 +69,23 @@ class Piece(InputPartition):
 
 
 class SqliteChannel(DataSource):
-    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` and `end` (JSON, by source), `per_trigger`."""
+    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` (JSON, by source), `per_trigger`."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `spark.read.format`."""
+        """Return the name for `spark.readStream.format`."""
         return NAME
 
     def schema(self) -> str:
         """Return the columns, the same for every source."""
         return FRAME_DDL
 
-    def reader(self, schema: StructType) -> SqliteBatchReader:  # noqa: ARG002 - its columns are fixed
-        """Return a reader for a batch."""
-        start, end = _positions(self.options, "start"), _positions(self.options, "end")
-        return SqliteBatchReader(self.options["url"], sources=_sources(self.options), start=start, end=end)
-
-    def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - as above; the name is Spark's
+    def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - its columns are fixed; the name is Spark's
         """Return a reader for a stream."""
-        per_trigger = int(self.options.get("per_trigger", PER_TRIGGER))
-        start = _positions(self.options, "start")
-        return SqliteStreamReader(self.options["url"], sources=_sources(self.options), start=start, per_trigger=per_trigger)
-
-
-class SqliteBatchReader(DataSourceReader):
-    """Read all entries that exist when the query is planned, in pieces that run in parallel."""
-
-    def __init__(self, url: str, *, sources: Sequence[Source], start: Positions, end: Positions) -> None:
-        """Read `sources` from `start` to `end` (exclusive). A source that is missing there is read from its beginning or to its end."""
-        self._url = url
-        self._sources = sources
-        self._start = start
-        self._end = end
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """See `DataSourceReader.partitions`."""
-
-        def plan(files: ChannelFiles) -> list[InputPartition]:
-            begins, ends = files.begins(), files.ends()
-            planned: list[InputPartition] = []
-            for source in self._sources:
-                begin = max(begins[source], self._start.get(source, 0))
-                end = min(ends[source], self._end.get(source, ends[source]))
-                planned += pieces(source.value, begin, end, identity=files.identity)
-            return planned
-
-        return when_available(self._url, plan, sources=self._sources)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See `DataSourceReader.read`."""
-        assert isinstance(partition, Piece), "Spark hands back what `partitions` gave it"
-        return read_piece(self._url, partition)
+        names, start = json.loads(self.options["sources"]), json.loads(self.options["start"])
+        # In the order in which a batch reads them.
+        sources = [source for source in Source if source in names]
+        return SqliteStreamReader(self.options["url"], sources=sources, start=start, per_trigger=int(self.options["per_trigger"]))
 
 
 class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -221,14 +178,6 @@ _ALL: Final = 1 << 40
 """More entries than a file can hold, and small enough to add to an offset."""
 
 
-def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPartition]:
-    """Split the entries from `begin` to `end` (exclusive) into pieces of similar size, one per task."""
-    if begin >= end:
-        return []
-    size = max(PARTITION_ENTRIES, -(-(end - begin) // _PARTITIONS_MAX))
-    return [Piece(source, first, min(first + size, end), identity) for first in range(begin, end, size)]
-
-
 def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a piece as Arrow batches, in order. Raises what `when_available` raises, and `LogDamaged`."""
     begin = piece.begin
@@ -243,7 +192,7 @@ def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
                     break
             return found
 
-        arrivals = when_available(url, some, identity=piece.identity or None)
+        arrivals = when_available(url, some, identity=piece.identity)
         if not arrivals:
             return
         yield record_batch(arrivals)
@@ -252,16 +201,8 @@ def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
     """Return entries as columns of `SCHEMA`."""
-    times_ms = [arrival.at_ms for arrival in arrivals]
-    columns = [
-        pa.array([arrival.source for arrival in arrivals], pa.string()),
-        pa.array([arrival.offset for arrival in arrivals], pa.int64()),
-        pa.array([time_ms * 1_000 for time_ms in times_ms], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        pa.array([arrival.key for arrival in arrivals], pa.binary()),
-        pa.array([arrival.value for arrival in arrivals], pa.binary()),
-        pa.array([time_ms // _DAY_MS for time_ms in times_ms], pa.int32()).cast(pa.date32()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    columns = [pa.array([arrival[place] for arrival in arrivals], field.type) for place, field in enumerate(SCHEMA)]
+    return pa.record_batch(columns, schema=SCHEMA)
 
 
 def when_available(
@@ -295,13 +236,3 @@ def _path(url: str) -> str:
     if path is None:
         raise invalid_log_url(url=url, problem="it is no file")
     return path
-
-
-def _positions(options: Mapping[str, str], name: str) -> Positions:
-    return {source: int(offset) for source, offset in json.loads(options.get(name) or "{}").items()}
-
-
-def _sources(options: Mapping[str, str]) -> tuple[Source, ...]:
-    """Return the requested sources in the order in which a batch reads them."""
-    names = json.loads(options["sources"])
-    return tuple(source for source in Source if source in names)

@@ -6,12 +6,10 @@ For single rows Spark's writing, sorting, grouping and rebuilding costs more tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 
@@ -27,9 +25,7 @@ _PACKS_DDL: Final = "log STRING, pack BINARY"
 
 def packed(frame: DataFrame) -> DataFrame:
     """Return a frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log` to group by."""
-    # Times are numbers, because Spark converts timestamps to the session's time zone for Python.
-    numbered = frame.select("source", "offset", F.coalesce(F.unix_millis("timestamp"), F.lit(0)).alias("at_ms"), "value")
-    return numbered.mapInArrow(pack, _PACKS_DDL)
+    return frame.mapInArrow(pack, _PACKS_DDL)
 
 
 def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -46,7 +42,7 @@ def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
     """Yield the arrivals of one batch in order: first the channel, then the other sources, each by offset."""
     table = _sorted(pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in packs))
     source, offset, at_ms, value = (table[name].to_pylist() for name in ("source", "offset", "at_ms", "value"))
-    return map(Arrival, source, offset, at_ms, repeat(None), value)
+    return map(Arrival, source, offset, at_ms, value)
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

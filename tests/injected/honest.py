@@ -192,7 +192,7 @@ class _Notebook(Checkers):
         """Write down the newest record of the log, and ask the checkers."""
         assert self.world is not None
         entry = self.world.log.entries[-1]
-        self._run.channel.append(Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), None, entry.data))
+        self._run.channel.append(Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), entry.data))
         try:
             super().folded(folded, view)
         except InvariantViolated as broken:
@@ -270,4 +270,4 @@ class _Notebook(Checkers):
             at_ns=now_us * _NANOSECONDS,
         )
         serving = self._run.serving
-        serving.append(Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.broker.encode(), served.observation().document))
+        serving.append(Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.observation().document))

@@ -71,7 +71,7 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
         run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=True)
     finally:
         shutil.rmtree(folder)
-    return [Arrival(source, offset, at_ms, None, value.encode()) for source, offset, at_ms, value in orjson.loads(run.stdout)]
+    return [Arrival(source, offset, at_ms, value.encode()) for source, offset, at_ms, value in orjson.loads(run.stdout)]
 
 
 def main() -> None:

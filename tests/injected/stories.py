@@ -40,7 +40,7 @@ class _TimedChannel:
         """Give a time to what the channel has that has none yet."""
         for offset, data in self.channel.entries[len(self.arrivals) :]:
             self.at_ms += self.rng.randrange(1, 20)
-            self.arrivals.append(Arrival(Source.CHANNEL, offset, self.at_ms, None, data))
+            self.arrivals.append(Arrival(Source.CHANNEL, offset, self.at_ms, data))
 
     def author(self, name: str) -> Author:
         """A broker, with the number of a new attempt."""

@@ -59,7 +59,7 @@ def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
 def test_evidence_may_come_hours_after_the_log_was_read(run: Run, hours: float) -> None:
     """A topic of evidence that was away is read when all that it tells of is long judged, and some of it forgotten."""
     last = run.channel[-1]
-    later = Arrival(last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), None, b"{}")
+    later = Arrival(last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), b"{}")
     pipeline = Pipeline()
     found = [*pipeline.feed([*run.channel, later]), *pipeline.feed(run.serving)]
     assert {"malformed"} >= {finding.rule for finding in found}

@@ -31,7 +31,7 @@ walks = st.builds(Walk, st.integers(0, 2**32), levels=st.booleans())
 
 def arrivals_of(walk: Walk, length: int) -> list[Arrival]:
     """The entries of a walk, 20 a second."""
-    return [Arrival(Source.CHANNEL, offset, BEGAN_MS + 50 * place, None, data) for place, (offset, data) in enumerate(steps(walk, length))]
+    return [Arrival(Source.CHANNEL, offset, BEGAN_MS + 50 * place, data) for place, (offset, data) in enumerate(steps(walk, length))]
 
 
 def steps(walk: Walk, length: int) -> list[tuple[int, bytes]]:

@@ -48,9 +48,9 @@ def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
     arrivals = []
     for place, (offset, data) in enumerate(walk.entries):
         at_ms = 1_000 * place - rng.choice((0, 0, 0, 0, 1_500))
-        arrivals.append(Arrival("channel", offset, max(at_ms, 0), None, None if rng.random() < 1 / 40 else data))
+        arrivals.append(Arrival("channel", offset, max(at_ms, 0), None if rng.random() < 1 / 40 else data))
         if rng.random() < 1 / 10:
-            arrivals.append(Arrival(rng.choice(("serving", "decisions", "loads")), place, at_ms, None, rng.choice(NOTES)))
+            arrivals.append(Arrival(rng.choice(("serving", "decisions", "loads")), place, at_ms, rng.choice(NOTES)))
     return arrivals
 
 
@@ -91,7 +91,7 @@ def test_a_restored_view_is_the_one_of_the_fold(walk: Walk, length: int) -> None
     for _ in range(length):
         offset, data = walk.step()
         apply(view, offset, decode(data))
-        assert list(sequence.feed([Arrival("channel", offset, 0, None, data)]))
+        assert list(sequence.feed([Arrival("channel", offset, 0, data)]))
         keep(state, sequence.changed_rows())
     restored = Sequence.restored(state, EVERYTHING, plugs=plugs()).view
     assert view.digest() == restored.digest()

@@ -45,7 +45,7 @@ def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
 
 def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = NOON_MS, step_ms: int = 10) -> list[Arrival]:
     """Return entries of a channel as a source gives them, `step_ms` apart."""
-    return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, None, data) for number, (offset, data) in enumerate(entries)]
+    return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, data) for number, (offset, data) in enumerate(entries)]
 
 
 def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:

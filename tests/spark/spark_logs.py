@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import pyarrow as pa
-
 from equipoise.channel.core import propose
 from equipoise.channel.core.log import Log
-from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.channels.busy_channel import GARBAGE, WrittenChannel
 
 
@@ -39,14 +34,3 @@ class WrittenStream(WrittenChannel):
         offset = self.entries[-1][0]
         self.flush()
         return offset
-
-
-def arrivals_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
-    """Arrivals as Spark hands them over to be packed."""
-    columns = {
-        "source": pa.array([each.source for each in arrivals], pa.string()),
-        "offset": pa.array([each.offset for each in arrivals], pa.int64()),
-        "at_ms": pa.array([each.at_ms for each in arrivals], pa.int64()),
-        "value": pa.array([each.value for each in arrivals], pa.binary()),
-    }
-    return pa.RecordBatch.from_pydict(columns)

@@ -50,7 +50,7 @@ def append(url: str, walk: Walk, records: int) -> None:
 
 def reference(walk: Walk, folder: Path) -> Archive:
     """Archive a walk without Spark."""
-    return archived(folder, [[Arrival(Source.CHANNEL, offset, 1_000 + offset, None, data) for offset, data in walk.entries]])
+    return archived(folder, [[Arrival(Source.CHANNEL, offset, 1_000 + offset, data) for offset, data in walk.entries]])
 
 
 def rows_of(archive: Archive, table: Table) -> pa.Table:

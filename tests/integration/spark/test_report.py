@@ -93,12 +93,12 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "archive"
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     beside = [
-        Arrival(Source.LOADS, 1, at(2), b"b1", encode_summary(summarized(None, SAMPLE))),
-        *(Arrival(Source.DECISIONS, number, at(3), b"b1", decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
+        Arrival(Source.LOADS, 1, at(2), encode_summary(summarized(None, SAMPLE))),
+        *(Arrival(Source.DECISIONS, number, at(3), decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
     ]
     with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
         for number, (offset, data) in enumerate(story().entries):
-            arrivals = [Arrival(Source.CHANNEL, offset, at(offset), None, data), *(beside if offset == LAST // 2 else ())]
+            arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data), *(beside if offset == LAST // 2 else ())]
             sink.write(number, as_rows(sequence.feed(arrivals)))
     found = Finding(
         rule="token_fell",
@@ -183,7 +183,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
     sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
     loads = [
-        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, None, encode_summary(replace(summarized(None, SAMPLE), broker=broker)))
+        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, encode_summary(replace(summarized(None, SAMPLE), broker=broker)))
         for number, (at_s, broker) in enumerate(reports, 1)
     ]
     with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
@@ -248,7 +248,7 @@ def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
         sequence = Sequence(ARCHIVED, begin, plugs=Plugs(histories=Histories()))
-        arrivals = [Arrival(Source.CHANNEL, offset, at(offset), None, data) for offset, data in some]
+        arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
         with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
             sink.write(0, as_rows(sequence.feed(arrivals)))
     made = made_report(Archive(tmp_path), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))

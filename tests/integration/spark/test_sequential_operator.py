@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from tests.channels.walk import Walk
 
@@ -29,17 +29,6 @@ WANTS = frozenset(Table) - {Table.FINDINGS}
 RECORDS, BATCH, SNAPSHOT_RECORDS = 160, 40, 50
 FIRST_MS = 1_763_740_000_123
 
-SCHEMA = pa.schema(
-    [
-        ("source", pa.string()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("day", pa.date32()),
-    ]
-)
-
 
 class StoppedError(Exception):
     """What a sink dies of in this test."""
@@ -48,27 +37,16 @@ class StoppedError(Exception):
 def arrivals() -> list[Arrival]:
     """A walk without gaps, with garbage and an entry without a value in it, and notes beside it."""
     walk = Walk(11)
-    entries = [Arrival("channel", place + 1, FIRST_MS + 7 * place, None, walk.step()[1]) for place in range(RECORDS)]
+    entries = [Arrival("channel", place + 1, FIRST_MS + 7 * place, walk.step()[1]) for place in range(RECORDS)]
     entries[70] = entries[70]._replace(value=None)
-    notes = [Arrival("decisions", place, FIRST_MS, None, b'{"kind":"shed"}') for place in range(3)]
+    notes = [Arrival("decisions", place, FIRST_MS, b'{"kind":"shed"}') for place in range(3)]
     return [*entries[: BATCH - len(notes)], *notes, *entries[BATCH - len(notes) :]]
 
 
 def write(folder: Path, batch: list[Arrival], number: int) -> None:
     """One batch as a file for Spark to read; the later rows stand first."""
-    rows = [
-        {
-            "source": arrival.source,
-            "offset": arrival.offset,
-            "timestamp": datetime.fromtimestamp(arrival.at_ms / 1_000, UTC),
-            "key": None,
-            "value": arrival.value,
-            "day": None,
-        }
-        for arrival in reversed(batch)
-    ]
     file = folder / f"{number}.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+    pq.write_table(pa.Table.from_batches([record_batch(batch[::-1])]), file)
     os.utime(file, (FIRST_MS // 1_000 + number,) * 2)  # Spark reads the oldest first, and in any order what is of one millisecond.
 
 

@@ -6,7 +6,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ RECORDS = tuple(b'{"kind":"%d"}' % number for number in range(25))
 LINES = {Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')), Source.LOADS: ((b"a", b'{"cpu":0.5}'),)}
 DEADLINE_S = 300.0
 
-Seen = tuple[str, bytes | None, bytes | None]
+Seen = tuple[str, bytes]
 
 
 def observe(path: Path) -> None:
@@ -78,8 +77,7 @@ def filled_topic(kafka: Kafka) -> str:
 
 def by_source(rows: Sequence[Any]) -> list[Seen]:
     """What a frame holds of each source in its order, without times and offsets, which are each storage's own."""
-    ordered = sorted(rows, key=lambda row: (row.source, row.offset))
-    return [(row.source, None if row.key is None else bytes(row.key), bytes(row.value)) for row in ordered]
+    return [(row.source, bytes(row.value)) for row in sorted(rows, key=lambda row: (row.source, row.offset))]
 
 
 class Sink:
@@ -114,48 +112,35 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
 
 
 def test_a_file_and_a_topic_give_the_same_frame(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """Of the same entries a batch and a stream give the same rows, from a file and from Kafka, all with their day."""
-    urls = (filled_file(tmp_path), filled_topic(kafka))
-    batches = [channel_frame(spark_on_kafka, url, streaming=False).collect() for url in urls]
     streams = [
-        until_end(channel_frame(spark_on_kafka, url, streaming=True), tmp_path / f"checkpoint-{number}").rows
-        for number, url in enumerate(urls)
+        until_end(channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / f"checkpoint-{number}").rows
+        for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka)))
     ]
-    expected = by_source(batches[0])
-    assert [(Source.CHANNEL.value, None, record) for record in RECORDS] == [seen for seen in expected if seen[0] == Source.CHANNEL]
+    expected, found = map(by_source, streams)
+    assert [(Source.CHANNEL.value, record) for record in RECORDS] == [seen for seen in expected if seen[0] == Source.CHANNEL]
     assert 2 == len([seen for seen in expected if seen[0] == Source.DECISIONS])
-    for rows in (batches[1], *streams):
-        assert expected == by_source(rows)
-    for rows in (*batches, *streams):
+    assert expected == found
+    for rows in streams:
         assert list(range(1, len(RECORDS) + 1)) == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
-        assert [row.timestamp.replace(tzinfo=UTC).date() for row in rows] == [row.day for row in rows]
+        assert all(row.at_ms > 0 for row in rows)
 
 
 def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """Who begins in the middle of a topic gets what is from there on, and all of the sources that are not named."""
-    url = filled_topic(kafka)
-    start, end = {"channel": 20, "serving": 1}, {"channel": 24}
-    rows = channel_frame(spark_on_kafka, url, streaming=False, start=start, end=end).collect()
-    assert [20, 21, 22, 23] == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
-    streamed = until_end(channel_frame(spark_on_kafka, url, streaming=True, start=start), tmp_path / "checkpoint").rows
-    assert list(range(20, 26)) == sorted(row.offset for row in streamed if row.source == Source.CHANNEL)
-    assert [1, 1, 2] == [len([row for row in streamed if row.source == source]) for source in ("serving", "loads", "decisions")]
+    """Sources without a position are read from their beginning."""
+    frame = channel_frame(spark_on_kafka, filled_topic(kafka), start={"channel": 20, "serving": 1}, per_trigger=100)
+    rows = until_end(frame, tmp_path / "checkpoint").rows
+    assert list(range(20, 26)) == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
+    assert [1, 1, 2] == [len([row for row in rows if row.source == source]) for source in ("serving", "loads", "decisions")]
 
 
 def test_a_source_that_is_not_wanted_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """Who wants the channel and decisions alone gets no evidence and no loads, of a file and of a topic."""
     wanted = frozenset({Source.CHANNEL, Source.DECISIONS})
     for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka))):
-        for start in (None, {"channel": 20}):
-            frame = channel_frame(spark_on_kafka, url, streaming=False, sources=wanted, start=start)
-            assert wanted == {row.source for row in frame.collect()}
-        checkpoint = tmp_path / f"checkpoint-{number}"
-        first = until_end(channel_frame(spark_on_kafka, url, streaming=True, sources=wanted, per_trigger=10), checkpoint)
-        assert wanted == {row.source for row in first.rows}
+        frame, checkpoint = channel_frame(spark_on_kafka, url, sources=wanted, start={}, per_trigger=10), tmp_path / f"checkpoint-{number}"
+        assert wanted == {row.source for row in until_end(frame, checkpoint).rows}
         with closing(open_log(url)) as log:
             log.append([b"later"], timeout_ms=5_000)
-        again = until_end(channel_frame(spark_on_kafka, url, streaming=True, sources=wanted, per_trigger=10), checkpoint)
-        assert [("channel", b"later")] == [(row.source, bytes(row.value)) for row in again.rows]
+        assert [("channel", b"later")] == by_source(until_end(frame, checkpoint).rows)
 
 
 def test_fewer_load_reports_of_a_topic_come_in_a_batch(
@@ -165,7 +150,7 @@ def test_fewer_load_reports_of_a_topic_come_in_a_batch(
     monkeypatch.setattr(kafka_source, "LOADS_PER_TRIGGER", 2)
     url = filled_topic(kafka)
     Writer(kafka.address).append(f"{address_of(url).topic}-{Source.LOADS}", 5 * LINES[Source.LOADS])
-    read = until_end(channel_frame(spark_on_kafka, url, streaming=True, per_trigger=100), tmp_path / "checkpoint")
+    read = until_end(channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / "checkpoint")
     sizes = [len([row for row in batch if row.source == Source.LOADS]) for batch in read.batches]
     assert [2, 2, 2] == [size for size in sizes if size]
     assert len(RECORDS) == len([row for row in read.batches[0] if row.source == Source.CHANNEL])
@@ -174,13 +159,13 @@ def test_fewer_load_reports_of_a_topic_come_in_a_batch(
 def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """No batch holds more of a source than it may, and a query that starts again reads what came since, once."""
     url = filled_file(tmp_path)
-    frame = channel_frame(spark, url, streaming=True, per_trigger=10)
+    frame = channel_frame(spark, url, start={}, per_trigger=10)
     first = until_end(frame, tmp_path / "checkpoint")
     sizes = [len([row for row in batch if row.source == Source.CHANNEL]) for batch in first.batches]
     assert [10, 10, 5] == [size for size in sizes if size]
     with closing(open_log(url)) as log:
         log.append([b"later"], timeout_ms=5_000)
-    again = until_end(channel_frame(spark, url, streaming=True, per_trigger=10), tmp_path / "checkpoint")
+    again = until_end(channel_frame(spark, url, start={}, per_trigger=10), tmp_path / "checkpoint")
     assert [("channel", 26, b"later")] == [(row.source, row.offset, bytes(row.value)) for row in again.rows]
 
 
@@ -189,7 +174,7 @@ def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: 
     url = filled_file(tmp_path)
     path, away = tmp_path / "channel.db", tmp_path / "away"
     sink = Sink()
-    frame = channel_frame(spark, url, streaming=True)
+    frame = channel_frame(spark, url, start={}, per_trigger=100)
     query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         wait_until(lambda: len(sink.rows) == len(RECORDS) + 5, query)

@@ -35,8 +35,11 @@ url = "sqlite:channel.db"
 with closing(open_log(url)) as log:
     log.append([b"no record"] * 3, timeout_ms=5_000)
 spark = spark_session("elsewhere", master="local-cluster[1,1,1024]")
-rows = channel_frame(spark, url, streaming=False).mapInPandas(named, "kind string").collect()
-print(",".join(row.kind for row in rows))
+kinds = []
+frame = channel_frame(spark, url, start={}, per_trigger=10).mapInPandas(named, "kind string")
+writer = frame.writeStream.foreachBatch(lambda rows, _: kinds.extend(row.kind for row in rows.collect()))
+writer.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start().awaitTermination()
+print(",".join(kinds))
 spark.stop()
 """
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import packing
 from equipoise.spark_jobs.streams.packing import pack, unpacked
-from tests.spark.spark_logs import arrivals_batch
 
-CHANNEL = [Arrival(Source.CHANNEL.value, offset, 1_000 + offset, None, b"record %d" % offset) for offset in range(1, 60)]
+CHANNEL = [Arrival(Source.CHANNEL.value, offset, 1_000 + offset, b"record %d" % offset) for offset in range(1, 60)]
 BESIDE = [
-    Arrival(source.value, offset, 2_000, None, b"note %d" % offset)
+    Arrival(source.value, offset, 2_000, b"note %d" % offset)
     for source in (Source.DECISIONS, Source.LOADS, Source.SERVING)
     for offset in range(20)
 ]
@@ -22,7 +22,7 @@ BESIDE = [
 
 def packs(batches: list[list[Arrival]]) -> list[bytes]:
     """The packs of some batches."""
-    return [bytes(each) for part in pack(map(arrivals_batch, batches)) for each in part["pack"].to_pylist()]
+    return [bytes(each) for part in pack(map(record_batch, batches)) for each in part["pack"].to_pylist()]
 
 
 @pytest.mark.parametrize("arrivals", [CHANNEL, BESIDE, CHANNEL + BESIDE, CHANNEL[:1]], ids=["channel", "beside", "both", "one"])

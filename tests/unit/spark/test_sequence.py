@@ -31,7 +31,7 @@ BOTH = FACTS | RECORDS
 
 def arrivals(entries: Iterable[tuple[int, bytes | None]], *, at_ms: int = 1_000) -> list[Arrival]:
     """Entries of the channel, all of one moment."""
-    return [Arrival("channel", offset, at_ms, None, data) for offset, data in entries]
+    return [Arrival("channel", offset, at_ms, data) for offset, data in entries]
 
 
 def facts(rows: Iterable[Emitted]) -> list[Fact]:
@@ -200,7 +200,7 @@ def test_the_second_opinion_goes_with_each_fact() -> None:
 def test_only_what_is_wanted_is_made() -> None:
     """With records alone wanted there are no facts, and the other way round."""
     channel = channel_with("b1")
-    note = Arrival("decisions", 1, 0, None, b"{}")
+    note = Arrival("decisions", 1, 0, b"{}")
     for wanted in (RECORDS, FACTS):
         rows = list(Sequence(wanted).feed([*arrivals(channel.entries), note]))
         assert wanted == {row.table for row in rows}
@@ -220,7 +220,7 @@ def test_time_that_falls_is_told_and_not_followed() -> None:
     """An entry that is older than one before it is told of, and its rows have the time of that one."""
     channel = channel_with("b1")
     (first, second, third) = (
-        Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
+        Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
     )
     rows = list(Sequence(BOTH).feed([first, second, third]))
     assert [{"event": "time_fell", "by_ms": 2}] == events(rows)
@@ -237,11 +237,7 @@ def test_the_second_opinion_learns_how_old_an_entry_is() -> None:
             return super().context_of(offset, at_ms, raw, behind_ms=behind_ms)
 
     entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
-    list(
-        Sequence(FACTS, plugs=Plugs(membership=Opinion())).feed(
-            Arrival("channel", offset, at, None, data) for (offset, data), at in entries
-        )
-    )
+    list(Sequence(FACTS, plugs=Plugs(membership=Opinion())).feed(Arrival("channel", offset, at, data) for (offset, data), at in entries))
     assert [(5, 0), (9, 0), (9, 2)] == told
 
 
@@ -258,13 +254,13 @@ def test_a_leap_that_was_none_is_told_once(*, is_restored: bool) -> None:
             [{"event": "time_fell", "by_ms": day_ms - 7}, {"event": "time_leapt", "by_ms": day_ms - 5, "stands_ms": day_ms - 7}],
         ),
     ):
-        entries = [Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+        entries = [Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
         sequence = Sequence(BOTH)
         assert [] == events(list(sequence.feed(entries[:2])))
         if is_restored:
             sequence = Sequence.restored({key: data for key, data in sequence.changed_rows() if data is not None}, BOTH)
         assert expected == events(list(sequence.feed(entries[2:])))
-        later = Arrival("channel", 90, times_ms[2], None, b"later")
+        later = Arrival("channel", 90, times_ms[2], b"later")
         assert ["time_fell"] == [event["event"] for event in events(list(sequence.feed([later])))][:1]
 
 
@@ -272,7 +268,7 @@ def test_a_clock_that_is_ahead_and_pauses() -> None:
     """Whose clock is a day ahead may write twice, minutes apart: the leap is the first step, and is told once time goes on before it."""
     day_ms, pause_ms = 86_400_000, 2 * LEAP_MS_MIN
     times_ms = (5, 5 + pause_ms, day_ms, *(day_ms + each * pause_ms for each in range(1, LEAPS_MAX - 1)), 9 + pause_ms, 10 + pause_ms)
-    rows = list(Sequence(BOTH).feed(Arrival("channel", offset, at_ms, None, b"any") for offset, at_ms in enumerate(times_ms, 1)))
+    rows = list(Sequence(BOTH).feed(Arrival("channel", offset, at_ms, b"any") for offset, at_ms in enumerate(times_ms, 1)))
     leaps = [event for event in events(rows) if event["event"] == "time_leapt"]
     assert [day_ms + (LEAPS_MAX - 2) * pause_ms - (5 + pause_ms)] == [event["by_ms"] for event in leaps]
 
@@ -281,7 +277,7 @@ def test_a_time_that_no_frame_holds_moves_nothing() -> None:
     """A damaged time of an entry does not become the log's, in which no operator could go on."""
     channel = channel_with("b1")
     times_ms = (5, 253_402_300_799_999, 7)
-    entries = [Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+    entries = [Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
     rows = list(Sequence(BOTH).feed(entries))
     assert ([], [5, 5, 7]) == (events(rows), [row.at_ms for row in rows if row.table == Table.RECORDS])
 
@@ -414,13 +410,13 @@ def test_a_closed_snapshot_folds_nothing() -> None:
 def test_a_decision_is_kept_as_it_is() -> None:
     """A decision is a row of its document, at its own time, whatever the log's is."""
     wants = frozenset({Table.DECISIONS})
-    rows = list(Sequence(wants).feed([*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, None, b'{"kind":"shed"}')]))
+    rows = list(Sequence(wants).feed([*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, b'{"kind":"shed"}')]))
     assert [Emitted("decisions", "", 7, 0, 5_000, None, None, None, b'{"kind":"shed"}')] == rows
 
 
 def test_a_load_report_has_rows_in_two_tables() -> None:
     """A report is one row of its broker and one of each bundle; the tombstone of a broker that leaves is neither a row nor a fact."""
-    rows = list(Sequence(frozenset(Table)).feed([Arrival("loads", 3, 1, None, REPORT), Arrival("loads", 5, 1, None, None)]))
+    rows = list(Sequence(frozenset(Table)).feed([Arrival("loads", 3, 1, REPORT), Arrival("loads", 5, 1, None)]))
     assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [(row.table, row.ordinal) for row in rows]
 
 
@@ -430,7 +426,7 @@ def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
     channel.own("b1")
     document = {"bundle": WHOLE, "broker": "b1", "token": 4}
     rows = Sequence(FACTS, plugs=Plugs(log="its id")).feed(
-        [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, None, orjson.dumps(document))]
+        [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, orjson.dumps(document))]
     )
     (fact,) = (fact for fact in facts(rows) if fact.source == "serving")
     assert (f"bundle:{WHOLE}", document, 8_000, None) == (fact.subject, fact.record, fact.at_ms, fact.verdict)
@@ -445,7 +441,7 @@ def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view))
     document = orjson.dumps({"bundle": WHOLE, "broker": "b1", "token": 99})
-    rows = Sequence(FACTS).feed([*arrivals(channel.entries), Arrival("serving", 1, 2_000, None, document)])
+    rows = Sequence(FACTS).feed([*arrivals(channel.entries), Arrival("serving", 1, 2_000, document)])
     assert {"begin": 0, "reached": channel.view.offset, "stopped": True} == facts(rows)[-1].context
 
 
@@ -453,7 +449,7 @@ def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
 def test_a_note_that_is_none_is_told(source: str) -> None:
     """What is no document of its source is no row, and a fact of the log."""
     for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
-        rows = list(Sequence(frozenset(Table)).feed([Arrival(source, 5, 1, None, data)]))
+        rows = list(Sequence(frozenset(Table)).feed([Arrival(source, 5, 1, data)]))
         assert [{"event": "unreadable_note", "source": source}] == events(rows)
         assert [(5, {"reached": 0})] == [(fact.offset, fact.context) for fact in facts(rows)]
         assert 1 == len(rows)

@@ -18,13 +18,13 @@ from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.packing import pack
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost
 from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.folding import channel_with
 from tests.channels.walk import Walk
-from tests.spark.spark_logs import arrivals_batch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +126,7 @@ class Worker:
     def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
         """In two frames, the later one first: Spark promises no order."""
         middle = len(batch) // 2
-        return (part.to_pandas() for half in (batch[middle:], batch[:middle]) for part in pack([arrivals_batch(half)]))
+        return (part.to_pandas() for half in (batch[middle:], batch[:middle]) for part in pack([record_batch(half)]))
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def _no_gap_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
     """The batches of a walk."""
     walk = Walk(seed)
-    arrivals = [Arrival("channel", *(offset, 1_000 * offset, None, data)) for offset, data in (walk.step() for _ in range(length))]
+    arrivals = [Arrival("channel", *(offset, 1_000 * offset, data)) for offset, data in (walk.step() for _ in range(length))]
     return [arrivals[first : first + BATCH] for first in range(0, length, BATCH)]
 
 
@@ -202,7 +202,7 @@ def test_a_new_checkpoint_begins_with_the_snapshot() -> None:
     snapshot = to_bytes(channel.view)
     head = len(channel.entries)
     channel.own("b1")
-    arrivals = [Arrival("channel", offset, 0, None, data) for offset, data in channel.entries]
+    arrivals = [Arrival("channel", offset, 0, data) for offset, data in channel.entries]
     state = State()
     rows = Worker(state, begin=snapshot).run(arrivals[head : head + 1])
     rows += Worker(state, begin=b"no snapshot", run_id="another").run(arrivals[head + 1 :])

@@ -13,7 +13,7 @@ from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.settings import address_of
 from equipoise.spark_jobs.sources.kafka_options import connector_options
-from equipoise.spark_jobs.sources.kafka_source import offsets_option, pattern_of, topics_of
+from equipoise.spark_jobs.sources.kafka_source import pattern_of, starting_offsets, topics_of
 
 FILES = {"ca.pem": "AUTHORITY", "cert.pem": "CERTIFICATE", "key.pem": "KEY"}
 
@@ -128,5 +128,5 @@ def test_no_other_topic_is_found() -> None:
 def test_positions_name_every_partition() -> None:
     """The connector refuses a topic of which a partition is not named: one that somebody made with several must not end the job."""
     topics = topics_of(address_of("kafka://h:1/shop"))
-    option = offsets_option(topics, {"channel": 7, "loads": 5}, there={"shop": 1, "shop-loads": 3, "shop-serving": 1}, otherwise=-2)
-    assert {"shop": {"0": 7}, "shop-loads": {"0": 5, "1": -2, "2": -2}, "shop-serving": {"0": -2}} == json.loads(option)
+    positions = starting_offsets(topics, {"channel": 7, "loads": 5}, {"shop": 1, "shop-loads": 3, "shop-serving": 1})
+    assert {"shop": {"0": 7}, "shop-loads": {"0": 5, "1": -2, "2": -2}, "shop-serving": {"0": -2}} == json.loads(positions)
