@@ -69,6 +69,22 @@ class BrokerMemory(Memory):
         """See `Memory`."""
         return cls(**{**raw, "rejections": Rejections(**raw["rejections"])})
 
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        """See `Memory`."""
+        if fact.record is None or fact.verdict in (None, NOT_FOLDED):
+            return
+        if self.status == "unknown" and fact.before is not None:
+            self.adopt(fact.before)
+        case = BrokerCase(fact, self)
+        if case.is_publisher:
+            case.count(self.rejections, case.name)
+        yield from check_rules("broker", case)
+        if case.is_attempt:
+            self.add_attempt(case.record["incarnation"], case.record["sequence"], case.digest, fact.offset)
+        if case.is_of_key and case.is_accepted:
+            self.follow(fact.offset, fact.record)
+        self.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if self.status in ("unknown", "gone") else None
+
     def adopt(self, before: Raw) -> None:
         """Take over the fold's state of a broker that is older than the audit's reading."""
         self.status, self.incarnation = before["status"], before["incarnation"]
@@ -115,23 +131,6 @@ class BrokerCase(RejectionCase):
     def digest(self) -> int:
         """A hash of the record. 56 bits fit in a JSON number without loss."""
         return int.from_bytes(blake2b(orjson.dumps(self.record, option=orjson.OPT_SORT_KEYS), digest_size=7).digest(), "little")
-
-
-def check_broker(known: BrokerMemory, fact: Fact) -> Iterator[Finding]:
-    """Yield what is wrong with the next fact of a broker."""
-    if fact.record is None or fact.verdict in (None, NOT_FOLDED):
-        return
-    if known.status == "unknown" and fact.before is not None:
-        known.adopt(fact.before)
-    case = BrokerCase(fact, known)
-    if case.is_publisher:
-        case.count(known.rejections, case.name)
-    yield from known.limited(fact, check_rules("broker", case))
-    if case.is_attempt:
-        known.add_attempt(case.record["incarnation"], case.record["sequence"], case.digest, fact.offset)
-    if case.is_of_key and case.is_accepted:
-        known.follow(fact.offset, fact.record)
-    known.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if known.status in ("unknown", "gone") else None
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------------------

@@ -9,58 +9,45 @@ How the log is cut into batches must not change the findings:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
-from equipoise.spark_jobs.rules.broker import BrokerMemory, check_broker
-from equipoise.spark_jobs.rules.bundle import BundleMemory, check_bundle, expire_bundle
+from equipoise.spark_jobs.rules.broker import BrokerMemory
+from equipoise.spark_jobs.rules.bundle import BundleMemory
 from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.log import LogMemory, check_log
+from equipoise.spark_jobs.rules.log import LogMemory
 from equipoise.spark_jobs.rules.memory import Memory
-from equipoise.spark_jobs.rules.namespace import check_namespace
+from equipoise.spark_jobs.rules.namespace import NamespaceMemory
 from equipoise.spark_jobs.rules.rule import RULES, Finding, audit_broken
 
-__all__ = ("CHECKERS", "NO_OFFSET", "RULES", "Checker", "SubjectAudit")
+__all__ = ("MEMORIES", "NO_OFFSET", "RULES", "SubjectAudit")
 
 NO_OFFSET: Final = 0
 """Offset of a check that failed in a timer, which belongs to no record."""
 
 
-def expire_nothing(_memory: Memory, _subject: str, _now_ms: int) -> Iterator[Finding]:
-    """Yield nothing: no rule of the subject depends on a timer."""
-    return iter(())
-
-
-class Checker(NamedTuple):
-    """The memory of one kind of subject, and the functions that check its facts and its timer. They keep state only in the memory."""
-
-    memory: type[Memory]
-    check: Callable[[Any, Fact], Iterable[Finding]]
-    expire: Callable[[Any, str, int], Iterable[Finding]] = expire_nothing
-
-
-CHECKERS: Final[Mapping[str, Checker]] = {
-    "broker": Checker(BrokerMemory, check_broker),
-    "bundle": Checker(BundleMemory, check_bundle, expire_bundle),
-    "log": Checker(LogMemory, check_log),
-    "namespace": Checker(Memory, check_namespace),
+MEMORIES: Final[Mapping[str, type[Memory]]] = {
+    "broker": BrokerMemory,
+    "bundle": BundleMemory,
+    "log": LogMemory,
+    "namespace": NamespaceMemory,
 }
-"""The checker for each kind of subject."""
+"""By kind of subject: what is remembered, and how facts are checked."""
 
 
 class SubjectAudit:
     """The audit of one subject."""
 
-    def __init__(self, subject: str, raw: dict[str, Any] | None = None, *, checkers: Mapping[str, Checker] = CHECKERS) -> None:
+    def __init__(self, subject: str, raw: dict[str, Any] | None = None) -> None:
         """Continue with the memory in the JSON object `raw`; None for an empty memory."""
         self.subject = subject
-        self._checker = checkers[subject.partition(":")[0]]
-        self.memory: Memory = self._checker.memory() if raw is None else self._checker.memory.parse(raw)
+        self._kind = MEMORIES[subject.partition(":")[0]]
+        self.memory: Memory = self._kind() if raw is None else self._kind.parse(raw)
 
     @property
     def is_blank(self) -> bool:
         """Whether nothing need be stored of the memory."""
-        return self.memory == self._checker.memory(begun=self.memory.begun)
+        return self.memory == self._kind(begun=self.memory.begun)
 
     def check(self, fact: Fact) -> list[Finding]:
         """Return the findings of `fact`, after those of the subject's due timer. Facts come in order of the channel's offsets.
@@ -73,7 +60,7 @@ class SubjectAudit:
             findings += self.expire(fact.at_ms)
         self._begin(fact.context.get("begun", 0))
         try:
-            findings += list(self._checker.check(self.memory, fact))
+            findings += list(self.memory.limited(fact, self.memory.check(fact)))
         except Exception as error:  # noqa: BLE001 - no error may stop the audit of other subjects
             findings += self._failed(error, offset=fact.offset, at_ms=fact.at_ms)
         return findings
@@ -81,7 +68,7 @@ class SubjectAudit:
     def _begin(self, begun: int) -> None:
         """Forget what was read before a gap that ends at `begun`, but not what was reported and held back."""
         if begun > self.memory.begun and self.memory.forgets_at_gaps:
-            self.memory = self._checker.memory(begun=begun, reported=self.memory.reported, failures=self.memory.failures)
+            self.memory = self._kind(begun=begun, reported=self.memory.reported, failures=self.memory.failures)
         self.memory.begun = max(self.memory.begun, begun)
 
     def expire(self, now_ms: int) -> list[Finding]:
@@ -90,17 +77,17 @@ class SubjectAudit:
         if due_ms is None or due_ms > now_ms:
             return []
         try:
-            findings = [*self._checker.expire(self.memory, self.subject, now_ms), *self.memory.held_back(self.subject, now_ms)]
+            findings = [*self.memory.expire(self.subject, now_ms), *self.memory.held_back(self.subject, now_ms)]
         except Exception as error:  # noqa: BLE001 - the same
             return self._failed(error, offset=NO_OFFSET, at_ms=now_ms)
         if self.memory.forget_ms is not None and self.memory.forget_ms <= now_ms:
-            self.memory = self._checker.memory(begun=self.memory.begun)
+            self.memory = self._kind(begun=self.memory.begun)
         return findings
 
     def _failed(self, error: Exception, *, offset: int, at_ms: int) -> list[Finding]:
         """Report the first, tenth, hundredth ... failure of a subject, so that failures do not flood the findings."""
         failures = self.memory.failures + 1
-        self.memory = self._checker.memory(begun=self.memory.begun, failures=failures)
+        self.memory = self._kind(begun=self.memory.begun, failures=failures)
         if str(failures).strip("0") != "1":
             return []
         problem = f"{type(error).__name__}: {error}"

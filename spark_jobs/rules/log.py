@@ -47,6 +47,15 @@ class LogMemory(Memory):
         """See `Memory`."""
         return cls(**{**raw, "rejections": Rejections(**raw["rejections"])})
 
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        """See `Memory`."""
+        case = LogCase(fact, self)
+        if case.is_by_admin:
+            case.count(self.rejections, str(case.publisher))
+        yield from check_rules("log", case)
+        if case.is_accepted and case.form == "genesis":
+            self.genesis, self.genesis_ms = fact.offset, fact.at_ms
+
     @property
     def forgets_at_gaps(self) -> bool:
         """See `Memory`. A gap does not change how the log began."""
@@ -66,16 +75,6 @@ class LogCase(RejectionCase):
         self.publisher = self.record.get("publisher")
         self.is_by_admin = str(self.publisher).startswith(ADMIN)
         self.earlier_genesis = () if known.genesis is None else (known.genesis,)
-
-
-def check_log(known: LogMemory, fact: Fact) -> Iterator[Finding]:
-    """Yield what is wrong with the log at this fact."""
-    case = LogCase(fact, known)
-    if case.is_by_admin:
-        case.count(known.rejections, str(case.publisher))
-    yield from known.limited(case.fact, check_rules("log", case))
-    if case.is_accepted and case.form == "genesis":
-        known.genesis, known.genesis_ms = fact.offset, fact.at_ms
 
 
 # --- entries and events -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Define what the audit remembers of one subject, and limit repeated findings.
+"""Define what the audit remembers of one subject, check the subject's facts against it, and limit repeated findings.
 
 One damaged record can make thousands of later ones look wrong. Ten findings of each rule about one subject are enough.
 """
@@ -22,7 +22,7 @@ REPORTED_ONCE: Final = frozenset({"digest_differs"})
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What the audit remembers of one subject. Each kind of subject extends it. All values go into JSON.
+    """What the audit remembers of one subject, and the checks of its facts. Each kind of subject extends it. All values go into JSON.
 
     * `begun`: the offset from which the audit has read without a gap, as of the last record.
     * `reported`: by rule, the start of the period, the findings reported in it, those held back since, and the offset of the last of these.
@@ -39,6 +39,14 @@ class Memory:
     def parse(cls, raw: dict[str, Any]) -> Self:
         """Return the memory from its JSON object."""
         return cls(**raw)
+
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        """Yield what is wrong with the next fact of the subject, and remember the fact."""
+        raise NotImplementedError
+
+    def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - for subjects with a rule that time alone can break
+        """Yield what is wrong because no fact came until `now_ms`. It runs at one of `due_times`, or later."""
+        return iter(())
 
     @property
     def forgets_at_gaps(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from equipoise.spark_jobs.rules.broker import BrokerCase
@@ -37,11 +38,15 @@ Row = Sequence[Any]
 """A range that was added or removed: low, high, then (where given) phase, owner and token."""
 
 
-def check_namespace(known: Memory, fact: Fact) -> Iterator[Finding]:
-    """Yield what is wrong with the next fact of a namespace."""
-    if fact.source == "channel" and fact.verdict != NOT_FOLDED:
-        yield from known.limited(fact, check_rules("namespace", NamespaceCase(fact)))
-    known.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if known.reported else None
+@dataclass(slots=True, kw_only=True)
+class NamespaceMemory(Memory):
+    """Only what was reported of a namespace: each of its facts has all that the rules need."""
+
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        """See `Memory`."""
+        if fact.source == "channel" and fact.verdict != NOT_FOLDED:
+            yield from check_rules("namespace", NamespaceCase(fact))
+        self.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if self.reported else None
 
 
 class NamespaceCase(Case):

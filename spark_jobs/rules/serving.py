@@ -154,7 +154,7 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
             del serving.ownerships[0]
             serving.known_from = serving.ownerships[0].token
     for stretch in serving.stretches:
-        case = Case(serving, stretch, is_unowned=_is_known_unowned(serving, stretch))
+        case = StretchCase(serving, stretch, is_unowned=_is_known_unowned(serving, stretch))
         yield from _check_rules("ownership", case, fact.subject, fact.at_ms)
 
 
@@ -180,7 +180,7 @@ def check_serving(serving: Serving, fact: Fact) -> Iterator[Finding]:
     if stretch.due_ms is not None:
         is_unowned = _is_read_past(serving, stretch, document["at_ms"], fact)
     for kind in _KINDS:
-        yield from _check_rules(kind, Case(serving, stretch, is_unowned), fact.subject, fact.at_ms)
+        yield from _check_rules(kind, StretchCase(serving, stretch, is_unowned), fact.subject, fact.at_ms)
 
 
 def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Finding]:
@@ -189,7 +189,7 @@ def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Find
         if stretch.due_ms is not None and stretch.due_ms <= now_ms:
             stretch.due_ms = None
             if serving.known_from is not None or stretch.is_within:
-                yield from _check_rules("ownership", Case(serving, stretch, is_unowned=True), subject, now_ms)
+                yield from _check_rules("ownership", StretchCase(serving, stretch, is_unowned=True), subject, now_ms)
 
 
 def _stretch(document: Raw) -> Stretch | None:
@@ -265,7 +265,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 # --- rules ------------------------------------------------------------------------------------------------------------------
 
 
-class Case(NamedTuple):
+class StretchCase(NamedTuple):
     """A stretch, and whether it is certain that the log never gave it the bundle."""
 
     serving: Serving
@@ -287,7 +287,7 @@ class Fault(NamedTuple):
     other: int | None = None
 
 
-def _check_rules(kind: CaseKind, case: Case, subject: str, at_ms: int) -> Iterator[Finding]:
+def _check_rules(kind: CaseKind, case: StretchCase, subject: str, at_ms: int) -> Iterator[Finding]:
     """Check all rules of one kind about a stretch, and yield the new findings."""
     for broken, check in checks_on(kind):
         for fault in check(case):
@@ -298,7 +298,7 @@ def _check_rules(kind: CaseKind, case: Case, subject: str, at_ms: int) -> Iterat
 
 
 @rule("bundle", "alarm", on=("ownership",), means="A broker served a bundle that it did not own.", remedy=CHECK_THE_BROKER)
-def served_without_ownership(case: Case) -> Iterator[Fault]:
+def served_without_ownership(case: StretchCase) -> Iterator[Fault]:
     """A broker serves a bundle only in an ownership that the log gave it."""
     if case.is_unowned:
         text = f"{case.stretch} served the bundle, but the log never gave it to that incarnation under that token"
@@ -312,7 +312,7 @@ def served_without_ownership(case: Case) -> Iterator[Fault]:
     means="One broker may have overwritten what the other wrote, if the store does not check tokens.",
     remedy="Compare what both brokers wrote to their stores at that time.",
 )
-def served_two_at_once(case: Case) -> Iterator[Fault]:
+def served_two_at_once(case: StretchCase) -> Iterator[Fault]:
     """No two brokers serve a bundle at one time."""
     for other in case.serving.stretches:
         if other.incarnation == case.stretch.incarnation or other.by_token or case.stretch.by_token:
@@ -339,7 +339,7 @@ def _together_ms(one: Stretch, other: Stretch) -> float:
 
 
 @rule("bundle", "alarm", on=("evidence",), means="Another broker may have owned the bundle by then.", remedy=CHECK_THE_BROKER)
-def served_past_lease(case: Case) -> Iterator[Fault]:
+def served_past_lease(case: StretchCase) -> Iterator[Fault]:
     """A broker serves nothing after its lease has ended."""
     stretch, answered_ns = case.stretch, case.stretch.answered_ns
     if answered_ns is not None and answered_ns > max(stretch.lease_deadline_ns, stretch.started_ns) and not stretch.by_token:
@@ -354,7 +354,7 @@ def served_past_lease(case: Case) -> Iterator[Fault]:
     means="A store that checks tokens refuses the broker. In other stores, two brokers write.",
     remedy=CHECK_THE_BROKER,
 )
-def served_old_token(case: Case) -> Iterator[Fault]:
+def served_old_token(case: StretchCase) -> Iterator[Fault]:
     """A broker serves with the token of the present ownership."""
     stretch, newer = case.stretch, case.newer
     if newer is not None and not stretch.by_token and stretch.end_ms > newer.read_ms + CLOCKS_APART_MS:
@@ -363,7 +363,7 @@ def served_old_token(case: Case) -> Iterator[Fault]:
 
 
 @rule("bundle", "alarm", on=("ownership",), means="The former owner may have served the bundle too.", remedy=CHECK_THE_BROKER)
-def served_before_owned(case: Case) -> Iterator[Fault]:
+def served_before_owned(case: StretchCase) -> Iterator[Fault]:
     """A broker serves a bundle only after the record that gives it the bundle is on the log."""
     stretch, identity = case.stretch, (case.stretch.token, case.stretch.incarnation)
     own = next((each for each in case.serving.ownerships if (each.token, each.incarnation) == identity), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise.spark_jobs.audit.keyed_operator import emitted
 from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.memory import Memory
+from equipoise.spark_jobs.rules.namespace import NamespaceMemory
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from tests.spark.spark_state import FakeSpark
 
@@ -26,7 +26,7 @@ def test_a_batch_reads_once_and_writes_changes_once() -> None:
     saved(spark, failures=2)
     assert {"get": 2, "update": 1} == dict(spark.calls)
     saved(spark, failures=2)
-    assert Memory(failures=2) == spark.audit().audit.memory
+    assert NamespaceMemory(failures=2) == spark.audit().audit.memory
     saved(spark, failures=0)
     assert ({"get": 5, "update": 1, "clear": 1}, None) == (dict(spark.calls), spark.value)
 

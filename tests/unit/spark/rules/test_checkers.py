@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.spark_jobs.rules.checkers import CHECKERS, NO_OFFSET, Checker, SubjectAudit
+from equipoise.spark_jobs.rules.checkers import MEMORIES, NO_OFFSET, SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.rule import Finding
@@ -31,51 +31,54 @@ def finding(text: str, *, offset: int, at_ms: int) -> Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Last(Memory):
-    """The last fact, and a timer."""
+    """The last fact, and a timer for a silence of 100 ms."""
 
     offset: int = 0
     at_ms: int = 0
     wake_ms: int | None = None
 
-    def due_times(self) -> Iterable[int]:  # type: ignore[override]
-        return () if self.wake_ms is None else (self.wake_ms,)
+    def due_times(self) -> Iterator[int]:
+        return iter(() if self.wake_ms is None else (self.wake_ms,))
+
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        """Report every fifth fact."""
+        self.offset, self.at_ms, self.wake_ms = fact.offset, fact.at_ms, fact.at_ms + 100
+        if not fact.offset % 5:
+            yield finding("fifth", offset=fact.offset, at_ms=fact.at_ms)
+
+    def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:
+        """Report a silence, and when that was noticed if it was long after."""
+        self.wake_ms = None
+        noticed = f" until {now_ms}" if now_ms > self.at_ms + 10_000 else ""
+        yield finding(f"silent{noticed}", offset=self.offset, at_ms=self.at_ms + 100)
 
 
-def note_last(memory: Last, fact: Fact) -> Iterable[Finding]:
-    """Set the timer to 100 ms after the fact, and report every fifth."""
-    memory.offset, memory.at_ms, memory.wake_ms = fact.offset, fact.at_ms, fact.at_ms + 100
-    if not fact.offset % 5:
-        yield finding("fifth", offset=fact.offset, at_ms=fact.at_ms)
+class Failing(Last):
+    """Fails in its timer, and at each fact with an even offset after a finding."""
+
+    __slots__ = ()
+
+    def check(self, fact: Fact) -> Iterator[Finding]:
+        self.offset = fact.offset
+        yield finding("before it failed", offset=fact.offset, at_ms=fact.at_ms)
+        if not fact.offset % 2:
+            raise ValueError("no even offsets, please")
+        self.wake_ms = fact.at_ms + 10
+
+    def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:
+        raise LookupError("overslept")
 
 
-def silent(memory: Last, _subject: str, now_ms: int) -> Iterable[Finding]:
-    """Report a silence of 100 ms, and when that was noticed if it was long after."""
-    memory.wake_ms = None
-    noticed = f" until {now_ms}" if now_ms > memory.at_ms + 10_000 else ""
-    yield finding(f"silent{noticed}", offset=memory.offset, at_ms=memory.at_ms + 100)
-
-
-def fail_on_even(memory: Last, fact: Fact) -> Iterable[Finding]:
-    """Fail at each fact with an even offset, after a finding."""
-    memory.offset = fact.offset
-    yield finding("before it failed", offset=fact.offset, at_ms=fact.at_ms)
-    if not fact.offset % 2:
-        raise ValueError("no even offsets, please")
-    memory.wake_ms = fact.at_ms + 10
-
-
-def fail(_memory: Last, _subject: str, _now_ms: int) -> Iterable[Finding]:
-    """Fail."""
-    raise LookupError("overslept")
-
-
-SILENCE: Final[Mapping[str, Checker]] = {"broker": Checker(Last, note_last, silent)}
-FAILING: Final[Mapping[str, Checker]] = {"broker": Checker(Last, fail_on_even, fail)}
+def audit_with(memory: type[Memory]) -> SubjectAudit:
+    """An audit of a subject that has this memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MEMORIES, "broker", memory)
+        return SubjectAudit(SUBJECT)
 
 
 def test_a_due_timer_runs_before_the_next_fact() -> None:
     """A fact that comes too late does not hide that it came too late, and the timer learns how late it is."""
-    audit = SubjectAudit(SUBJECT, checkers=SILENCE)
+    audit = audit_with(Last)
     assert [] == audit.check(fact(1, 1_000))
     assert [] == audit.check(fact(2, 1_100))
     assert [finding("silent", offset=2, at_ms=1_200)] == audit.check(fact(3, 1_201))
@@ -85,23 +88,23 @@ def test_a_due_timer_runs_before_the_next_fact() -> None:
 
 def test_a_failed_check_is_reported_and_forgets() -> None:
     """A check that raises makes one finding with the record, and empties the memory, because half of one is worse than none."""
-    audit = SubjectAudit(SUBJECT, checkers=FAILING)
+    audit = audit_with(Failing)
     [broken] = audit.check(fact(4, 1_000))
     assert ("audit_broken", SUBJECT, (4,), 1_000) == (broken.rule, broken.subject, broken.offsets, broken.at_ms)
     assert "ValueError: no even offsets, please" in broken.text
-    assert Last(failures=1) == audit.memory
+    assert Failing(failures=1) == audit.memory
 
 
 def test_failures_do_not_flood() -> None:
     """Of a thousand failures the first is reported, the tenth, the hundredth and the thousandth."""
-    audit = SubjectAudit(SUBJECT, checkers=FAILING)
+    audit = audit_with(Failing)
     found = [found.offsets[-1] for offset in range(2, 2_002, 2) for found in audit.check(fact(offset, offset))]
     assert [2, 20, 200, 2_000] == found
 
 
 def test_a_timer_that_fails_belongs_to_no_record() -> None:
     """A timer that raises makes the same finding, without a record."""
-    audit = SubjectAudit(SUBJECT, checkers=FAILING)
+    audit = audit_with(Failing)
     audit.check(fact(3, 1_000))
     [broken] = audit.expire(1_010)
     assert ("audit_broken", (NO_OFFSET,), 1_010) == (broken.rule, broken.offsets, broken.at_ms)
@@ -116,7 +119,7 @@ def test_batches_change_nothing(batch_max: int, steps: Sequence[int], cuts: Sequ
     for offset, step in enumerate(steps):
         facts.append(fact(offset, step + (facts[-1].at_ms if facts else 0)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CHECKERS, "broker", SILENCE["broker"])
+        patch.setitem(MEMORIES, "broker", Last)
         audit, expected = SubjectAudit(SUBJECT), list[Finding]()
         for each in facts:
             expected += audit.check(each)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equipoise.brokers.cli.main import app
-from equipoise.spark_jobs.rules.checkers import CHECKERS, RULES
+from equipoise.spark_jobs.rules.checkers import MEMORIES, RULES
 from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.namespace import NamespaceCase
 from equipoise.spark_jobs.rules.rule import Rule, check_rules, checks_on, command_for
@@ -29,7 +29,7 @@ def test_a_rule_is_described_in_sentences(rule: Rule) -> None:
 
 def test_each_rule_is_checked() -> None:
     """A rule has a function, or the verdicts show it."""
-    checked = {rule.name for kind in (*CHECKERS, "evidence", "ownership") for rule, _ in checks_on(kind)}  # type: ignore[arg-type]
+    checked = {rule.name for kind in (*MEMORIES, "evidence", "ownership") for rule, _ in checks_on(kind)}  # type: ignore[arg-type]
     assert BY_VERDICT_ONLY | BY_OTHERS == RULES.keys() - checked
     assert all(RULES[name].accepted_instead_of for name in BY_VERDICT_ONLY)
 
