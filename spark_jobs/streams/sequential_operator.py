@@ -26,10 +26,9 @@ from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import beginning
 from equipoise.compaction.compressed import compress, decompress
-from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
+from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import SNAPSHOT_RECORDS, Sequence
 from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
 from equipoise.spark_jobs.sequence.state_rows import StateRow
 from equipoise.spark_jobs.streams.packing import packed, unpacked
@@ -127,29 +126,28 @@ class SequentialProcessor(StatefulProcessor):
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
-    def _plugs(self) -> Plugs:
-        return Plugs(
-            membership=Membership(in_flight_max_ms=self._in_flight_max_ms),
-            histories=Histories(),
-            lost=partial(lost, self._log_url),
-            snapshot_records=self._snapshot_records,
-            log=self._log,
-        )
-
     def _take(self) -> Kept:
         """Return the sequence after the last committed batch."""
         kept = _kept.pop(self._run_id, None)  # Removed from the cache, because a failed attempt leaves it in an unusable state.
         committed = self._version.get() if self._version.exists() else None
-        if committed is None:
-            begin = None if self._begin is None else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
-            return Kept(version=0, sequence=Sequence(self._wants, begin, plugs=self._plugs()), rows={}, listed=0)
-        version: int = committed[0]
-        if kept is not None and kept.version == version:
+        version: int = 0 if committed is None else committed[0]
+        if version and kept is not None and kept.version == version:
             return kept
-        listed = [(key, data) for key, data in self._rows.get()]
+        begin = None if version or self._begin is None else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
+        sequence = Sequence(
+            self._wants,
+            begin,
+            lost=partial(lost, self._log_url),
+            log=self._log,
+            in_flight_max_ms=self._in_flight_max_ms,
+            snapshot_records=self._snapshot_records,
+        )
+        listed = [(key, data) for key, data in self._rows.get()] if version else []
         rows: dict[str, bytes] = {}
         _put(rows, listed)
-        return Kept(version=version, sequence=Sequence.restored(rows, self._wants, plugs=self._plugs()), rows=rows, listed=len(listed))
+        if version:
+            sequence.restore(rows)
+        return Kept(version=version, sequence=sequence, rows=rows, listed=len(listed))
 
     def _keep(self, kept: Kept) -> None:
         """Write this batch's changes, which Spark commits with the batch, and cache the sequence."""
@@ -196,8 +194,8 @@ def _frame(chunk: list[Emitted]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
 
 
-def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.sequence.Lost`
-    """Answer `Plugs.lost` for the log at this URL.
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.folding.Lost`
+    """Answer `spark_jobs.sequence.folding.Lost` for the log at this URL.
 
     Gaps occur only after a failed write, so it may open the log each time. The log's start only rises: if it is not above `first` after the
     batch was read, nothing was lost.

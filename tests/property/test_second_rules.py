@@ -14,11 +14,10 @@ from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
-from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
-from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from tests.channels.walk import Walk
 
 BEGAN_MS: Final = 1_000_000
@@ -43,7 +42,7 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
     """The facts of arrivals that are read in parts, with the state taken down and taken up between any two."""
     found: list[Fact] = []
     rows: dict[str, bytes] = {}
-    sequence = Sequence(FACTS, begin, plugs=Plugs(membership=Membership()))
+    sequence = Sequence(FACTS, begin)
     for part in parts:
         found += [parse_fact(row.body or b"") for row in sequence.feed(part)]
         for key, value in sequence.changed_rows():
@@ -51,7 +50,8 @@ def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
                 rows.pop(key, None)
             else:
                 rows[key] = value
-        sequence = Sequence.restored(rows, FACTS, plugs=Plugs(membership=Membership()))
+        sequence = Sequence(FACTS)
+        sequence.restore(rows)
     return found
 
 

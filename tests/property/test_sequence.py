@@ -13,11 +13,9 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.core.view import View, apply
 from equipoise.spark_jobs.rules.facts import parse_fact
-from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.sequence.state_rows import StateRow
 from tests.channels.walk import Walk
@@ -26,9 +24,12 @@ EVERYTHING = frozenset(Table) - {Table.FINDINGS}
 NOTES = (b"{}", b'{"bundle":"t/one/0x00000000_0xffffffff","broker":"a:1"}', b"no JSON", b"[]", None)
 
 
-def plugs() -> Plugs:
-    """Parts of its own for one more sequence; a snapshot is due so often that walks have some."""
-    return Plugs(membership=Membership(), histories=Histories(), snapshot_records=17)
+def sequence_from(state: dict[str, bytes] | None = None) -> Sequence:
+    """A sequence that goes on from this state; a snapshot is due so often that walks have some."""
+    sequence = Sequence(EVERYTHING, snapshot_records=17)
+    if state is not None:
+        sequence.restore(state)
+    return sequence
 
 
 def keep(rows: dict[str, bytes], changed: Rows[StateRow]) -> None:
@@ -57,14 +58,14 @@ def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
 def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random) -> list[Emitted]:
     """The rows of these arrivals in batches, each by a sequence that is restored from the state that the one before it left."""
     state: dict[str, bytes] = {}
-    sequence = Sequence(EVERYTHING, plugs=plugs())
+    sequence = sequence_from()
     told: list[Emitted] = []
     for low, high in pairwise((0, *sorted(cuts), len(arrivals))):
         told += sequence.feed(arrivals[low:high])
         keep(state, sequence.changed_rows())
         # In another order than they were written in: of that a storage promises nothing.
         shuffled = dict(rng.sample(sorted(state.items()), len(state)))
-        sequence = Sequence.restored(shuffled, EVERYTHING, plugs=plugs())
+        sequence = sequence_from(shuffled)
     return told
 
 
@@ -77,7 +78,7 @@ def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random
 def test_rows_do_not_depend_on_batches(walk: Walk, length: int, cuts: list[int]) -> None:
     """A sequence that is restored between any two batches gives the rows that one gives that is fed at once."""
     arrivals = arrivals_of(walk, length=length)
-    at_once = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    at_once = list(sequence_from().feed(arrivals))
     assert at_once == told_in_batches(arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length))
 
 
@@ -87,13 +88,13 @@ def test_a_restored_view_is_the_one_of_the_fold(walk: Walk, length: int) -> None
     """What is restored from the rows of state has the digest of the fold from zero, the sequences, and what renewals must say."""
     view = View()
     state: dict[str, bytes] = {}
-    sequence = Sequence(EVERYTHING, plugs=plugs())
+    sequence = sequence_from()
     for _ in range(length):
         offset, data = walk.step()
         apply(view, offset, decode(data))
         assert list(sequence.feed([Arrival("channel", offset, 0, data)]))
         keep(state, sequence.changed_rows())
-    restored = Sequence.restored(state, EVERYTHING, plugs=plugs()).view
+    restored = sequence_from(state).view
     assert view.digest() == restored.digest()
     assert view.offset == restored.offset
     promised = {name: (broker.sequence, broker.digest_after) for name, broker in view.brokers.items()}
@@ -111,7 +112,7 @@ def test_every_record_is_kept_and_told(walk: Walk, length: int) -> None:
         if arrival.source == "channel":
             verdict = apply(view, arrival.offset, decode(arrival.value or b""))
             expected.append((arrival.offset, verdict.reason or "accepted", arrival.value))
-    rows = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    rows = list(sequence_from().feed(arrivals))
     assert expected == [(row.offset, row.verdict, row.body) for row in rows if row.table == Table.RECORDS]
     facts = [parse_fact(row.body or b"") for row in rows if row.table == Table.FACTS]
     told = {(fact.offset, fact.verdict) for fact in facts if fact.source == "channel" and fact.verdict is not None}
@@ -123,7 +124,7 @@ def test_every_record_is_kept_and_told(walk: Walk, length: int) -> None:
 def test_a_snapshot_is_the_view_after_its_offset(walk: Walk, length: int) -> None:
     """Each snapshot holds what the fold from zero comes to, and the rows of a table have places of their own."""
     arrivals = arrivals_of(walk, length=length)
-    rows = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    rows = list(sequence_from().feed(arrivals))
     places = [(row.table, row.offset, row.ordinal) for row in rows]
     assert len(places) == len(set(places))
     snapshots = {row.offset: unpacked(row.body or b"") for row in rows if row.table == Table.SNAPSHOTS}

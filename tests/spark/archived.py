@@ -13,8 +13,6 @@ from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import Plugs
 from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
 
 LOG = "the identity of the log"
@@ -50,7 +48,7 @@ def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = 
 
 def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
     """Archive batches of arrivals."""
-    fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), snapshot_records=snapshot_records))
+    fold = Fold(ARCHIVED, snapshot_records=snapshot_records)
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         for number, batch in enumerate(batches):
             sink.write(number, as_rows(fold.feed(batch)))
@@ -68,7 +66,7 @@ def archive_entries(
     step_ms: int = 1,
 ) -> None:
     """Archive the tables that a verification reads, for any number of entries. `begin` is the snapshot before the first entry."""
-    fold = Fold(frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, plugs=Plugs(snapshot_records=snapshot_records))
+    fold = Fold(frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, snapshot_records=snapshot_records)
     left, batch = iter(entries), 0
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         while some := list(islice(left, batch_records)):

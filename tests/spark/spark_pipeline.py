@@ -8,11 +8,11 @@ from typing import Final
 
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import parse_fact
-from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.sequence import Lost, Plugs, Sequence, nothing_lost
+from equipoise.spark_jobs.sequence.folding import Lost
+from equipoise.spark_jobs.sequence.sequence import Sequence, nothing_lost
 
 WATERMARK_MS: Final = 1_000
 """How late the watermark of the streaming query is behind the latest fact."""
@@ -26,7 +26,7 @@ class Pipeline:
     def __init__(self, *, begin: bytes | None = None, lost: Lost = nothing_lost) -> None:
         """Begin at the log's first record, or from the snapshot `begin`."""
         self.facts = 0
-        self._sequence = Sequence(_FACTS, begin, plugs=Plugs(membership=Membership(), lost=lost))
+        self._sequence = Sequence(_FACTS, begin, lost=lost)
         self._audits: dict[str, SubjectAudit] = {}
         self._timers: dict[str, int] = {}
         self._latest_ms = 0

@@ -24,8 +24,7 @@ from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sequence.snapshots import canonical
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone
 from equipoise.spark_jobs.streams.options import CompactOptions, ReportOptions, Screen
@@ -91,7 +90,7 @@ def decision(result: str) -> bytes:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the archive of the story, with a load report, decisions, and a finding that two generations of the audit made."""
     folder = tmp_path_factory.mktemp("report") / "archive"
-    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
+    sequence = Sequence(ARCHIVED)
     beside = [
         Arrival(Source.LOADS, 1, at(2), encode_summary(summarized(None, SAMPLE))),
         *(Arrival(Source.DECISIONS, number, at(3), decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
@@ -181,7 +180,7 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     """Two brokers report every 5 s for 2 minutes. One of them is silent for 60 s."""
     times = {"b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90], "b2": list(range(2, 120, 5))}
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
-    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories()))
+    sequence = Sequence(ARCHIVED)
     loads = [
         Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, encode_summary(replace(summarized(None, SAMPLE), broker=broker)))
         for number, (at_s, broker) in enumerate(reports, 1)
@@ -247,7 +246,7 @@ def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
-        sequence = Sequence(ARCHIVED, begin, plugs=Plugs(histories=Histories()))
+        sequence = Sequence(ARCHIVED, begin)
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
         with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
             sink.write(0, as_rows(sequence.feed(arrivals)))

@@ -11,11 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from equipoise.channel.sqlite.log import SqliteLog
-from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, sequence_operator
 from tests.channels.walk import Walk
@@ -89,5 +87,5 @@ def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path
     with pytest.raises(Exception, match="StoppedError"):
         run(dies_at=2)
     run(dies_at=None)
-    plugs = Plugs(membership=Membership(), histories=Histories(), snapshot_records=SNAPSHOT_RECORDS)
-    assert list(Sequence(WANTS, plugs=plugs).feed(everything)) == [row for batch in sorted(told) for row in told[batch]]
+    expected = list(Sequence(WANTS, snapshot_records=SNAPSHOT_RECORDS).feed(everything))
+    assert expected == [row for batch in sorted(told) for row in told[batch]]

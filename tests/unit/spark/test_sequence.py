@@ -20,7 +20,9 @@ from equipoise.spark_jobs.rules.membership.view import Context, Membership
 from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Lost, Plugs, Sequence
+from equipoise.spark_jobs.sequence.folding import Lost
+from equipoise.spark_jobs.sequence.log_time import LEAP_MS_MIN, LEAPS_MAX
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 from tests.unit.spark.test_loads import REPORT
 
@@ -48,6 +50,13 @@ def facts_at(channel: Channel, offset: int) -> dict[str, Fact]:
 def events(rows: Iterable[Emitted]) -> list[dict[str, Any]]:
     """What befell the log, as its facts tell it."""
     return [dict(fact.after) for fact in facts(rows) if fact.subject == "log:" and fact.after is not None]
+
+
+def restored(state: dict[str, bytes]) -> Sequence:
+    """A sequence that goes on from this state."""
+    sequence = Sequence(BOTH)
+    sequence.restore(state)
+    return sequence
 
 
 def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
@@ -192,7 +201,7 @@ def test_the_second_opinion_goes_with_each_fact() -> None:
     """Each fact of a record has the context that the second membership gave to it."""
     channel = channel_with("b1")
     channel.own("b1")
-    rows = Sequence(FACTS, plugs=Plugs(membership=Membership())).feed(arrivals(channel.entries))
+    rows = Sequence(FACTS).feed(arrivals(channel.entries))
     context = facts(rows)[-1].context
     assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["checked_by"])
 
@@ -227,18 +236,19 @@ def test_time_that_falls_is_told_and_not_followed() -> None:
     assert [5, 9, 9] == [row.at_ms for row in rows if row.table == Table.RECORDS]
 
 
-def test_the_second_opinion_learns_how_old_an_entry_is() -> None:
-    """Each record is judged with the log's time, and with what its own is less: only so can it be seen that time stood still."""
-    told: list[tuple[int, int]] = []
+def test_the_membership_learns_how_old_an_entry_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the log's time, and by how much the entry's own is less: only so can it notice that time stood still."""
+    seen: list[tuple[int, int]] = []
+    context_of = Membership.context_of
 
-    class Opinion(Membership):
-        def context_of(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
-            told.append((at_ms, behind_ms))
-            return super().context_of(offset, at_ms, raw, behind_ms=behind_ms)
+    def noted(membership: Membership, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int) -> Context:
+        seen.append((at_ms, behind_ms))
+        return context_of(membership, offset, at_ms, raw, behind_ms=behind_ms)
 
+    monkeypatch.setattr(Membership, "context_of", noted)
     entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
-    list(Sequence(FACTS, plugs=Plugs(membership=Opinion())).feed(Arrival("channel", offset, at, data) for (offset, data), at in entries))
-    assert [(5, 0), (9, 0), (9, 2)] == told
+    list(Sequence(FACTS).feed(Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in entries))
+    assert [(5, 0), (9, 0), (9, 2)] == seen
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
@@ -258,7 +268,7 @@ def test_a_leap_that_was_none_is_told_once(*, is_restored: bool) -> None:
         sequence = Sequence(BOTH)
         assert [] == events(list(sequence.feed(entries[:2])))
         if is_restored:
-            sequence = Sequence.restored({key: data for key, data in sequence.changed_rows() if data is not None}, BOTH)
+            sequence = restored({key: data for key, data in sequence.changed_rows() if data is not None})
         assert expected == events(list(sequence.feed(entries[2:])))
         later = Arrival("channel", 90, times_ms[2], b"later")
         assert ["time_fell"] == [event["event"] for event in events(list(sequence.feed([later])))][:1]
@@ -291,7 +301,7 @@ def test_a_gap_is_no_loss_if_the_log_says_so() -> None:
 
     channel = channel_with("b1")
     channel.put(propose.renewed(channel.author("b1"), channel.broker("b1")), offset=50)
-    rows = list(Sequence(BOTH, plugs=Plugs(lost=lost)).feed(arrivals(channel.entries)))
+    rows = list(Sequence(BOTH, lost=lost).feed(arrivals(channel.entries)))
     assert [(4, 50)] == asked
     assert (50, "accepted") == verdicts(rows)[-1]
 
@@ -303,7 +313,7 @@ def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
     channel.own("b1")
     for _ in range(3):
         channel.accept(propose.renewed(channel.author("b2"), channel.broker("b2")))
-    sequence = Sequence(BOTH, plugs=Plugs(lost=lost, membership=Membership()))
+    sequence = Sequence(BOTH, lost=lost)
     read = [*channel.entries[:head], *channel.entries[head + 1 :]]
     return channel, sequence, list(sequence.feed(arrivals(read)))
 
@@ -320,7 +330,7 @@ def test_what_was_lost_is_told_and_gone_on_after() -> None:
     assert channel.view.digest() == sequence.view.digest()
     assert horizon == facts(rows)[-1].context["begun"]
     state = {key: data for key, data in sequence.changed_rows() if data is not None}
-    assert channel.view.digest() == Sequence.restored(state, BOTH, plugs=Plugs(membership=Membership())).view.digest()
+    assert channel.view.digest() == restored(state).view.digest()
 
 
 def test_a_loss_without_a_way_on_ends_the_folding() -> None:
@@ -345,7 +355,7 @@ def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
     assert (channel.view.offset, "accepted") == verdicts(rows)[-1]
     assert ("log_closed", "sqlite:new.db") == (events(rows)[-1]["event"], events(rows)[-1]["copied_to"])
     if is_restored:
-        sequence = Sequence.restored({key: data or b"" for key, data in sequence.changed_rows()}, BOTH)
+        sequence = restored({key: data for key, data in sequence.changed_rows() if data is not None})
     late = list(sequence.feed(arrivals([(90, b"late"), (91, b"later")])))
     assert [(90, NOT_FOLDED), (91, NOT_FOLDED)] == verdicts(late)
     assert not events(late)
@@ -375,7 +385,7 @@ def test_a_copy_that_was_being_made_goes_on_from_its_snapshot() -> None:
     old.view.go_on_above(100, level=old.view.level, level_last=old.view.level_last)
     snapshot = to_bytes(old.view)
     genesis = encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=100))
-    sequence = Sequence(BOTH, plugs=Plugs(lost=lambda _first, _below: snapshot))
+    sequence = Sequence(BOTH, lost=lambda _first, _below: snapshot)
     rows = list(sequence.feed(arrivals([(1, genesis)])))
     assert [(101, "accepted")] == verdicts(rows)
     assert "b1" in sequence.view.brokers
@@ -425,7 +435,7 @@ def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
     channel = channel_with("b1")
     channel.own("b1")
     document = {"bundle": WHOLE, "broker": "b1", "token": 4}
-    rows = Sequence(FACTS, plugs=Plugs(log="its id")).feed(
+    rows = Sequence(FACTS, log="its id").feed(
         [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, orjson.dumps(document))]
     )
     (fact,) = (fact for fact in facts(rows) if fact.source == "serving")
@@ -457,8 +467,8 @@ def test_a_note_that_is_none_is_told(source: str) -> None:
 
 def test_a_view_without_a_genesis_is_restored() -> None:
     """A log that holds nothing but garbage has a state, too."""
-    sequence = Sequence(RECORDS)
+    sequence = Sequence(BOTH)
     list(sequence.feed(arrivals([(7, b"garbage")])))
-    restored = Sequence.restored({key: data or b"" for key, data in sequence.changed_rows()}, RECORDS)
-    assert (7, View().digest()) == (restored.view.offset, restored.view.digest())
-    assert [(9, "no_genesis")] == verdicts(restored.feed(arrivals([(9, b"more")])))
+    again = restored({key: data for key, data in sequence.changed_rows() if data is not None})
+    assert (7, View().digest()) == (again.view.offset, again.view.digest())
+    assert [(9, "no_genesis")] == verdicts(again.feed(arrivals([(9, b"more")])))

@@ -13,11 +13,9 @@ import pytest
 
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.log.open_log import open_log
-from equipoise.spark_jobs.rules.membership.view import Membership
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
-from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.sequence import Plugs, Sequence
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from equipoise.spark_jobs.sources.sqlite_source import record_batch
 from equipoise.spark_jobs.streams import sequential_operator
 from equipoise.spark_jobs.streams.packing import pack
@@ -144,8 +142,7 @@ def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
 
 def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
     """The rows of all batches, by one sequence that is fed at once."""
-    sequence = Sequence(WANTS, plugs=Plugs(membership=Membership(), histories=Histories()))
-    return list(sequence.feed(arrival for part in parts for arrival in part))
+    return list(Sequence(WANTS).feed(arrival for part in parts for arrival in part))
 
 
 def test_batches_of_one_worker_go_on() -> None:
