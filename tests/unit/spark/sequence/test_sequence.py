@@ -24,7 +24,7 @@ from equipoise.spark_jobs.sequence.folding import Lost
 from equipoise.spark_jobs.sequence.log_time import LEAP_MS_MIN, LEAPS_MAX
 from equipoise.spark_jobs.sequence.sequence import Sequence
 from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
-from tests.unit.spark.test_loads import REPORT
+from tests.unit.spark.sequence.test_loads import REPORT
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
 FACTS, RECORDS = frozenset({Table.FACTS}), frozenset({Table.RECORDS})

@@ -179,5 +179,5 @@ def test_every_metric_of_a_job_is_documented() -> None:
     metrics = StreamMetrics("JOB")
     metrics.found("hole", 1)
     told = {name.partition("{")[0] for name in scraped(metrics) if not name.partition("{")[0].endswith("_created")}
-    page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert told == set(re.findall(r"^\| `(spark_\w+)`", page, flags=re.MULTILINE))
