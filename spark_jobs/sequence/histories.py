@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -20,12 +20,9 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, Merge, Split, Unreadable
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import subject
+from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.subjects import kind_of
-
-_INTERVAL: Final = "interval:"
-_TRANSFER: Final = "transfer:"
-_HOLDER: Final = "holder:"
 
 _ON_ITS_WAY: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")
 
@@ -73,30 +70,26 @@ class Histories:
 
     def __init__(self) -> None:
         """Begin at the start of a log, where nobody serves anything."""
-        self._holders: dict[int, str] = {}
-        self._ownerships: dict[str, _Ownership] = {}
-        self._ways: dict[str, _Way] = {}
-        self._changed: dict[str, None] = {}
+        self._holders = StateTable("holder:", int, str.encode, bytes.decode)
+        self._ownerships = StateTable("interval:", str, _to_bytes, lambda data: _Ownership(**orjson.loads(data)))
+        self._ways = StateTable("transfer:", str, _to_bytes, lambda data: _Way(**orjson.loads(data)))
+        self._tables = (self._holders, self._ownerships, self._ways)
 
     def begin(self, view: View) -> None:
         """Continue from `view`. Drop intervals and transfers that it lacks; those that are new began before it."""
-        for key in self._keys():
-            self._changed[key] = None
-        self._holders = {broker.incarnation: broker.broker for broker in view.live_brokers()}
-        ownerships, ways = self._ownerships, self._ways
-        self._ownerships, self._ways = {}, {}
+        self._holders.replace({broker.incarnation: broker.broker for broker in view.live_brokers()})
+        ownerships: dict[str, _Ownership] = {}
+        ways: dict[str, _Way] = {}
         for name, bundle in view.bundles.items():
-            server = bundle.server
+            server, ownership, way = bundle.server, self._ownerships.get(name), self._ways.get(name)
             if server is not None:
-                known = ownerships.get(name)
-                same = known is not None and known.incarnation == server and known.token == bundle.token
-                self._ownerships[name] = known if known is not None and same else self._ownership(bundle, server, None, None)
+                same = ownership is not None and (ownership.incarnation, ownership.token) == (server, bundle.token)
+                ownerships[name] = ownership if ownership is not None and same else self._ownership(bundle, server, None, None)
             if bundle.phase in _ON_ITS_WAY:
-                way = ways.get(name)
                 same = way is not None and (way.owner, way.giver) == (bundle.owner, bundle.source)
-                self._ways[name] = way if way is not None and same else self._way(bundle, None)
-        for key in self._keys():
-            self._changed[key] = None
+                ways[name] = way if way is not None and same else self._way(bundle, None)
+        self._ownerships.replace(ownerships)
+        self._ways.replace(ways)
 
     def feed(self, folded: Folded, at_ms: int) -> Iterator[Emitted]:
         """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never falls."""
@@ -107,7 +100,7 @@ class Histories:
                 how = "left" if isinstance(folded.record, BrokerRecord) and folded.record.status == "left" else "died"
                 moment = moment._replace(dead=broker.dead, dead_how=how)
                 if broker.after is not None and broker.after.live:
-                    self._put_holder(broker.after.incarnation, broker.name)
+                    self._holders[broker.after.incarnation] = broker.name
         rows: dict[Table, int] = {}
         for bundle in changes:
             if isinstance(bundle, BundleChanged):
@@ -115,26 +108,16 @@ class Histories:
                     ordinal = rows[table] = rows.get(table, -1) + 1
                     yield _emitted(table, bundle.name, moment, ordinal, row)
         if moment.dead is not None:
-            self._put_holder(moment.dead, None)
+            self._holders.remove(moment.dead)
 
-    def changed_rows(self) -> Iterable[tuple[str, bytes | None]]:
+    def changed_rows(self) -> list[StateRow]:
         """Return the rows of state that changed since the last call; None for removed ones."""
-        keys, self._changed = list(self._changed), {}
-        return [(key, self._row(key)) for key in keys]
+        return [row for table in self._tables for row in table.changed_rows()]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Restore the state from these rows. Ignore rows of other parts."""
-        for key, data in rows.items():
-            prefix, _, name = key.partition(":")
-            match f"{prefix}:":
-                case "holder:":
-                    self._holders[int(name)] = data.decode()
-                case "interval:":
-                    self._ownerships[name] = _Ownership(**orjson.loads(data))
-                case "transfer:":
-                    self._ways[name] = _Way(**orjson.loads(data))
-                case _:
-                    pass
+        for table in self._tables:
+            table.restore(rows)
 
     def _rows(self, change: BundleChanged, moment: _Moment) -> Iterator[tuple[Table, dict[str, Any]]]:
         before, after = change.before, change.after
@@ -148,12 +131,12 @@ class Histories:
             if served_by is not None:
                 yield Table.OWNERSHIP_INTERVALS, {**what, **self._ended_ownership(change, served_by, moment)}
             if after is not None and serves is not None:
-                self._put_ownership(after.name, self._ownership(after, serves, moment.offset, moment.at_ms))
+                self._ownerships[after.name] = self._ownership(after, serves, moment.offset, moment.at_ms)
         was, is_now = before is not None and before.phase in _ON_ITS_WAY, after is not None and after.phase in _ON_ITS_WAY
         if before is not None and was and not is_now:
             yield Table.TRANSFERS, {**what, **self._ended_way(before, after, moment)}
         elif after is not None and is_now:
-            self._put_way(after.name, self._moved_on(after, moment) if was else self._way(after, moment))
+            self._ways[after.name] = self._moved_on(after, moment) if was else self._way(after, moment)
 
     def _transition(self, before: BundleEntry | None, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
         there = after or before
@@ -172,8 +155,7 @@ class Histories:
 
     def _ended_ownership(self, change: BundleChanged, served_by: int, moment: _Moment) -> dict[str, Any]:
         before = change.before
-        ownership = self._ownerships.pop(change.name, None)
-        self._changed[f"{_INTERVAL}{change.name}"] = None
+        ownership = self._ownerships.remove(change.name)
         if ownership is None and before is not None:
             ownership = self._ownership(before, served_by, None, None)
         row: dict[str, Any] = {} if ownership is None else ownership._asdict()
@@ -187,8 +169,7 @@ class Histories:
         }
 
     def _ended_way(self, before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
-        way = self._ways.pop(before.name, None) or self._way(before, None)
-        self._changed[f"{_TRANSFER}{before.name}"] = None
+        way = self._ways.remove(before.name) or self._way(before, None)
         result = _how_way_ended(before, after, moment)
         row = way._asdict()
         del row["owner"], row["giver"]
@@ -224,32 +205,9 @@ class Histories:
     def _name(self, incarnation: int | None) -> str | None:
         return None if incarnation is None else self._holders.get(incarnation)
 
-    def _put_holder(self, incarnation: int, broker: str | None) -> None:
-        if broker is None:
-            self._holders.pop(incarnation, None)
-        else:
-            self._holders[incarnation] = broker
-        self._changed[f"{_HOLDER}{incarnation}"] = None
 
-    def _put_ownership(self, bundle: str, ownership: _Ownership) -> None:
-        self._ownerships[bundle] = ownership
-        self._changed[f"{_INTERVAL}{bundle}"] = None
-
-    def _put_way(self, bundle: str, way: _Way) -> None:
-        self._ways[bundle] = way
-        self._changed[f"{_TRANSFER}{bundle}"] = None
-
-    def _keys(self) -> list[str]:
-        holders = [f"{_HOLDER}{incarnation}" for incarnation in self._holders]
-        return [*holders, *(f"{_INTERVAL}{name}" for name in self._ownerships), *(f"{_TRANSFER}{name}" for name in self._ways)]
-
-    def _row(self, key: str) -> bytes | None:
-        prefix, _, name = key.partition(":")
-        if prefix == "holder":
-            broker = self._holders.get(int(name))
-            return None if broker is None else broker.encode()
-        value = self._ownerships.get(name) if prefix == "interval" else self._ways.get(name)
-        return None if value is None else orjson.dumps(value._asdict())
+def _to_bytes(value: _Ownership | _Way) -> bytes:
+    return orjson.dumps(value._asdict())
 
 
 def _server(entry: BundleEntry | None) -> int | None:

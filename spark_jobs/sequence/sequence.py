@@ -28,9 +28,10 @@ from equipoise.channel.core.records import Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
-from equipoise.spark_jobs.rules.membership.members import Incarnations, Known, Member, Whole
+from equipoise.spark_jobs.rules.membership.members import Incarnations, Known, Member, Namespace, Whole
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
+from equipoise.spark_jobs.rules.state_table import StateRow
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Folding, Lost
@@ -38,7 +39,7 @@ from equipoise.spark_jobs.sequence.histories import Histories
 from equipoise.spark_jobs.sequence.log_time import LogTime
 from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
 from equipoise.spark_jobs.sequence.snapshots import packed
-from equipoise.spark_jobs.sequence.state_rows import StateRow, ViewRows, view_from
+from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
 from equipoise.spark_jobs.sequence.subjects import (
     CONCERNED,
     LOG,
@@ -264,7 +265,7 @@ def known_in(view: View) -> tuple[Known, Mapping[str, tuple[int | None, int | No
     """Return the arguments of `Membership.begin` for continuing after the last record in `view`."""
     brokers = {broker.broker: _member(broker) for broker in view.brokers.values()}
     known = Known(
-        whole=Whole(
+        Whole(
             begun=view.offset,
             genesis=view.genesis,
             cluster=view.cluster,
@@ -273,11 +274,11 @@ def known_in(view: View) -> tuple[Known, Mapping[str, tuple[int | None, int | No
             level_last=view.level_last,
             removed_at=view.removed_at,
         ),
-        brokers=brokers,
-        namespaces={namespace.name: (namespace.status, namespace.last) for namespace in view.namespaces.values()},
-        policies={policy.name: policy.last for policy in view.policies.values()},
-        incarnations=Incarnations(known_from=view.offset, offsets=sorted(member.incarnation for member in brokers.values())),
+        Incarnations(known_from=view.offset, offsets=sorted(member.incarnation for member in brokers.values())),
     )
+    known.brokers.replace(brokers)
+    known.namespaces.replace({each.name: Namespace(each.status, each.last) for each in view.namespaces.values()})
+    known.policies.replace({each.name: each.last for each in view.policies.values()})
     return known, {bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values()}
 
 

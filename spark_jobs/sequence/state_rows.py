@@ -12,9 +12,7 @@ from typing import Final
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
-
-StateRow = tuple[str, bytes | None]
-"""A key of a state and its value; None if it is removed."""
+from equipoise.spark_jobs.rules.state_table import StateRow
 
 PREFIX: Final = "view:"
 _MARKER: Final = f"{PREFIX}{MARKER_KEY}"

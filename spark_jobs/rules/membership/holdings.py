@@ -13,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import merge
 from itertools import islice, takewhile
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+import orjson
+
+from equipoise.spark_jobs.rules.membership.members import PREFIX, Since
 from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
+from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 
 OVERDUE_AT_ONCE_MAX: Final = 16
 """Overdue bundles to report with one record, because each of its facts carries all their names. The others follow with the next."""
 
-
 _NOTHING: Final[Mapping[str, int]] = {}
-
-Since = tuple[int, int]
-"""When a clock started: the offset and the awake time."""
 
 
 class Holding(NamedTuple):
@@ -44,9 +44,9 @@ class Holding(NamedTuple):
     is_reported: bool = False
 
     @classmethod
-    def parse(cls, row: Sequence[Any]) -> Holding:
-        """Return the holding from its JSON list."""
-        owner, source, moving, unserved, releasing, is_reported = row
+    def parse(cls, data: bytes) -> Holding:
+        """Return the holding from its row."""
+        owner, source, moving, unserved, releasing, is_reported = orjson.loads(data)
         first, second = (None if since is None else (since[0], since[1]) for since in (moving, unserved))
         return cls(owner, source, first, second, releasing, is_reported)
 
@@ -60,32 +60,41 @@ class Holdings:
     """All bundles, with the incarnations that each names."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Holding] = {}
+        self._held = StateTable[str, Holding](f"{PREFIX}held:", str, lambda each: orjson.dumps(tuple(each)), Holding.parse)
         # Insertion order matters in these dicts: by incarnation, when the holding began; for the clocks, when they started.
         self._of: dict[int, dict[str, None]] = {}
         self._moving: dict[str, Since] = {}
         self._unserved: dict[str, Since] = {}
-        self._changed: dict[str, None] = {}
 
     def get(self, name: str) -> Holding | None:
         """Return the holding of a bundle, or None if the bundle does not exist."""
         return self._held.get(name)
 
-    @property
-    def held(self) -> Mapping[str, Holding]:
-        """All holdings, by bundle."""
-        return self._held
+    def changed_rows(self) -> list[StateRow]:
+        """Return the rows that changed since the last call; None for removed ones."""
+        return self._held.changed_rows()
 
-    def changed(self) -> list[str]:
-        """Return the bundles that changed since the last call."""
-        changed = list(self._changed)
-        self._changed.clear()
-        return changed
+    def restore(self, rows: Mapping[str, bytes]) -> None:
+        """Restore the state of a new instance from its rows. Ignore rows of other parts."""
+        self._held.restore(rows)
+        for name, holding in self._held.items():
+            self._index(name, holding)
+        self._moving, self._unserved = _in_order(self._moving), _in_order(self._unserved)
+
+    def begin(self, bundles: Mapping[str, tuple[int | None, int | None, str]], now: Since) -> None:
+        """Forget everything and continue from these bundles: by name, the owner, the source and the state as in records."""
+        for name in list(self._held):
+            self._drop(name)
+        for name, (owner, source, state) in sorted(bundles.items()):
+            self.follow(name, owner, source, state, now)
 
     def put(self, name: str, holding: Holding) -> None:
         """Set the holding of a bundle."""
         self._release(name)
         self._held[name] = holding
+        self._index(name, holding)
+
+    def _index(self, name: str, holding: Holding) -> None:
         for incarnation in (holding.owner, holding.source):
             if incarnation is not None:
                 self._of.setdefault(incarnation, {})[name] = None
@@ -115,13 +124,6 @@ class Holdings:
             ),
         )
 
-    def restore(self, held: Mapping[str, Holding]) -> None:
-        """Restore these holdings."""
-        for name, holding in held.items():
-            self.put(name, holding)
-        self._moving, self._unserved = _in_order(self._moving), _in_order(self._unserved)
-        self._changed.clear()
-
     def create(self, namespace: str, ranges: Iterable[tuple[int, int]], now: Since) -> None:
         """Add the bundles of a new namespace, all free."""
         for low, high in ranges:
@@ -138,8 +140,7 @@ class Holdings:
         self._unserved.pop(name, None)
 
     def _release(self, name: str) -> None:
-        self._changed[name] = None
-        before = self._held.pop(name, None)
+        before = self._held.remove(name)
         for incarnation in () if before is None else {before.owner: None, before.source: None}:
             if incarnation is not None:
                 named = self._of[incarnation]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
+
+import orjson
 
 from equipoise.spark_jobs.rules.facts import Raw
+from equipoise.spark_jobs.rules.state_table import StateTable
 
 FIRST_LEVEL: Final = 1
 """Format version of a record that names none."""
@@ -25,6 +28,12 @@ More mean that the broker's own clock is fast. They prove nothing about the log'
 
 LIVE: Final = ("up", "draining")
 """Statuses of a broker that count as alive."""
+
+PREFIX: Final = "member:"
+"""Prefix of the keys of all state rows of the membership."""
+
+Since = tuple[int, int]
+"""When a clock started: the offset and the awake time (`spark_jobs.rules.membership.view`)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,19 +141,35 @@ class Incarnations:
         return place == len(self.offsets) or self.offsets[place] != incarnation
 
 
-@dataclass(slots=True, kw_only=True)
-class Known:
-    """All of the membership's state.
+class Namespace(NamedTuple):
+    """A namespace. `deleting_since`: when its deletion began; None if it is not being deleted, or that was reported as too long."""
 
-    `live` maps live incarnations to ids, `namespaces` names to (status, last), `policies` names to last.
+    status: str
+    last: int
+    deleting_since: Since | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Namespace:
+        """Return the namespace from its row."""
+        status, last, since = orjson.loads(data)
+        return cls(status, last, None if since is None else (since[0], since[1]))
+
+
+class Known:
+    """All of the membership's state, except who holds which bundle.
+
+    * `policies`: the last offset of each.
+    * `live`: the ids of live incarnations. It follows from `brokers`.
     """
 
-    whole: Whole = field(default_factory=Whole)
-    brokers: dict[str, Member] = field(default_factory=dict)
-    live: dict[int, str] = field(default_factory=dict)
-    namespaces: dict[str, tuple[str, int]] = field(default_factory=dict)
-    policies: dict[str, int] = field(default_factory=dict)
-    incarnations: Incarnations = field(default_factory=Incarnations)
+    def __init__(self, whole: Whole | None = None, incarnations: Incarnations | None = None) -> None:
+        """Begin without brokers, namespaces and policies."""
+        self.whole = whole or Whole()
+        self.incarnations = incarnations or Incarnations()
+        self.brokers = StateTable[str, Member](f"{PREFIX}broker:", str, orjson.dumps, lambda data: Member(**orjson.loads(data)))
+        self.namespaces = StateTable[str, Namespace](f"{PREFIX}namespace:", str, lambda each: orjson.dumps(tuple(each)), Namespace.parse)
+        self.policies = StateTable[str, int](f"{PREFIX}policy:", str, orjson.dumps, orjson.loads)
+        self.live: dict[int, str] = {}
 
     def unseen_ms(self, member: Member) -> int:
         """Return by how much live brokers' renewals were early since the member's last record."""

@@ -91,7 +91,7 @@ def _on_policy(known: Known, raw: Raw) -> str:
 
 def _on_namespace(known: Known, raw: Raw) -> str | None:
     entry, status = known.namespaces.get(raw["key"]), raw["status"]
-    if raw["based_on"] != (known.whole.removed_at if entry is None else entry[1]):
+    if raw["based_on"] != (known.whole.removed_at if entry is None else entry.last):
         return "stale"
     if status == "created":
         if entry is not None:
@@ -101,7 +101,7 @@ def _on_namespace(known: Known, raw: Raw) -> str | None:
         return ACCEPTED if whole_space(raw.get("boundaries") or ()) else "bad_boundary"
     if entry is None:
         return "unknown_namespace"
-    is_deleting = entry[0] == "deleting"
+    is_deleting = entry.status == "deleting"
     if status == "deleted":
         return None if is_deleting else "illegal_transition"  # The state of its bundles decides.
     return "illegal_transition" if is_deleting else ACCEPTED

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final, TypedDict
 
@@ -17,23 +17,24 @@ import orjson
 
 from equipoise.spark_jobs.rules import forms
 from equipoise.spark_jobs.rules.facts import Raw, SubjectKind, subject
-from equipoise.spark_jobs.rules.membership.holdings import Holding, Holdings, Since
+from equipoise.spark_jobs.rules.membership.holdings import Holding, Holdings
 from equipoise.spark_jobs.rules.membership.members import (
     APPEND_TIME_ERROR_MS,
     FIRST_LEVEL,
     LIVE,
+    PREFIX,
     Incarnations,
     Known,
     Member,
+    Namespace,
+    Since,
     Whole,
     joined_member,
 )
 from equipoise.spark_jobs.rules.membership.verdicts import envelope_of, verdict_before_content, verdict_on
 from equipoise.spark_jobs.rules.ranges import whole_space
 from equipoise.spark_jobs.rules.rule import ACCEPTED
-
-PREFIX: Final = "member:"
-"""Prefix of the keys of all state rows of this part."""
+from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 
 IN_FLIGHT_MAX_MS: Final = 60_000
 """Default limit of a move, in awake time. Brokers cancel a stuck move after half as long."""
@@ -57,6 +58,7 @@ Other brokers accuse it after one.
 CLOCK_RATE_ERROR_PERCENT: Final = 3
 """How much faster the log's clock may run than a broker's."""
 
+_WHOLE: Final = f"{PREFIX}whole"
 _INCARNATIONS: Final = f"{PREFIX}incarnations"
 _THE_LOG: Final = subject("log", "")
 
@@ -115,7 +117,7 @@ class Membership:
         self._holdings = Holdings()
         self._heard: dict[str, int] = {}  # Awake time of live brokers' last records, oldest first.
         self._deleting: dict[str, Since] = {}  # Deletions not yet reported, oldest first.
-        self._changed: dict[str, None] = {}  # Keys of changed rows.
+        self._is_incarnation_new = False  # Whether the row of incarnations changed.
         self._overdue: list[str] = []  # Bundles that the present record reports as overdue, sorted.
         self._is_well_formed = False  # Whether the present entry is well-formed.
         self._followers: Mapping[str, Callable[[int, Raw], Sequence[str]]] = {
@@ -136,84 +138,48 @@ class Membership:
 
         `bundles` maps names to owner, source and state as in records. The awake time and the log's time continue.
         """
-        self._changed.update(dict.fromkeys(self._keys()))
         known.whole.awake_ms, known.whole.at_ms = self._known.whole.awake_ms, self._known.whole.at_ms
-        self._known = known
-        known.find_live()
+        now = known.whole.begun, known.whole.awake_ms
+        self._known.whole, self._known.incarnations, self._is_incarnation_new = known.whole, known.incarnations, True
+        self._known.brokers.replace(known.brokers)
+        self._known.policies.replace(known.policies)
+        self._known.namespaces.replace({
+            name: each._replace(deleting_since=now if each.status == "deleting" else None) for name, each in known.namespaces.items()
+        })  # fmt: skip
+        self._find_deleting()
+        self._known.find_live()
         self._heard = {}
-        for name in known.live.values():
+        for name in self._known.live.values():
             self._hear(name)
         self._mark_up()
-        now = self._now(known.whole.begun)
-        self._deleting = {name: now for name, (status, _) in sorted(known.namespaces.items()) if status == "deleting"}
-        self._holdings = Holdings()
-        for name, (owner, source, state) in sorted(bundles.items()):
-            self._holdings.follow(name, owner, source, state, now)
-        self._changed.update(dict.fromkeys(self._keys()))
+        self._holdings.begin(bundles, now)
 
-    def changed_rows(self) -> list[tuple[str, bytes | None]]:
-        """Return the rows of state that changed since the last call; None for removed ones. The last row of a key counts."""
-        changed = [*self._changed, *(f"{PREFIX}held:{name}" for name in self._holdings.changed())]
-        self._changed.clear()
-        return [(f"{PREFIX}whole", orjson.dumps(self._known.whole)), *((key, self._row(key)) for key in changed)]
+    def changed_rows(self) -> list[StateRow]:
+        """Return the rows of state that changed since the last call; None for removed ones."""
+        known = self._known
+        rows: list[StateRow] = [(_WHOLE, orjson.dumps(known.whole))]
+        if self._is_incarnation_new:
+            self._is_incarnation_new = False
+            rows.append((_INCARNATIONS, orjson.dumps(known.incarnations)))
+        return rows + [row for part in self._parts() for row in part.changed_rows()]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Restore the state from its rows. Ignore rows of other parts."""
-        known = self._known = Known()
-        held: dict[str, Holding] = {}
-        deleting: list[tuple[Since, str]] = []
-        for key, value in rows.items():
-            if not key.startswith(PREFIX):
-                continue
-            kind, _, name = key.removeprefix(PREFIX).partition(":")
-            content = orjson.loads(value)
-            if kind == "whole":
-                known.whole = Whole(**content)
-            elif kind == "incarnations":
-                known.incarnations = Incarnations(**content)
-            elif kind == "broker":
-                known.brokers[name] = Member(**content)
-            elif kind == "policy":
-                known.policies[name] = content
-            elif kind == "namespace":
-                status, last, since = content
-                known.namespaces[name] = (status, last)
-                deleting += [] if since is None else [((since[0], since[1]), name)]
-            else:
-                held[name] = Holding.parse(content)
-        self._holdings = Holdings()
-        self._holdings.restore(held)
-        self._deleting = {name: since for since, name in sorted(deleting)}
-        self._changed.clear()
+        """Restore the state of a new instance from its rows. Ignore rows of other parts."""
+        known = self._known
+        known.whole = Whole(**orjson.loads(rows[_WHOLE]))
+        known.incarnations = Incarnations(**orjson.loads(rows[_INCARNATIONS])) if _INCARNATIONS in rows else Incarnations()
+        for part in self._parts():
+            part.restore(rows)
+        self._find_deleting()
         known.find_live()
         self._heard = {name: heard_ms for heard_ms, name in sorted((known.brokers[name].heard_ms, name) for name in known.live.values())}
 
-    def _keys(self) -> list[str]:
-        known = self._known
-        kinds: Mapping[str, Iterable[str]] = {
-            "broker": known.brokers,
-            "namespace": known.namespaces,
-            "policy": known.policies,
-            "held": self._holdings.held,
-        }
-        return [_INCARNATIONS, *(f"{PREFIX}{kind}:{name}" for kind, names in kinds.items() for name in names)]
+    def _parts(self) -> tuple[StateTable[str, Member], StateTable[str, Namespace], StateTable[str, int], Holdings]:
+        return self._known.brokers, self._known.namespaces, self._known.policies, self._holdings
 
-    def _row(self, key: str) -> bytes | None:
-        kind, _, name = key.removeprefix(PREFIX).partition(":")
-        content: object
-        if kind == "incarnations":
-            content = self._known.incarnations
-        elif kind == "held":
-            content = self._holdings.get(name)
-        elif kind == "namespace":
-            entry = self._known.namespaces.get(name)
-            content = None if entry is None else (*entry, self._deleting.get(name))
-        else:
-            content = self._known.brokers.get(name) if kind == "broker" else self._known.policies.get(name)
-        return None if content is None else orjson.dumps(tuple(content) if isinstance(content, tuple) else content)
-
-    def _change(self, kind: str, name: str) -> None:
-        self._changed[f"{PREFIX}{kind}:{name}"] = None
+    def _find_deleting(self) -> None:
+        found = ((each.deleting_since, name) for name, each in self._known.namespaces.items() if each.deleting_since is not None)
+        self._deleting = {name: since for since, name in sorted(found)}
 
     # --- checking records ---
 
@@ -269,7 +235,7 @@ class Membership:
         found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
         for name, _ in found:
             del self._deleting[name]
-            self._change("namespace", name)
+            self._known.namespaces[name] = self._known.namespaces[name]._replace(deleting_since=None)
         return found
 
     def _silent(self) -> list[tuple[str, int, int | None]]:
@@ -281,12 +247,13 @@ class Membership:
             member = self._known.brokers[name]
             if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (member.lease_ms + member.margin_ms):
                 member.is_silence_reported = True
-                self._change("broker", name)
+                self._known.brokers.touch(name)
                 found.append((name, member.last, member.last_at_ms))
         return sorted(found)
 
     def _is_deleting(self, namespace: str) -> bool:
-        return self._known.namespaces.get(namespace, ("", 0))[0] == "deleting"
+        entry = self._known.namespaces.get(namespace)
+        return entry is not None and entry.status == "deleting"
 
     def _now(self, offset: int) -> Since:
         return offset, self._known.whole.awake_ms
@@ -386,7 +353,7 @@ class Membership:
         member = self._known.brokers.get(publisher)
         if member is not None and member.incarnation == incarnation:
             member.sequence = sequence
-            self._change("broker", publisher)
+            self._known.brokers.touch(publisher)
 
     def _follow_genesis(self, offset: int, raw: Raw) -> Sequence[str]:
         whole = self._known.whole
@@ -394,7 +361,7 @@ class Membership:
             whole.cluster, whole.base = raw["cluster"], raw.get("base") or 0
             whole.level, whole.level_last, whole.removed_at = raw.get("level") or FIRST_LEVEL, offset, offset
             whole.begun = self._known.incarnations.known_from = offset
-            self._changed[_INCARNATIONS] = None
+            self._is_incarnation_new = True
         whole.genesis = offset
         return ()
 
@@ -405,32 +372,31 @@ class Membership:
     def _follow_policy(self, offset: int, raw: Raw) -> Sequence[str]:
         name = raw["key"]
         if raw["status"] == "removed":
-            self._known.policies.pop(name, None)
+            self._known.policies.remove(name)
             self._known.whole.removed_at = offset
         else:
             self._known.policies[name] = offset
-        self._change("policy", name)
         return ()
 
     def _follow_namespace(self, offset: int, raw: Raw) -> Sequence[str]:
         name, status = raw["key"], raw["status"]
         if status == "deleted":
-            self._known.namespaces.pop(name, None)
+            self._known.namespaces.remove(name)
             self._known.whole.removed_at = offset
             self._deleting.pop(name, None)
             self._holdings.delete(name)
         else:
-            self._known.namespaces[name] = ("deleting" if status == "deleting" else "created", offset)
-        if status == "deleting":
-            self._deleting[name] = self._now(offset)
-        elif status == "created":
+            since = self._now(offset) if status == "deleting" else None
+            self._known.namespaces[name] = Namespace("created" if since is None else "deleting", offset, since)
+            self._deleting.pop(name, None)
+            if since is not None:
+                self._deleting[name] = since
+        if status == "created":
             self._holdings.create(name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset))
-        self._change("namespace", name)
         return ()
 
     def _follow_broker(self, offset: int, raw: Raw) -> Sequence[str]:
         name, status = raw["key"], raw["status"]
-        self._change("broker", name)
         member = self._known.brokers.get(name)
         if status == "joined":
             concerned = self._declare_dead(member, offset)
@@ -438,7 +404,7 @@ class Membership:
             self._known.live[offset] = name
             self._hear(name)
             self._known.incarnations.add(offset)
-            self._changed[_INCARNATIONS] = None
+            self._is_incarnation_new = True
             self._mark_up()
             return concerned
         if member is None:
@@ -452,13 +418,14 @@ class Membership:
                 self._known.whole.stood_ms = at_ms
             member.renewed(at_ms)
         member.last, member.last_at_ms = offset, at_ms
+        self._known.brokers.touch(name)
         if status in ("renewed", "draining"):
             self._hear(name)
         if status == "renewed":
             return ()
         concerned = self._declare_dead(member, offset) if status in ("left", "down") else ()
         if status == "removed":
-            del self._known.brokers[name]
+            self._known.brokers.remove(name)
             self._known.live.pop(member.incarnation, None)
             self._heard.pop(name, None)
             self._known.whole.removed_at = offset
