@@ -23,9 +23,9 @@ from rich.live import Live
 from rich.text import Text
 
 from equipoise.channel.core.errors import CallerError
+from equipoise.spark_jobs.streams.batch_report import BatchDone, Rate, batch_done, progress_line
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.silence import Seen, Silence
-from equipoise.spark_jobs.streams.stream_progress import BatchDone, Rate, batch_done, progress_line
 
 NOTE_MS: Final = 10_000
 """How often to print a progress line where there is no live line, such as in a log file."""

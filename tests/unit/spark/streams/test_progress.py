@@ -10,15 +10,14 @@ import orjson
 import pytest
 from prometheus_client import generate_latest
 
+from equipoise.spark_jobs.streams.batch_report import WINDOW_MS, BatchDone, Rate, batch_done, progress_line, size
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
-from equipoise.spark_jobs.streams.stream_progress import WINDOW_MS, BatchDone, Rate, batch_done, progress_line, size
 
 OF_KAFKA = {
     "batchId": 7,
     "batchDuration": 950,
     "durationMs": {"addBatch": 800, "triggerExecution": 950},
-    "eventTime": {"watermark": "2026-11-22T14:00:00.000Z"},
     "stateOperators": [{"numRowsTotal": 12, "memoryUsedBytes": 1_000}, {"numRowsTotal": 30, "memoryUsedBytes": 500}],
     "sources": [
         {
@@ -36,11 +35,9 @@ def test_a_batch_is_read_from_the_words_of_spark() -> None:
         batch=7,
         rows=1_900,
         took_ms=950,
-        worked_ms=800,
         behind=603,
         state_rows=42,
         state_bytes=1_500,
-        log_time="2026-11-22T14:00:00.000Z",
     )
     assert expected == batch_done(orjson.dumps(OF_KAFKA))
 
@@ -60,7 +57,7 @@ def test_a_source_that_does_not_tell_where_it_ends(newest: object) -> None:
 
 def test_what_is_missing_counts_as_nothing() -> None:
     """A progress without figures, as Spark gives one of an empty batch, is no error."""
-    expected = BatchDone(batch=0, rows=0, took_ms=0, worked_ms=0, behind=0, state_rows=0, state_bytes=0, log_time=None)
+    expected = BatchDone(batch=0, rows=0, took_ms=0, behind=0, state_rows=0, state_bytes=0)
     assert expected == batch_done(b"{}")
 
 

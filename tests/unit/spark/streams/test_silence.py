@@ -12,10 +12,10 @@ from prometheus_client import generate_latest
 
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.streams import progress
+from equipoise.spark_jobs.streams.batch_report import batch_done
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, StreamMetrics, Watch
 from equipoise.spark_jobs.streams.silence import LOOK_MS, REMIND_MS, SILENCE_MS, Seen, Silence, look
-from equipoise.spark_jobs.streams.stream_progress import batch_done
 
 AWAY = Seen("Kafka did not answer")
 THERE = Seen()

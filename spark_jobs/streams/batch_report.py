@@ -28,26 +28,17 @@ class BatchDone:
     """One finished batch of a stream.
 
     * `rows`: entries taken from the sources.
-    * `took_ms`: total time; `worked_ms`: the part spent on the rows.
     * `behind`: entries that the sources held beyond the batch when it began. None if unknown, as for a batch that was planned before a
       restart.
     * `state_rows`, `state_bytes`: of all stateful operators, after the batch.
-    * `log_time`: the watermark. Timers up to this log time have run. None before the first.
     """
 
     batch: int
     rows: int
     took_ms: int
-    worked_ms: int
     behind: int | None
     state_rows: int
     state_bytes: int
-    log_time: str | None
-
-    @property
-    def rows_per_second(self) -> float:
-        """Rows per second of this batch; 0 for a batch without rows."""
-        return 1_000 * self.rows / max(1, self.took_ms)
 
 
 def batch_done(document: bytes | str) -> BatchDone:
@@ -59,11 +50,9 @@ def batch_done(document: bytes | str) -> BatchDone:
         batch=int(raw.get("batchId") or 0),
         rows=sum(int(source.get("numInputRows") or 0) for source in raw.get("sources") or []),
         took_ms=int(durations.get("triggerExecution") or raw.get("batchDuration") or 0),
-        worked_ms=int(durations.get("addBatch") or 0),
         behind=_behind(raw.get("sources") or []),
         state_rows=sum(int(state.get("numRowsTotal") or 0) for state in states),
         state_bytes=sum(int(state.get("memoryUsedBytes") or 0) for state in states),
-        log_time=(raw.get("eventTime") or {}).get("watermark"),
     )
 
 
