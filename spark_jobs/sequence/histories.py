@@ -24,7 +24,7 @@ from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.subjects import kind_of
 
-_ON_ITS_WAY: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")
+_MOVING: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")
 
 
 # Tuples for speed: each move of a bundle makes several.
@@ -40,7 +40,7 @@ class _Ownership(NamedTuple):
     from_at: int | None
 
 
-class _Way(NamedTuple):
+class _Transfer(NamedTuple):
     """A pending move of a bundle: who asked for it, and its progress. `owner` and `giver` are incarnations."""
 
     owner: int | None
@@ -72,24 +72,24 @@ class Histories:
         """Begin at the start of a log, where nobody serves anything."""
         self._holders = StateTable("holder:", int, str.encode, bytes.decode)
         self._ownerships = StateTable("interval:", str, _to_bytes, lambda data: _Ownership(**orjson.loads(data)))
-        self._ways = StateTable("transfer:", str, _to_bytes, lambda data: _Way(**orjson.loads(data)))
-        self._tables = (self._holders, self._ownerships, self._ways)
+        self._transfers = StateTable("transfer:", str, _to_bytes, lambda data: _Transfer(**orjson.loads(data)))
+        self._tables = (self._holders, self._ownerships, self._transfers)
 
     def begin(self, view: View) -> None:
         """Continue from `view`. Drop intervals and transfers that it lacks; those that are new began before it."""
         self._holders.replace({broker.incarnation: broker.broker for broker in view.live_brokers()})
         ownerships: dict[str, _Ownership] = {}
-        ways: dict[str, _Way] = {}
+        transfers: dict[str, _Transfer] = {}
         for name, bundle in view.bundles.items():
-            server, ownership, way = bundle.server, self._ownerships.get(name), self._ways.get(name)
+            server, ownership, transfer = bundle.server, self._ownerships.get(name), self._transfers.get(name)
             if server is not None:
                 same = ownership is not None and (ownership.incarnation, ownership.token) == (server, bundle.token)
                 ownerships[name] = ownership if ownership is not None and same else self._ownership(bundle, server, None, None)
-            if bundle.phase in _ON_ITS_WAY:
-                same = way is not None and (way.owner, way.giver) == (bundle.owner, bundle.source)
-                ways[name] = way if way is not None and same else self._way(bundle, None)
+            if bundle.phase in _MOVING:
+                same = transfer is not None and (transfer.owner, transfer.giver) == (bundle.owner, bundle.source)
+                transfers[name] = transfer if transfer is not None and same else self._transfer(bundle, None)
         self._ownerships.replace(ownerships)
-        self._ways.replace(ways)
+        self._transfers.replace(transfers)
 
     def feed(self, folded: Folded, at_ms: int) -> Iterator[Emitted]:
         """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never falls."""
@@ -132,11 +132,11 @@ class Histories:
                 yield Table.OWNERSHIP_INTERVALS, {**what, **self._ended_ownership(change, served_by, moment)}
             if after is not None and serves is not None:
                 self._ownerships[after.name] = self._ownership(after, serves, moment.offset, moment.at_ms)
-        was, is_now = before is not None and before.phase in _ON_ITS_WAY, after is not None and after.phase in _ON_ITS_WAY
+        was, is_now = before is not None and before.phase in _MOVING, after is not None and after.phase in _MOVING
         if before is not None and was and not is_now:
-            yield Table.TRANSFERS, {**what, **self._ended_way(before, after, moment)}
+            yield Table.TRANSFERS, {**what, **self._ended_transfer(before, after, moment)}
         elif after is not None and is_now:
-            self._ways[after.name] = self._moved_on(after, moment) if was else self._way(after, moment)
+            self._transfers[after.name] = self._moved_on(after, moment) if was else self._transfer(after, moment)
 
     def _transition(self, before: BundleEntry | None, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
         there = after or before
@@ -168,26 +168,26 @@ class Histories:
             "duration_ms": None if began is None else moment.at_ms - began,
         }
 
-    def _ended_way(self, before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
-        way = self._ways.remove(before.name) or self._way(before, None)
-        result = _how_way_ended(before, after, moment)
-        row = way._asdict()
+    def _ended_transfer(self, before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
+        transfer = self._transfers.remove(before.name) or self._transfer(before, None)
+        result = _result(before, after, moment)
+        row = transfer._asdict()
         del row["owner"], row["giver"]
-        is_paused = result == "done" and way.ready_at is not None
+        is_paused = result == "done" and transfer.ready_at is not None
         return {
             **row,
             "ended_offset": moment.offset,
             "ended_at": moment.at_ms,
             "result": result,
-            "pause_ms": moment.at_ms - way.ready_at if is_paused and way.ready_at is not None else None,
-            "duration_ms": None if way.begun_at is None else moment.at_ms - way.begun_at,
+            "pause_ms": moment.at_ms - transfer.ready_at if is_paused and transfer.ready_at is not None else None,
+            "duration_ms": None if transfer.begun_at is None else moment.at_ms - transfer.begun_at,
         }
 
     def _ownership(self, bundle: BundleEntry, server: int, offset: int | None, at_ms: int | None) -> _Ownership:
         return _Ownership(broker=self._name(server), incarnation=server, token=bundle.token, from_offset=offset, from_at=at_ms)
 
-    def _way(self, bundle: BundleEntry, moment: _Moment | None) -> _Way:
-        return _Way(
+    def _transfer(self, bundle: BundleEntry, moment: _Moment | None) -> _Transfer:
+        return _Transfer(
             owner=bundle.owner,
             giver=bundle.source,
             source=self._name(bundle.source),
@@ -198,15 +198,15 @@ class Histories:
             begun_at=None if moment is None else moment.at_ms,
         )
 
-    def _moved_on(self, after: BundleEntry, moment: _Moment) -> _Way:
-        way = self._ways.get(after.name) or self._way(after, None)
-        return way._replace(ready_offset=moment.offset, ready_at=moment.at_ms) if after.phase == "handing_over" else way
+    def _moved_on(self, after: BundleEntry, moment: _Moment) -> _Transfer:
+        transfer = self._transfers.get(after.name) or self._transfer(after, None)
+        return transfer._replace(ready_offset=moment.offset, ready_at=moment.at_ms) if after.phase == "handing_over" else transfer
 
     def _name(self, incarnation: int | None) -> str | None:
         return None if incarnation is None else self._holders.get(incarnation)
 
 
-def _to_bytes(value: _Ownership | _Way) -> bytes:
+def _to_bytes(value: _Ownership | _Transfer) -> bytes:
     return orjson.dumps(value._asdict())
 
 
@@ -226,7 +226,7 @@ def _how_ownership_ended(change: BundleChanged, served_by: int, moment: _Moment)
     return "transferred" if change.after.server is not None else "unloaded"
 
 
-def _how_way_ended(before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> str:
+def _result(before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> str:
     if moment.dead is not None:
         return f"{'source' if before.source == moment.dead else 'destination'}_{moment.dead_how}"
     if before.phase == "unloading":
