@@ -7,8 +7,7 @@ from equipoise.spark_jobs.rules.memory import PERIOD_MS, REPORTED_MAX
 from tests.unit.spark.rules.broker_facts import BrokerStory
 
 
-def test_a_life_in_order() -> None:
-    """Of a broker that joins, renews, drains, leaves and joins again there is nothing to say."""
+def test_an_honest_broker_breaks_no_rule() -> None:
     story = BrokerStory().joined()
     story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2})
     story.own()
@@ -20,8 +19,7 @@ def test_a_life_in_order() -> None:
     assert [] == story.findings
 
 
-def test_a_flood_in_a_name_that_nobody_had() -> None:
-    """Records of a broker's key that a wrong incarnation signs are held back as all others are."""
+def test_records_signed_by_an_unknown_incarnation_are_held_back() -> None:
     story = BrokerStory().joined()
     judged = {"checked_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
     record = {"kind": "broker", "key": "b1", "status": "left", "based_on": 1, "publisher": "b9", "incarnation": 77, "sequence": 1}
@@ -30,8 +28,7 @@ def test_a_flood_in_a_name_that_nobody_had() -> None:
     assert ["baseless"] * REPORTED_MAX == [rule for rule, _ in story.found]
 
 
-def test_a_copy_of_an_attempt() -> None:
-    """The same bytes twice are a copy that the way to the log made, and harmless."""
+def test_a_duplicated_record_is_no_reused_number() -> None:
     story = BrokerStory().joined()
     story.own(reason="a")
     story.sequence -= 1
@@ -39,8 +36,7 @@ def test_a_copy_of_an_attempt() -> None:
     assert [] == story.findings
 
 
-def test_who_is_no_member_is_forgotten() -> None:
-    """Of a broker that was removed, and of a name that was only ever invented, nothing stays; of a member everything does."""
+def test_removed_and_invented_brokers_are_forgotten() -> None:
     member, removed, invented = BrokerStory().joined(), BrokerStory().joined(), BrokerStory()
     removed.member("left")
     removed.member("removed", publisher="b2", incarnation=1, sequence=1)
@@ -50,8 +46,7 @@ def test_who_is_no_member_is_forgotten() -> None:
     assert ([False, True, True], []) == ([each.audit.is_blank for each in (member, removed, invented)], removed.findings)
 
 
-def test_a_number_used_twice() -> None:
-    """Two records under one number of one incarnation are told with both offsets."""
+def test_a_reused_number() -> None:
     story = BrokerStory().joined()
     first = story.own(reason="a")
     story.sequence -= 1
@@ -60,8 +55,7 @@ def test_a_number_used_twice() -> None:
     assert "one of them is forged, or two processes write in this name" in story.findings[0].text
 
 
-def test_the_same_number_in_another_life() -> None:
-    """Each incarnation counts for itself."""
+def test_incarnations_have_numbers_of_their_own() -> None:
     story = BrokerStory().joined()
     story.own(reason="a")
     story.member("left")
@@ -71,8 +65,8 @@ def test_the_same_number_in_another_life() -> None:
     assert [] == story.findings
 
 
-def test_what_is_late_or_dead() -> None:
-    """Attempts that come late, and those of an incarnation that has ended, are normal as long as they are rejected."""
+def test_late_records_and_those_of_a_dead_incarnation_are_normal() -> None:
+    """The fold rejects them."""
     story = BrokerStory().joined()
     story.own(sequence=9)
     story.own(sequence=8, verdict="late")
@@ -81,24 +75,22 @@ def test_what_is_late_or_dead() -> None:
     assert [] == story.findings
 
 
-def test_the_second_opinion() -> None:
-    """A membership record on which the verdicts differ breaks the rule that the difference shows."""
+def test_a_difference_of_verdicts_breaks_its_rule() -> None:
     story = BrokerStory().joined()
     first = story.member("renewed", expected="not_the_actor")
     second = story.member("renewed", expected="accepted", verdict="stale")
     assert [("wrong_actor", (first,)), ("verdict_differs", (second,))] == story.found
 
 
-def test_an_incarnation_that_never_was() -> None:
-    """Nobody can sign as an incarnation that the log never gave."""
+def test_an_incarnation_that_never_existed() -> None:
     story = BrokerStory().joined()
     story.member("renewed")
     offset = story.own(incarnation=2, verdict="dead_publisher")
     assert [("baseless", (offset,))] == story.found
 
 
-def test_a_proposal_based_on_nothing() -> None:
-    """A membership record that is based on an offset where nothing of its key was accepted is told, a stale one is not."""
+def test_an_expected_offset_where_nothing_was_accepted() -> None:
+    """A stale one is normal."""
     story = BrokerStory().joined()
     story.own()
     for _ in range(3):
@@ -109,15 +101,13 @@ def test_a_proposal_based_on_nothing() -> None:
     assert [("baseless", (2, offset))] == story.found
 
 
-def test_a_proposal_from_the_future() -> None:
-    """Nobody has read what was not written yet."""
+def test_an_expected_offset_above_the_records_own() -> None:
     story = BrokerStory().joined()
     offset = story.member("renewed", based_on=99, verdict="stale")
     assert [("baseless", (offset,))] == story.found
 
 
-def test_a_digest_that_differs() -> None:
-    """Views that part are told once in a while, however often the broker renews."""
+def test_a_digest_that_differs_is_reported_once_per_period() -> None:
     story = BrokerStory().joined()
     first = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
     story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
@@ -128,8 +118,8 @@ def test_a_digest_that_differs() -> None:
     assert "(1 more findings like this one" in story.findings[-1].text
 
 
-def test_what_was_held_back_is_counted() -> None:
-    """If nothing like it comes any more, the number of those that were held back is told at the end of the next while, once."""
+def test_held_back_findings_are_counted() -> None:
+    """Their number is reported with the next finding, or once at the end of the next period."""
     story = BrokerStory().joined()
     *_, last = [story.own(verdict="not_the_actor") for _ in range(REPORTED_MAX + 5)]
     story.wait(PERIOD_MS)
@@ -143,15 +133,14 @@ def test_what_was_held_back_is_counted() -> None:
     assert "held back" not in story.findings[-1].text
 
 
-def test_what_the_fold_makes_of_a_broker() -> None:
-    """The status and the incarnation that the fold says are held against those that the records say."""
+def test_a_status_that_the_records_do_not_give() -> None:
     story = BrokerStory().joined()
     offset = story.member("draining", after={"status": "up", "incarnation": 7, "last": 2})
     assert [("state_differs", (offset,))] == story.found
 
 
 def test_a_broker_from_before_the_audit() -> None:
-    """Of a broker that joined before the audit began, only what was seen since is held against it."""
+    """The audit uses only what it has read of such a broker."""
     story = BrokerStory()
     story.incarnation, story.last = 40, 90
     story.offset = 100
@@ -161,8 +150,7 @@ def test_a_broker_from_before_the_audit() -> None:
     assert "down" == story.memory.status
 
 
-def test_a_broker_that_the_fold_knew() -> None:
-    """What the fold says of a broker before its first fact is where its story begins."""
+def test_the_folds_state_is_adopted_at_the_first_fact() -> None:
     story = BrokerStory()
     record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 9, "publisher": "b1", "incarnation": 3, "sequence": 5}
     story.tell(record, offset=20, before={"status": "draining", "incarnation": 3, "last": 9})
@@ -170,8 +158,7 @@ def test_a_broker_that_the_fold_knew() -> None:
     assert ["draining", 3, [9, 20]] == [standing.status, standing.incarnation, standing.lasts]
 
 
-def test_what_was_known_before_a_gap() -> None:
-    """After records were lost nothing that was known before is held against a broker."""
+def test_a_gap_invalidates_what_was_known() -> None:
     story = BrokerStory().joined()
     story.own(reason="a")
     story.sequence -= 1

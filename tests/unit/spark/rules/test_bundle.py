@@ -85,8 +85,8 @@ LEGAL: Final = (
 
 
 @pytest.mark.parametrize("step", LEGAL, ids=lambda step: f"{step.before}-{step.after['phase']}-{step.by}")
-def test_each_legal_step_must_be_accepted(step: Legal) -> None:
-    """A legal step breaks no rule if it is accepted, and makes the state for the next record; rejected, the verdicts differ."""
+def test_each_legal_step(step: Legal) -> None:
+    """It breaks no rule if it is accepted. If it is rejected, the verdicts differ."""
     record = transition(step.after["phase"], by=step.by, owner=step.after["owner"], source=step.after["source"])
     story = BundleStory().begin(step.before).accepted(record, standing_in(step.before), step.after, target="up")
     story.rejected(transition("owned", by=OTHER, owner=OTHER, based_on=LAST), "stale")
@@ -95,8 +95,8 @@ def test_each_legal_step_must_be_accepted(step: Legal) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(before, after) for before in PHASES for after in PHASES if (before, after) not in STEPS])
-def test_each_step_that_the_table_lacks(before: str, after: str) -> None:
-    """Such a step is illegal if it is accepted; rejected, its writer is at fault."""
+def test_each_illegal_step(before: str, after: str) -> None:
+    """It breaks a rule if it is accepted. If it is rejected, its writer is at fault."""
     state = STATES[after]
     record = transition(after, by=OTHER, owner=state.get("owner"), source=state.get("source"))
     assert ["writes_what_it_may_not"] == BundleStory().begin(before).rejected(record, "illegal_transition", target="up").rules
@@ -109,8 +109,7 @@ def test_each_step_that_the_table_lacks(before: str, after: str) -> None:
     [("assigning", "owned"), ("assigning", "free"), ("transferring", "handing_over"), ("handing_over", "owned"), ("unloading", "free")],
 )
 @pytest.mark.parametrize("by", [OTHER, ADMIN])
-def test_a_step_of_another_party(before: str, after: str, by: int | str) -> None:
-    """A stranger or an admin that takes a step of the owner or the source breaks a rule if that is accepted."""
+def test_a_step_by_the_wrong_party(before: str, after: str, by: int | str) -> None:
     whom = {"owner": OWNER} if after == "owned" else {"owner": OWNER, "source": SOURCE} if after == "handing_over" else {}
     record = transition(after, by=by, **whom)
     token = NEW_TOKEN if after == "owned" else TOKEN
@@ -157,7 +156,7 @@ STOLEN: Final = entry("owned", owner=OTHER)
 def test_what_must_not_be_accepted(
     phase: str | None, record: dict[str, Any], after: dict[str, Any] | None, context: dict[str, Any], rule: str
 ) -> None:
-    """Each fault in what the fold made of a bundle in `phase` (None: there was none) breaks one rule."""
+    """`phase` is the bundle's before the record; None if there was no bundle."""
     story = BundleStory(LEFT if record is CUT else BUNDLE)
     if phase is None:
         assert [rule] == story.accepted(record, None, after, **context).rules
@@ -165,8 +164,7 @@ def test_what_must_not_be_accepted(
         assert [rule] == story.begin(phase).accepted(record, standing_in(phase), after, **context).rules
 
 
-def test_another_past() -> None:
-    """The fold's state before a record must be that after the record before."""
+def test_the_folds_state_before_a_record_differs() -> None:
     record = transition("unloading", by=OTHER, source=OTHER)
     assert ["state_differs"] == BundleStory().begin("owned").accepted(record, STOLEN, entry("unloading", source=OTHER)).rules
 
@@ -192,12 +190,11 @@ def test_another_past() -> None:
     ],
 )
 def test_what_must_be_rejected(phase: str, record: dict[str, Any], verdict: str, context: dict[str, Any], rules: list[str]) -> None:
-    """A record that is rejected for the right reason breaks no rule, unless no correct writer proposes it."""
+    """A correct rejection breaks a rule only if no correct writer proposes the record."""
     assert rules == BundleStory().begin(phase).rejected(record, verdict, **context).rules
 
 
 def test_two_servers_at_once() -> None:
-    """A new server overlaps with the former one, which has neither released the bundle nor died."""
     names = {str(OWNER): "b1", str(SOURCE): "b2"}
     record = transition("owned", by=OWNER, owner=OWNER)
     story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), NEWLY_OWNED, names=names)
@@ -209,7 +206,6 @@ def test_two_servers_at_once() -> None:
 
 @pytest.mark.parametrize(("phase", "role"), DEATHS)
 def test_each_death(phase: str, role: str) -> None:
-    """The death of an owner or a source makes of a bundle what the table says."""
     made = {
         ("transferring", "owner"): entry("owned", owner=SOURCE),
         ("handing_over", "owner"): entry("owned", owner=SOURCE),
@@ -220,23 +216,20 @@ def test_each_death(phase: str, role: str) -> None:
     assert [] == story.findings
 
 
-def test_a_death_that_leaves_it() -> None:
-    """A bundle that still names the dead incarnation breaks a rule; one that names others does not."""
+def test_a_death_that_leaves_the_bundle() -> None:
     story = BundleStory().begin("owned").accepted(DEATH, None, None, dead=OWNER)
     assert ["death_left_bundle"] == story.rules
     assert f"b11 (incarnation {OWNER}) died" in story.findings[0].text
     assert [] == BundleStory().begin("owned").accepted(DEATH, None, None, dead=OTHER).findings
 
 
-def test_a_rejection_that_changes_it() -> None:
-    """A rejected record changes nothing."""
+def test_a_rejected_record_that_changes_the_bundle() -> None:
     story = BundleStory().begin("owned")
     story.tell({**UNLOADED, "based_on": LAST - 1}, verdict="stale", before=standing_in("owned"), after=UNLOADING)
     assert ["state_differs"] == story.rules
 
 
-def test_a_bundle_from_before_the_audit() -> None:
-    """The state before its first accepted record is taken from the fold, and the next record is checked against it."""
+def test_the_folds_state_is_adopted_at_the_first_accepted_record() -> None:
     story = BundleStory().rejected(transition("free", by=OTHER), "stale")
     story.accepted(UNLOADED, standing_in("owned"), UNLOADING)
     assert [] == story.findings
@@ -245,8 +238,7 @@ def test_a_bundle_from_before_the_audit() -> None:
     assert ["wrong_actor"] == story.rules
 
 
-def test_a_gap_in_the_reading() -> None:
-    """After a gap the known state is invalid, and changes in the gap break no rule."""
+def test_a_gap_invalidates_the_state() -> None:
     story = BundleStory().begin("owned")
     record = transition("owned", by=OTHER, owner=OTHER, based_on=70)
     story.accepted(record, entry("assigning", owner=OTHER, last=70), entry("owned", owner=OTHER, token=NEW_TOKEN), begun=60)
@@ -256,8 +248,7 @@ def test_a_gap_in_the_reading() -> None:
 # --- splits, merges and namespaces ----------------------------------------------------------------------------------------
 
 
-def test_what_is_made_and_unmade_in_order() -> None:
-    """A split, a merge, and a namespace that comes and goes break no rule."""
+def test_an_honest_split_merge_creation_and_deletion() -> None:
     owned = standing_in("owned")
     assert [] == BundleStory().begin("splitting").accepted(CUT_IN_TWO, standing_in("splitting"), None).findings
     assert [] == BundleStory(LEFT).accepted(CUT, None, OWNED).findings
@@ -279,8 +270,7 @@ def test_what_is_made_and_unmade_in_order() -> None:
         ("splitting", {"based_on": LAST - 1}, "stale_accepted", "stale"),
     ],
 )
-def test_a_split_that_must_be_rejected(phase: str, fields: dict[str, Any], rule: str, verdict: str) -> None:
-    """A wrong split breaks a rule if the fold accepts it; rejected, its writer may be at fault."""
+def test_a_wrong_split(phase: str, fields: dict[str, Any], rule: str, verdict: str) -> None:
     record = {**CUT_IN_TWO, **fields}
     assert [rule] == BundleStory().begin(phase).accepted(record, standing_in(phase), None).rules
     of_writer = ["writes_what_it_may_not"] if verdict in ("illegal_transition", "bad_boundary") else []
@@ -297,10 +287,8 @@ def test_a_split_that_must_be_rejected(phase: str, fields: dict[str, Any], rule:
         (LEFT, {"right": "t/n/0x70000000_0x80000000"}, ("owned", OWNER), "hole", "not_adjacent"),
     ],
 )
-def test_a_merge_that_must_be_rejected(
-    half: str, fields: dict[str, Any], phase_and_left_owner: tuple[str, int], rule: str, verdict: str
-) -> None:
-    """What one half alone forbids breaks a rule there if the fold accepts it."""
+def test_a_wrong_merge(half: str, fields: dict[str, Any], phase_and_left_owner: tuple[str, int], rule: str, verdict: str) -> None:
+    """Each half reports what the half alone forbids."""
     phase, owner = phase_and_left_owner
     record = {**JOIN, **fields}
     assert [rule] == BundleStory(half).begin(phase).accepted(record, standing_in(phase), None, owner=owner).rules
@@ -310,16 +298,15 @@ def test_a_merge_that_must_be_rejected(
 # --- evidence and memory --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_stuck() -> None:
-    """A bundle that the membership says is overdue is found, with the offset at which it set out."""
+def test_a_bundle_that_the_membership_calls_overdue() -> None:
     story = BundleStory().begin("handing_over")
     story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": {BUNDLE: LAST - 1}})
     story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": {LEFT: LAST}})
     assert [("stuck_in_flight", (LAST - 1, LAST, NEW_TOKEN))] == story.found
 
 
-def test_what_is_gone_is_forgotten() -> None:
-    """An hour after a bundle is gone, or after evidence about one that never was, nothing of it is kept."""
+def test_a_deleted_bundle_is_forgotten_after_an_hour() -> None:
+    """So is evidence about a bundle that never existed."""
     for story in (
         BundleStory().begin("splitting").accepted(CUT_IN_TWO, standing_in("splitting"), None),
         BundleStory(),
@@ -332,7 +319,7 @@ def test_what_is_gone_is_forgotten() -> None:
 
 
 def test_a_flood_is_held_back() -> None:
-    """Of what is wrong in one way with one bundle ten are told, and then how many more there were; another rule has its own ten."""
+    """Each rule has its own limit."""
     story = BundleStory().begin("owned")
     senseless = transition("transferring", by=OTHER, owner=77, source=OWNER)
     for _ in range(REPORTED_MAX + 7):
@@ -343,8 +330,7 @@ def test_a_flood_is_held_back() -> None:
     assert "7 more findings like the last ones were held back" in story.findings[-1].text
 
 
-def test_a_flood_about_what_never_was() -> None:
-    """What was told of a bundle that is not there is forgotten with all else."""
+def test_a_flood_about_a_bundle_that_never_existed_is_forgotten() -> None:
     story = BundleStory()
     for _ in range(REPORTED_MAX + 7):
         story.rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **DEAD, publisher="never")
@@ -354,8 +340,7 @@ def test_a_flood_about_what_never_was() -> None:
     assert (True, None) == (story.audit.is_blank, story.audit.memory.due_ms)
 
 
-def test_what_is_there_is_not_forgotten() -> None:
-    """A bundle that came back, or that only evidence told of before, is kept."""
+def test_an_existing_bundle_is_not_forgotten() -> None:
     story = BundleStory()
     story.tell(EVIDENCE, verdict=None, source="serving")
     story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
@@ -366,16 +351,14 @@ def test_what_is_there_is_not_forgotten() -> None:
     assert (True, 1) == (memory.state is not None, len(memory.serving.stretches))
 
 
-def test_evidence_before_the_first_record_is_kept() -> None:
-    """The evidence of a day may be read before the day's records, and waits for them."""
+def test_evidence_waits_for_the_first_record() -> None:
     story = BundleStory()
     story.tell({**EVIDENCE, "incarnation": OTHER}, verdict=None, source="serving")
     story.accepted(JOIN, None, OWNED, owner=OWNER, begun=60)
     assert ["served_without_ownership"] == story.rules
 
 
-def test_evidence_is_joined_with_ownerships() -> None:
-    """Evidence of serving is judged by the ownerships of this state: without one it is found, and within one it is quiet."""
+def test_evidence_is_compared_with_the_audits_own_ownerships() -> None:
     story = BundleStory()
     story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
     story.tell(EVIDENCE, verdict=None, source="serving")
@@ -384,8 +367,7 @@ def test_evidence_is_joined_with_ownerships() -> None:
     assert ["served_without_ownership"] == story.rules
 
 
-def test_a_finding_names_its_command() -> None:
-    """A finding tells the rule, the bundle, the publisher, and the command that shows the bundle's story."""
+def test_a_finding_names_bundle_publisher_and_command() -> None:
     record = transition("unloading", by=OTHER, source=OWNER, based_on=LAST - 1)
     (found,) = BundleStory().begin("owned").accepted(record, standing_in("owned"), entry("unloading", source=OWNER)).findings
     assert (f"bundle:{BUNDLE}", "b13") == (found.subject, found.publisher)

@@ -15,8 +15,7 @@ LONG = ("x" * 600, "x" * 601, "x" * 1_024, "x" * 1_025, [1] * 63, [1] * 64, {str
 
 
 @pytest.mark.parametrize("place", range(len(RECORDS)))
-def test_both_readings_agree(place: int) -> None:
-    """Whatever stands in a field, or is missing, the second reading takes as a record what the codec takes as one."""
+def test_forms_and_codec_agree(place: int) -> None:
     whole = orjson.loads(encode(RECORDS[place]))
     names = {*whole, "incarnation", "sequence", "as_of", "level", "handover", "owner", "source", "positions", "reason", "state"}
     broken = [{**whole, name: value} for name in sorted(names) for value in (*STRANGE, *LONG)]
@@ -29,5 +28,4 @@ def test_both_readings_agree(place: int) -> None:
 
 @pytest.mark.parametrize("kind", [None, 7, [], "coup", "broker joined", "broker renewed", ""])
 def test_what_is_no_kind(kind: object) -> None:
-    """There are eight kinds, and nothing else is one."""
     assert form_of({"kind": kind}) is None

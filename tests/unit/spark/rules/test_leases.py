@@ -39,7 +39,6 @@ ENDS = {
 
 @pytest.mark.parametrize("name", ENDS)
 def test_how_an_incarnation_ends(name: str) -> None:
-    """A lease is kept, unless a nonce or its owner's word ends it before its time."""
     end = ENDS[name]
     story = BrokerStory().joined()
     heard = story.member("renewed")
@@ -48,16 +47,14 @@ def test_how_an_incarnation_ends(name: str) -> None:
     assert [(rule, (heard, offset)) for rule in end.rules] == story.found
 
 
-def test_a_broker_that_is_dead_already() -> None:
-    """A death that was accepted twice has no lease that it could break: what is wrong with it is its verdict."""
+def test_the_death_of_a_dead_broker_breaks_no_lease() -> None:
     story = BrokerStory().joined()
     story.member("left")
     offset = story.member("down", expected="illegal_transition", **BY_ANOTHER)
     assert [("illegal_step", (offset,))] == story.found
 
 
-def test_a_lease_that_nobody_saw() -> None:
-    """Of a broker whose last renewal stands before the audit's beginning nobody can say whether it was silent."""
+def test_a_lease_from_before_the_audit_cannot_be_checked() -> None:
     story = BrokerStory().joined()
     story.standing = {**(story.standing or {}), "last_at_ms": None}
     story.member("down", **BY_ANOTHER)
@@ -65,8 +62,7 @@ def test_a_lease_that_nobody_saw() -> None:
 
 
 @pytest.mark.parametrize("excuse", [{"timeless": True}, {"unseen_ms": 1}])
-def test_a_log_whose_clock_was_set_back(excuse: dict[str, Any]) -> None:
-    """Time that passed and that the log does not show counts as silence, as far as it is known how long it was."""
+def test_time_that_the_log_does_not_show_counts_as_silence(excuse: dict[str, Any]) -> None:
     story = BrokerStory().joined()
     story.member("renewed")
     story.at_ms += SHORTEST_MS - 1 - TELLING_MS
@@ -75,8 +71,7 @@ def test_a_log_whose_clock_was_set_back(excuse: dict[str, Any]) -> None:
     assert [] == story.findings
 
 
-def test_an_accuser_that_was_away() -> None:
-    """Whoever accuses counts from its own return, if that was later than what it last heard."""
+def test_an_accuser_counts_silence_from_its_own_return() -> None:
     story = BrokerStory().joined()
     story.member("renewed")
     story.at_ms += 10 * SHORTEST_MS
@@ -85,15 +80,13 @@ def test_an_accuser_that_was_away() -> None:
     assert [("premature_down", (offset - 1, offset))] == story.found
 
 
-def test_a_proof_that_was_rejected() -> None:
-    """That somebody tried to declare a broker dead with a wrong nonce is told, although the fold did not let it."""
+def test_a_rejected_false_proof_is_reported() -> None:
     story = BrokerStory().joined()
     offset = story.member("down", verdict="still_alive", publisher="admin:a", nonce="guessed")
     assert [("false_proof", (offset,))] == story.found
 
 
-def test_silence_that_nobody_ends() -> None:
-    """Brokers that have been silent for too long are told by whoever's record shows it, each under its own name."""
+def test_silent_brokers_are_reported_under_their_own_names() -> None:
     story = BrokerStory().joined()
     record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 1, "publisher": "b1", "incarnation": 1, "sequence": 1}
     offset = story.tell({**record, "digest": 1}, context={"silent": [["b2", 1, story.at_ms - 70_000], ["b3", 1, None]]})

@@ -21,19 +21,16 @@ UNION: Final = "t/n/0x00000000_0xffffffff"
 
 
 def test_garbage_and_what_is_no_record() -> None:
-    """What cannot be read is malformed, judged by the log, and published by nobody."""
     cluster = Cluster()
     assert {"begun": 1, "checked_by": "log:", "publisher": "nobody", "expected": "malformed"} == cluster.tell(None, verdict="malformed")
     assert "malformed" == cluster.expected({"kind": "coup"})
 
 
-def test_before_the_genesis() -> None:
-    """Nothing is accepted before the genesis."""
+def test_nothing_is_accepted_before_the_genesis() -> None:
     assert "no_genesis" == Membership().context_of(1, 5, joined("a")).get("expected")
 
 
 def test_who_publishes() -> None:
-    """A live incarnation, a dead one, an admin, and nobody are told apart."""
     cluster = Cluster()
     record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1])
     assert "live" == cluster.tell(record, verdict="stale")["publisher"]
@@ -45,8 +42,7 @@ def test_who_publishes() -> None:
     assert "nobody" == cluster.tell(joined("c"), verdict="stale")["publisher"]
 
 
-def test_an_admin_of_another_time() -> None:
-    """An admin's record dies of old age, and is malformed if it comes from the future."""
+def test_an_admins_record_is_late_or_from_the_future() -> None:
     cluster = Cluster()
     record = {"kind": "policy", "key": "p", "status": "set", "publisher": "admin:a", "based_on": 1}
     cluster.offset = ADMIN_WINDOW_OFFSETS + 10
@@ -55,8 +51,7 @@ def test_an_admin_of_another_time() -> None:
     assert "accepted" == cluster.expected({**record, "as_of": cluster.offset})
 
 
-def test_raising_the_level() -> None:
-    """The level is raised once all live brokers support it, and brokers that do not are refused from then on."""
+def test_raising_the_format_version() -> None:
     cluster = Cluster()
     record: dict[str, Any] = {"kind": "level", "key": "level", "raises_to": 2}
     assert "level" == cluster.admin(**record, verdict="level").get("expected")
@@ -69,8 +64,8 @@ def test_raising_the_level() -> None:
         assert "level" == cluster.expected(joined("c", **fields), verdict="level")
 
 
-def test_the_dead_may_be_removed() -> None:
-    """Who is down can be removed by a live broker, and a late duplicate of its joining revives nothing."""
+def test_a_dead_broker_may_be_removed() -> None:
+    """A late duplicate of its `joined` record does not bring it back."""
     cluster = Cluster()
     down = {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]}
     cluster.tell(cluster.broker("a", **down))
@@ -81,13 +76,12 @@ def test_the_dead_may_be_removed() -> None:
     assert "accepted" == cluster.expected(joined("b", based_on=cluster.offset - 1), verdict="accepted")
 
 
-def test_names_of_brokers() -> None:
-    """A broker's id holds no blank."""
+def test_an_invalid_broker_id() -> None:
     assert "malformed" == Cluster().expected(joined("a b"), verdict="malformed")
 
 
 def test_namespaces() -> None:
-    """Whether a namespace may be deleted depends on its bundles, but only once it was set to deleting."""
+    """The state of the bundles decides about a deletion, but only once the namespace was set to deleting."""
     cluster = Cluster()
     record: dict[str, Any] = {"kind": "namespace", "key": NAMESPACE, "verdict": "rejected"}
     assert "unknown_namespace" == cluster.admin(**{**record, "key": "t/m"}, status="policies").get("expected")
@@ -98,8 +92,8 @@ def test_namespaces() -> None:
     assert "expected" not in cluster.admin(**record, status="deleted", based_on=cluster.offset - 1)
 
 
-def test_a_copy_of_a_channel() -> None:
-    """A copy begins with a view and has a genesis of its own, which goes on above the end of the log before; there is one."""
+def test_the_genesis_of_a_copied_channel() -> None:
+    """It is accepted once, above the end of the former log."""
     channel = channel_in("owned")
     channel.view.go_on_above(500, level=channel.view.level, level_last=channel.view.level_last)
     membership = Membership()
@@ -111,8 +105,7 @@ def test_a_copy_of_a_channel() -> None:
     assert "stale" == membership.context_of(503, 5, genesis).get("expected")
 
 
-def test_targets() -> None:
-    """A record that names an owner is told how that one stands."""
+def test_status_of_a_target() -> None:
     cluster = Cluster()
     assert "up" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
     cluster.tell(cluster.broker("b", kind="broker", status="draining", key="b", based_on=cluster.incarnations["b"]))
@@ -123,7 +116,6 @@ def test_targets() -> None:
 
 
 def test_bundles_that_do_not_exist() -> None:
-    """The context of a split or a merge names those of its bundles that do not exist."""
     cluster = Cluster()
     merge = {"kind": "merge", "key": BUNDLE, "right": RIGHT, "based_on_right": 1}
     assert "unknown" not in cluster.admin(verdict="stale", **merge)
@@ -132,7 +124,6 @@ def test_bundles_that_do_not_exist() -> None:
 
 
 def test_names_of_incarnations() -> None:
-    """A record about a bundle tells the ids of the live brokers that it names, and that its bundle named."""
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     assert "names" not in cluster.bundle("assigning", owner=99)
@@ -140,8 +131,8 @@ def test_names_of_incarnations() -> None:
     assert {str(a): "a", str(b): "b"} == cluster.bundle("assigning", owner=b, source=a)["names"]
 
 
-def test_it_follows_the_fold() -> None:
-    """What the fold accepted counts, even where another verdict was expected, so that the difference is told once."""
+def test_it_adopts_the_folds_verdict() -> None:
+    """So one difference is one finding."""
     cluster = Cluster()
     record = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=77)
     assert "stale" == cluster.expected(record, verdict="accepted")
@@ -149,8 +140,7 @@ def test_it_follows_the_fold() -> None:
     assert "accepted" == cluster.expected(again, verdict="accepted")
 
 
-def test_a_death_concerns_all_that_name_it() -> None:
-    """The bundles that name a dead incarnation need a fact of its death, in order of their names."""
+def test_a_death_concerns_all_bundles_that_name_it() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=b))
@@ -186,7 +176,7 @@ STEPS_BACK = {
 
 @pytest.mark.parametrize("name", STEPS_BACK)
 def test_a_clock_that_was_set_back(name: str) -> None:
-    """A death tells whether the log's time stood since the dead one was heard of, and for how long as others' renewals show."""
+    """The context of a death tells whether the log's time stood still, and how much time others' renewals show."""
     step = STEPS_BACK[name]
     cluster = Cluster()
     cluster.incarnations["c"] = cluster.join("c")
@@ -206,16 +196,14 @@ def test_a_clock_that_was_set_back(name: str) -> None:
     assert step.said == {field: context[field] for field in ("timeless", "unseen_ms") if field in context}
 
 
-def test_a_time_that_goes_on_after_a_step_back() -> None:
-    """Who is heard of after the log's time has gone on is silent by the log's time again."""
+def test_after_a_step_back_new_records_have_a_valid_time() -> None:
     cluster = Cluster()
     cluster.tell(None, verdict="malformed", behind_ms=APPEND_TIME_ERROR_MS + 1)
     cluster.tell(cluster.broker("b", kind="broker", status="renewed", key="b", digest=1), wait_ms=1)
     assert "timeless" not in cluster.tell(cluster.broker("a", kind="broker", status="down", key="b"), verdict="rejected")
 
 
-def test_an_accuser_that_was_away() -> None:
-    """A death tells since when its accuser's own lease is good: it joined, or renewed after a gap longer than its lease."""
+def test_the_accusers_lease_counts_from_its_last_gap() -> None:
     cluster = Cluster()
     joined_ms = cluster.at_ms - 20
     down, verdict = {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]}, "stale"
@@ -227,16 +215,14 @@ def test_an_accuser_that_was_away() -> None:
         assert expected_ms == cluster.tell(cluster.broker("a", **down), verdict=verdict)["accuser_back_ms"]
 
 
-def test_incarnations_beyond_memory() -> None:
-    """Of an incarnation that is older than all that are remembered it is not said that it never was."""
+def test_existence_of_forgotten_incarnations_is_unknown() -> None:
     known = Incarnations()
     for offset in range(10, 10 * INCARNATIONS_MAX + 20, 10):
         known.add(offset)
     assert (False, False, True, False) == tuple(known.never_was(offset) for offset in (5, 10, 21, 20))
 
 
-def test_a_rejected_death_concerns_nobody() -> None:
-    """As long as nobody died no bundle needs a fact of it."""
+def test_a_rejected_death_concerns_no_bundle() -> None:
     cluster = Cluster()
     b = cluster.incarnations["b"]
     cluster.bundle("owned", owner=b)
@@ -244,8 +230,7 @@ def test_a_rejected_death_concerns_nobody() -> None:
     assert [] == cluster.concerned
 
 
-def test_holders_through_splits_and_merges() -> None:
-    """Children and unions belong to the owner that they had, and a union's owner is told beforehand."""
+def test_owners_after_splits_and_merges() -> None:
     cluster = Cluster()
     a = cluster.incarnations["a"]
     for name in (BUNDLE, RIGHT):
@@ -257,8 +242,7 @@ def test_holders_through_splits_and_merges() -> None:
     assert ["t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"] == cluster.concerned
 
 
-def test_state_as_rows() -> None:
-    """A membership that is restored from all its rows has the same opinions, and tells of the same overdue bundles."""
+def test_a_restored_membership_has_the_same_contexts() -> None:
     cluster = Cluster()
     cluster.bundle("assigning", owner=cluster.incarnations["b"], source=cluster.incarnations["a"])
     cluster.admin(kind="policy", key="p", status="set")
@@ -275,8 +259,7 @@ def test_state_as_rows() -> None:
     assert cluster.membership.changed_rows() == restored.changed_rows()
 
 
-def test_rows_that_go() -> None:
-    """What is gone has a row without a value, and what did not change has none."""
+def test_removed_rows_have_no_value() -> None:
     cluster = Cluster()
     cluster.bundle("owned", owner=cluster.incarnations["b"])
     cluster.membership.changed_rows()
@@ -289,7 +272,6 @@ def test_rows_that_go() -> None:
 
 
 def test_it_begins_from_a_view() -> None:
-    """Where the head of a log is gone it begins as a view stands, and each fact says from where on the log was read."""
     channel = channel_in("transferring")
     membership = Membership()
     membership.begin(*known_in(channel.view))

@@ -44,8 +44,7 @@ class NamespaceStory(Story):
         return self.changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], [[0, MIDDLE], [MIDDLE, END]])
 
 
-def test_a_life_in_order() -> None:
-    """Of a namespace that is made, cut, joined, given policies and deleted there is nothing to say."""
+def test_an_honest_namespace_breaks_no_rule() -> None:
     story = NamespaceStory().created()
     story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
     back = {**MERGE, "key": f"t/n/0x00000000_0x{QUARTER:08x}", "right": f"t/n/0x{QUARTER:08x}_0x{MIDDLE:08x}"}
@@ -65,8 +64,7 @@ def test_a_life_in_order() -> None:
         ([[0, QUARTER], [QUARTER, MIDDLE], [MIDDLE, END]], "state_differs"),
     ],
 )
-def test_a_creation_that_is_not_what_it_says(added: Rows, rule: str) -> None:
-    """A creation makes the ranges between its boundaries, and no others."""
+def test_a_creation_with_other_ranges(added: Rows, rule: str) -> None:
     assert rule in NamespaceStory().changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], added).rules
 
 
@@ -82,13 +80,11 @@ def test_a_creation_that_is_not_what_it_says(added: Rows, rule: str) -> None:
         ([owned(0, QUARTER), owned(QUARTER, MIDDLE, token=6)], "state_differs"),
     ],
 )
-def test_a_split_that_is_not_what_it_says(added: Rows, rule: str) -> None:
-    """Children cover their parent, are cut where the record says, and inherit its owner and token."""
+def test_a_split_with_other_ranges_owners_or_tokens(added: Rows, rule: str) -> None:
     assert [rule] == NamespaceStory().changed(SPLIT, [owned(0, MIDDLE)], added).rules
 
 
-def test_a_merge_that_is_not_what_it_says() -> None:
-    """A union covers both, has the greater token, and the one owner of both."""
+def test_a_merge_with_other_ranges_owners_or_tokens() -> None:
     halves = [owned(0, MIDDLE), owned(MIDDLE, END, token=9)]
     assert ["hole"] == NamespaceStory().changed(MERGE, halves, [owned(0, MIDDLE, token=9)]).rules
     assert ["token_fell"] == NamespaceStory().changed(MERGE, halves, [owned(0, END)]).rules
@@ -97,13 +93,11 @@ def test_a_merge_that_is_not_what_it_says() -> None:
 
 
 def test_a_merge_that_leaves_a_half() -> None:
-    """A half that is still there overlaps with the union."""
     story = NamespaceStory().changed(MERGE, [owned(MIDDLE, END)], [owned(0, END)])
     assert "overlap" in story.rules
 
 
-def test_a_range_that_was_not_there() -> None:
-    """A split of a bundle that does not exist, according to the membership, changes the wrong ranges."""
+def test_a_split_of_a_bundle_that_does_not_exist() -> None:
     cut = [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)]
     story = NamespaceStory().changed(SPLIT, *cut)
     assert [] == story.findings
@@ -111,13 +105,11 @@ def test_a_range_that_was_not_there() -> None:
 
 
 def test_a_deletion_that_leaves_ranges() -> None:
-    """A deletion takes all ranges away, and makes none."""
     story = NamespaceStory().changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
     assert ["hole"] == story.rules
 
 
-def test_what_changes_no_ranges() -> None:
-    """A record of another kind, or a rejected one, that changes ranges is found."""
+def test_records_that_may_not_change_ranges() -> None:
     assert ["state_differs"] == NamespaceStory().changed({**CREATED, "status": "policies"}, [], [[0, END]]).rules
     story = NamespaceStory()
     story.tell(SPLIT, verdict="stale", after={"removed": [owned(0, MIDDLE)], "added": [owned(0, QUARTER), owned(QUARTER, MIDDLE)]})
@@ -125,7 +117,6 @@ def test_what_changes_no_ranges() -> None:
 
 
 def test_verdicts_on_deletion() -> None:
-    """Whether the bundles are free is left open by the membership, and no other reason is."""
     record = {**CREATED, "status": "deleted"}
     story = NamespaceStory()
     story.tell(record, verdict="bundles_in_use")
@@ -134,8 +125,7 @@ def test_verdicts_on_deletion() -> None:
     assert ["verdict_differs"] == story.rules
 
 
-def test_a_deletion_that_comes_first() -> None:
-    """Who deletes what was never set to deleting had not read it."""
+def test_a_deletion_of_a_namespace_that_was_not_set_to_deleting() -> None:
     story = NamespaceStory()
     context = {"checked_by": "namespace:t/n", "expected": "illegal_transition"}
     story.tell({**CREATED, "status": "deleted"}, verdict="illegal_transition", context=context)
@@ -143,8 +133,7 @@ def test_a_deletion_that_comes_first() -> None:
     assert [("writes_what_it_may_not", (1,))] == story.found
 
 
-def test_the_membership_is_heard() -> None:
-    """What the membership expects of a namespace's record is compared here."""
+def test_the_memberships_verdict_is_compared() -> None:
     story = NamespaceStory()
     context = {"checked_by": "namespace:t/n", "expected": "bad_boundary"}
     story.tell({**CREATED, "boundaries": [0, 5]}, context=context)
@@ -154,7 +143,6 @@ def test_the_membership_is_heard() -> None:
 
 
 def test_an_invented_namespace_is_forgotten() -> None:
-    """Anyone can invent names of namespaces, so the findings about one are not remembered for ever."""
     story = NamespaceStory()
     context = {"checked_by": "namespace:t/n", "publisher": "never", "expected": "dead_publisher"}
     story.tell(CREATED, verdict="dead_publisher", context=context)
@@ -166,7 +154,6 @@ def test_an_invented_namespace_is_forgotten() -> None:
 
 
 def test_findings_held_back_before_a_gap_are_counted_after_it() -> None:
-    """A gap in the reading does not hide how many findings were held back."""
     story = NamespaceStory()
     for _ in range(REPORTED_MAX + 2):
         story.changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])

@@ -12,8 +12,7 @@ from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cl
 UNSERVED_SECONDS: Final = UNSERVED_IN_FLIGHTS * IN_FLIGHT_MAX_MS // 1_000
 
 
-def test_what_is_overdue_is_told_once() -> None:
-    """A bundle that is on its way for longer than the bound is told with the next record, and not again."""
+def test_an_overdue_bundle_is_reported_once() -> None:
     cluster = Cluster()
     cluster.bundle("assigning", owner=cluster.incarnations["a"])
     since, told = cluster.offset, cluster.overdue(seconds=2 * IN_FLIGHT_MAX_MS // 1_000)
@@ -21,8 +20,7 @@ def test_what_is_overdue_is_told_once() -> None:
     assert IN_FLIGHT_MAX_MS // 1_000 == told.index({BUNDLE: since})
 
 
-def test_a_silence_is_told_once() -> None:
-    """A live broker of which nothing is heard for a minute is told of with a record of another, and again after the next silence."""
+def test_each_silence_is_reported_once() -> None:
     cluster = Cluster()
     silent, told = cluster.incarnations["b"], []
     last = {"a": cluster.incarnations["a"], "b": silent}
@@ -36,8 +34,8 @@ def test_a_silence_is_told_once() -> None:
     assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [told[second] for second in seconds]
 
 
-def test_a_silence_that_nobody_could_break() -> None:
-    """While nobody writes nobody is silent, and the dead are not told of."""
+def test_no_silence_is_reported_while_nobody_writes() -> None:
+    """Nor that of a dead broker."""
     cluster = Cluster()
     renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
     assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
@@ -48,8 +46,7 @@ def test_a_silence_that_nobody_could_break() -> None:
         last = cluster.offset
 
 
-def test_another_bound() -> None:
-    """How long a bundle may be on its way can be said."""
+def test_the_limit_of_a_move_can_be_set() -> None:
     cluster = Cluster()
     rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
     cluster.membership = Membership(in_flight_max_ms=5_000)
@@ -59,8 +56,7 @@ def test_another_bound() -> None:
     assert [None] * 5 + [{BUNDLE: since}] == cluster.overdue(seconds=6)
 
 
-def test_a_log_that_is_silent_does_not_age() -> None:
-    """A night in which nobody writes counts as one short silence."""
+def test_a_night_without_writers_counts_as_one_short_silence() -> None:
     cluster = Cluster()
     cluster.bundle("splitting", owner=cluster.incarnations["a"])
     since = cluster.offset
@@ -70,8 +66,7 @@ def test_a_log_that_is_silent_does_not_age() -> None:
     assert {BUNDLE: since} == told[-1]
 
 
-def test_what_goes_to_and_fro_is_overdue() -> None:
-    """Who gets a bundle may change as often as it likes: the bound runs from when it was owned, or free, last."""
+def test_a_change_of_targets_does_not_restart_the_clock() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     for state, before, steps in (
@@ -83,8 +78,7 @@ def test_what_goes_to_and_fro_is_overdue() -> None:
         assert [{BUNDLE: cluster.offset - 19}] == [names for names in told if names]
 
 
-def test_a_death_begins_the_bound_anew() -> None:
-    """Those who are left have something new to do, whatever was tried before."""
+def test_a_death_restarts_the_clock() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     cluster.bundle("owned", owner=b)
@@ -96,8 +90,8 @@ def test_a_death_begins_the_bound_anew() -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_what_nobody_takes_is_overdue(*, is_refused: bool) -> None:
-    """A bundle that stays free while a broker is up is told once, and so is one that each refuses who is asked."""
+def test_an_unserved_bundle_is_overdue(*, is_refused: bool) -> None:
+    """Also if each broker that is asked refuses it."""
     cluster = Cluster()
     a = cluster.incarnations["a"]
     cluster.bundle("owned", owner=a)
@@ -112,8 +106,7 @@ def test_what_nobody_takes_is_overdue(*, is_refused: bool) -> None:
     assert [{BUNDLE: freed_at}] == [names for names in told if names]
 
 
-def test_what_nobody_can_take_is_not_overdue() -> None:
-    """While no broker is up nobody is late, and once one is it has all the time that there is."""
+def test_without_a_broker_that_is_up_no_bundle_is_overdue() -> None:
     cluster = Cluster()
     a, b = cluster.incarnations["a"], cluster.incarnations["b"]
     cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
@@ -125,8 +118,7 @@ def test_what_nobody_can_take_is_not_overdue() -> None:
     assert UNSERVED_SECONDS == told.index({BUNDLE: 4, RIGHT: 4})
 
 
-def test_what_is_to_go_may_stay_free() -> None:
-    """Bundles of a namespace that is being deleted are free for good, and those of one that is gone are forgotten."""
+def test_bundles_of_a_namespace_in_deletion_may_stay_free() -> None:
     cluster = Cluster()
     cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
     assert {None} == {names and 1 for names in cluster.overdue(seconds=UNSERVED_SECONDS + 2)}
@@ -136,8 +128,8 @@ def test_what_is_to_go_may_stay_free() -> None:
     assert gone == {key for key, data in cluster.membership.changed_rows() if data is None}
 
 
-def test_a_deletion_that_stops_half_way() -> None:
-    """A namespace that stays on its way out is told once, with a record of a live broker, also by a membership that was restored."""
+def test_a_stopped_deletion_is_reported_once() -> None:
+    """Also by a membership that was restored."""
     cluster = Cluster()
     cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
     since, told = cluster.offset, []
@@ -153,8 +145,7 @@ def test_a_deletion_that_stops_half_way() -> None:
     assert UNSERVED_SECONDS == told.index([(NAMESPACE, since)])
 
 
-def test_what_arrives_is_not_overdue() -> None:
-    """A bundle that is owned, or free, is no longer on its way."""
+def test_an_owned_or_free_bundle_is_not_moving() -> None:
     cluster = Cluster()
     a = cluster.incarnations["a"]
     for state, whom in (("owned", {"owner": a}), ("free", {})):

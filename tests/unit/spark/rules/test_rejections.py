@@ -9,8 +9,7 @@ from tests.unit.spark.rules.broker_facts import BrokerStory, LogStory
 
 
 @pytest.mark.parametrize("reason", NEVER_WRITTEN)
-def test_what_nobody_writes_by_a_race(reason: str) -> None:
-    """One record that no race explains is a finding."""
+def test_a_rejection_that_no_race_explains(reason: str) -> None:
     story = BrokerStory().joined()
     offset = story.own(verdict=reason)
     assert [("writes_what_it_may_not", (offset,))] == story.found
@@ -18,8 +17,8 @@ def test_what_nobody_writes_by_a_race(reason: str) -> None:
     assert expected == story.findings[0].text
 
 
-def test_the_living_are_not_removed() -> None:
-    """A broker asks to join while its id looks alive; nobody asks to forget one that lives."""
+def test_the_removal_of_a_live_broker() -> None:
+    """To join while the id looks alive is normal."""
     story = BrokerStory().joined()
     story.own(verdict="still_alive", kind="broker", key="b2", status="joined")
     assert [] == story.findings
@@ -28,8 +27,7 @@ def test_the_living_are_not_removed() -> None:
 
 
 @pytest.mark.parametrize("reason", ["still_alive", "bad_boundary"])
-def test_too_many_of_one_reason(reason: str) -> None:
-    """The record with which the bound is passed is told, with the first of its window, and those after it are not."""
+def test_too_many_of_one_reason_are_reported_once(reason: str) -> None:
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
     story = BrokerStory().joined()
     story.at_ms += WINDOW_MS - story.at_ms % WINDOW_MS
@@ -37,8 +35,7 @@ def test_too_many_of_one_reason(reason: str) -> None:
     assert [("too_many_rejections", (offsets[0], offsets[limit]))] == story.found
 
 
-def test_as_many_in_a_longer_time() -> None:
-    """Rejections that are spread over two windows are within bounds."""
+def test_windows_are_counted_apart() -> None:
     story = BrokerStory().joined()
     for _ in range(2):
         story.at_ms += WINDOW_MS - story.at_ms % WINDOW_MS
@@ -48,7 +45,7 @@ def test_as_many_in_a_longer_time() -> None:
 
 
 def test_admins_are_counted_by_name() -> None:
-    """An admin has no subject of its own: the log's checker counts what is rejected of each, and of endless names together."""
+    """Beyond a number of names, all others are counted together."""
     story = LogStory()
     story.at_ms += WINDOW_MS - story.at_ms % WINDOW_MS
     for number in range(KINDS_MAX):
@@ -60,8 +57,7 @@ def test_admins_are_counted_by_name() -> None:
     assert [("too_many_rejections", (KINDS_MAX + 1, offset))] == story.found
 
 
-def test_an_admin_that_plays_a_broker() -> None:
-    """An admin that writes what the table leaves to brokers is told of."""
+def test_a_step_of_a_broker_by_an_admin() -> None:
     story = LogStory()
     offset = story.tell({"kind": "bundle", "publisher": "admin:a"}, verdict="not_the_actor")
     assert [("writes_what_it_may_not", (offset,))] == story.found

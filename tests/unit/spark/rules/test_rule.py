@@ -21,14 +21,12 @@ BY_OTHERS: Final = {"audit_broken"}
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
 def test_a_rule_is_described_in_sentences(rule: Rule) -> None:
-    """The statement, the consequence and the remedy are sentences."""
     for text in (rule.says, rule.means, rule.remedy):
         assert text.endswith(".")
         assert text[0].isupper() or text[0] == "`"
 
 
-def test_each_rule_is_checked() -> None:
-    """A rule has a function, or the verdicts show it."""
+def test_each_rule_has_a_function_or_verdicts() -> None:
     checked = {rule.name for kind in (*MEMORIES, "evidence", "ownership") for rule, _ in checks_on(kind)}  # type: ignore[arg-type]
     assert BY_VERDICT_ONLY | BY_OTHERS == RULES.keys() - checked
     assert all(RULES[name].accepted_instead_of for name in BY_VERDICT_ONLY)
@@ -46,7 +44,6 @@ def test_each_rule_is_checked() -> None:
     ],
 )
 def test_verdicts_that_differ(record: dict[str, object], verdict: str, expected: str, broken: str) -> None:
-    """If the fold accepts a record, the audit's verdict and the form of the record decide the rule."""
     context = {"checked_by": "log:", "expected": expected}
     fact = Fact(subject="log:", source="channel", offset=17, at_ms=5, record=record, verdict=verdict, context=context)
     [finding] = check_rules("namespace", NamespaceCase(fact))
@@ -58,8 +55,7 @@ def test_verdicts_that_differ(record: dict[str, object], verdict: str, expected:
     ("rule", "subject"),
     [("illegal_step", BUNDLE), ("hole", "namespace:t/n"), ("premature_down", "broker:b1"), ("records_lost", "log:"), ("malformed", "log:")],
 )
-def test_the_command_line_knows_each_command(rule: str, subject: str) -> None:
-    """The command line accepts the command of a finding."""
+def test_the_command_line_accepts_each_command(rule: str, subject: str) -> None:
     words = shlex.split(command_for(rule, subject, (9, 17)).replace("{log}", "sqlite:nothing.db"))
     assert "equipoise" == words[0]
     outcome = CliRunner().invoke(app, [*words[1:], "--help"])
@@ -76,5 +72,4 @@ def test_the_command_line_knows_each_command(rule: str, subject: str) -> None:
     ],
 )
 def test_commands(rule: str, subject: str, command: str) -> None:
-    """Some findings have commands of their own."""
     assert command == command_for(rule, subject, (9, 17))

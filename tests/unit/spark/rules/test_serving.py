@@ -116,8 +116,7 @@ HONEST = (
 
 
 @pytest.mark.parametrize("order", list(permutations(HONEST)))
-def test_an_honest_move_gives_nothing_in_whatever_order_it_is_told(order: Sequence[Mapping[str, object]]) -> None:
-    """Evidence comes beside the log, and that of one broker before or after that of another."""
+def test_an_honest_move_breaks_no_rule_in_any_order_of_evidence(order: Sequence[Mapping[str, object]]) -> None:
     audit = moved()
     for document in order:
         audit.says(document)
@@ -126,7 +125,7 @@ def test_an_honest_move_gives_nothing_in_whatever_order_it_is_told(order: Sequen
 
 
 def test_evidence_may_come_long_before_its_record() -> None:
-    """An audit that begins with an old log reads the evidence of today at once, and waits until it has read as far."""
+    """An audit of an old log reads today's evidence at once."""
     audit = Audit(now_ms=AT_MS - 3_600_000)
     for document in HONEST:
         audit.says(document)
@@ -138,8 +137,7 @@ def test_evidence_may_come_long_before_its_record() -> None:
     assert [] == audit.findings
 
 
-def test_what_the_log_never_gave_is_found_when_the_log_has_passed_it() -> None:
-    """A token that no ownership bears is told once, when its record can be waited for no longer."""
+def test_serving_without_ownership_is_found_when_the_log_has_passed_it() -> None:
     audit = moved()
     audit.says(served(B, 44, since_ms=25_000))
     audit.says(served(B, 44, since_ms=25_000, until_ms=30_000))
@@ -150,8 +148,8 @@ def test_what_the_log_never_gave_is_found_when_the_log_has_passed_it() -> None:
     assert [("served_without_ownership", (44,), "broker-200")] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
 
 
-def test_what_the_log_never_gave_is_found_at_once_where_the_log_was_read_past_it() -> None:
-    """Who says how far it has read, and from where on, need not wait for what was to come before; what lies before that is not known."""
+def test_serving_without_ownership_is_found_at_once_if_the_log_was_read_past_it() -> None:
+    """Ownerships from before the reading are unknown."""
     audit = moved()
     audit.says(served(B, 44, since_ms=30_000), begin=0, reached=43)
     audit.says(served(B, 45, since_ms=30_000), begin=0, reached=45)
@@ -167,8 +165,7 @@ def test_what_the_log_never_gave_is_found_at_once_where_the_log_was_read_past_it
     assert [] == begun_later.findings
 
 
-def test_a_bundle_that_a_split_or_a_merge_makes_may_come_after_its_evidence() -> None:
-    """Its token is that of an older bundle, so that it says nothing of how far the log must be read."""
+def test_a_bundle_may_inherit_a_token_that_is_older_than_itself() -> None:
     audit = Audit()
     audit.says(served(A, 10, since_ms=5, until_ms=2_000), begin=0, reached=90)
     audit.holds((10, A), 95)
@@ -176,8 +173,7 @@ def test_a_bundle_that_a_split_or_a_merge_makes_may_come_after_its_evidence() ->
     assert [] == audit.findings
 
 
-def test_late_evidence_of_a_bundle_that_is_forgotten_is_not_judged() -> None:
-    """Of a bundle that is gone for long nothing is known, which is not its broker's fault."""
+def test_late_evidence_about_a_forgotten_bundle_is_not_checked() -> None:
     for late_ms, found in ((GONE_FOR_MS, []), (GONE_FOR_MS // 2, ["served_without_ownership"])):
         audit = Audit(now_ms=AT_MS + late_ms)
         audit.says(served(A, 10), begin=0, reached=90)
@@ -189,15 +185,13 @@ def test_late_evidence_of_a_bundle_that_is_forgotten_is_not_judged() -> None:
     ("incarnation", "token"),
     [pytest.param(B, 10, id="the token of another"), pytest.param(A, 20, id="a token between two that are known")],
 )
-def test_what_cannot_become_known_any_more_is_found_at_once(incarnation: int, token: int) -> None:
-    """Tokens of a bundle rise, and each is of one incarnation."""
+def test_a_token_that_can_no_longer_become_known(incarnation: int, token: int) -> None:
     audit = moved()
     audit.says(served(incarnation, token, since_ms=20_001))
     assert ["served_without_ownership"] == audit.rules
 
 
-def test_of_what_was_before_the_audit_nothing_is_said() -> None:
-    """An audit that begins in the middle knows the ownership that it found, and none before it."""
+def test_ownerships_from_before_the_audit_are_not_checked() -> None:
     audit = Audit()
     audit.holds((10, A), 500)
     audit.says(served(A, 10))
@@ -208,8 +202,7 @@ def test_of_what_was_before_the_audit_nothing_is_said() -> None:
     assert ["served_without_ownership"] == audit.rules
 
 
-def test_a_ownership_from_before_the_audit_began_nobody_knows_when() -> None:
-    """Where the head of the log is gone, the first record of a bundle says who holds it, and not since when."""
+def test_the_beginning_of_the_first_known_ownership_is_unknown() -> None:
     audit = Audit()
     was = {"phase": "owned", "owner": A, "source": None, "last": 10, "token": 10}
     record = {"timestamp_ms": AT_MS + 60_000}
@@ -222,16 +215,15 @@ def test_a_ownership_from_before_the_audit_began_nobody_knows_when() -> None:
     assert ["served_before_owned", "served_two_at_once"] == sorted(audit.rules)
 
 
-def test_a_bundle_of_which_the_log_said_nothing_is_not_judged() -> None:
-    """A bundle may have been with its broker since before the audit began."""
+def test_a_bundle_without_records_is_not_checked() -> None:
     audit = Audit()
     audit.says(served())
     audit.passes(1_000_000)
     assert [] == audit.findings
 
 
-def test_what_is_ahead_of_the_log_is_judged_once_the_log_has_come_so_far() -> None:
-    """A bundle of which the log said nothing, though it was read up to the token, was nobody's; not if it is folded no more."""
+def test_evidence_ahead_of_the_log_waits_for_it() -> None:
+    """If folding has stopped, it waits in vain."""
     for context, found in (({}, ["served_without_ownership"]), ({"stopped": True}, [])):
         audit = Audit()
         audit.says(served(B, 99), begin=0, reached=90, **context)
@@ -241,8 +233,7 @@ def test_what_is_ahead_of_the_log_is_judged_once_the_log_has_come_so_far() -> No
         assert found == audit.rules
 
 
-def test_a_record_without_a_time_hides_nothing() -> None:
-    """A record that says it was written long before the bundle's last one was written when the log says so."""
+def test_a_forged_timestamp_makes_no_ownership_older() -> None:
     for said_ms in (-AT_MS, 20_000 - CLOCKS_APART_MS - 1):
         audit = moved()
         audit.holds((50, A), 50, time_ms=40_000, said_ms=said_ms)
@@ -250,8 +241,8 @@ def test_a_record_without_a_time_hides_nothing() -> None:
         assert ["served_before_owned"] == audit.rules
 
 
-def test_work_past_the_lease_is_found() -> None:
-    """One nanosecond counts, and it is told once; not so where only the token guards, or where the stretch is none."""
+def test_serving_past_the_lease() -> None:
+    """It is reported once, and not if only the token guards."""
     audit = moved()
     audit.says(served(until_ms=5_000, lease_ms=5_000))
     assert [] == audit.rules
@@ -272,8 +263,8 @@ def test_work_past_the_lease_is_found() -> None:
         pytest.param(20_002, 20_001, ["served_two_at_once"], id="a millisecond together"),
     ],
 )
-def test_two_at_once_on_one_machine_are_found_to_the_millisecond(until_ms: int, since_ms: int, found: Sequence[str]) -> None:
-    """Clocks of one machine are one clock; it is told once, whoever is heard first and whether or not both have ended."""
+def test_two_servers_on_one_machine_are_found_to_the_millisecond(until_ms: int, since_ms: int, found: Sequence[str]) -> None:
+    """In any order of the documents."""
     mine, other = served(A, 10, until_ms=until_ms), served(B, 30, since_ms=since_ms)
     ended = served(B, 30, since_ms=since_ms, until_ms=since_ms + 5_000)
     for order in permutations((mine, other, ended)):
@@ -291,24 +282,21 @@ def test_two_at_once_on_one_machine_are_found_to_the_millisecond(until_ms: int, 
         pytest.param(20_001 + CLOCKS_APART_MS, ["served_two_at_once", "served_old_token"], id="further"),
     ],
 )
-def test_two_at_once_on_two_machines_are_found_where_no_clock_explains_it(until_ms: int, found: Sequence[str]) -> None:
-    """Wall clocks of two machines may differ: what they can explain is no finding."""
+def test_two_servers_on_two_machines_are_found_beyond_the_tolerance_of_clocks(until_ms: int, found: Sequence[str]) -> None:
     audit = moved()
     audit.says(served(B, 30, since_ms=20_000, until_ms=40_000))
     audit.says(served(A, 10, until_ms=until_ms, boot="another"))
     assert found == audit.rules
 
 
-def test_who_serves_on_by_its_token_is_not_held_against_anybody() -> None:
-    """In a namespace that is served on past a lease, two may serve at once, and the store refuses one of them."""
+def test_serving_by_token_may_overlap() -> None:
     audit = moved()
     audit.says(served(B, 30, since_ms=20_001, until_ms=60_000))
     audit.says(served(A, 10, until_ms=50_000, lease_ms=4_000, by_token=True))
     assert [] == audit.findings
 
 
-def test_a_broker_that_does_not_let_go_is_found() -> None:
-    """Who still serves under its token when the bundle has long had a newer one is told, though nobody else serves."""
+def test_serving_with_an_old_token() -> None:
     audit = moved()
     audit.says(served(A, 10, until_ms=20_000 + CLOCKS_APART_MS))
     assert [] == audit.rules
@@ -316,8 +304,8 @@ def test_a_broker_that_does_not_let_go_is_found() -> None:
     assert [("served_old_token", (10, 30))] == [(one.rule, one.offsets) for one in audit.findings]
 
 
-def test_who_serves_before_the_record_is_found() -> None:
-    """A broker that began before its record was written did not read it; whichever time of the record is earlier counts."""
+def test_serving_before_the_record() -> None:
+    """The earlier of the record's two times counts."""
     audit = moved()
     audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS))
     assert [] == audit.rules
@@ -330,8 +318,7 @@ def test_who_serves_before_the_record_is_found() -> None:
     assert [] == replayed.findings
 
 
-def test_a_ownership_may_begin_again_and_go_on() -> None:
-    """A lease that ran out and was renewed, and a transfer that was cancelled, are stretches of one ownership."""
+def test_an_ownership_may_have_several_stretches() -> None:
     audit = Audit()
     audit.holds((10, A), 10)
     audit.says(served(A, 10, until_ms=3_000, lease_ms=3_000))
@@ -343,8 +330,7 @@ def test_a_ownership_may_begin_again_and_go_on() -> None:
     assert [] == audit.findings
 
 
-def test_a_ownership_that_goes_on_is_remembered_from_its_beginning() -> None:
-    """A cancelled split returns the bundle under its old token: one ownership, forgotten as one, with its first beginning."""
+def test_a_resumed_ownership_keeps_its_beginning() -> None:
     audit = Audit()
     audit.holds((10, A), 10)
     audit.says(served(A, 10, until_ms=9_000))
@@ -371,15 +357,13 @@ def test_a_ownership_that_goes_on_is_remembered_from_its_beginning() -> None:
         served(at_ms=2**63 - 1),
     ],
 )
-def test_what_is_no_evidence_tells_nothing(document: Mapping[str, object] | None) -> None:
-    """Garbage is passed over, and nothing is remembered of it."""
+def test_malformed_evidence_is_ignored(document: Mapping[str, object] | None) -> None:
     audit = Audit()
     audit.says(document)
     assert ([], Serving()) == (audit.findings, audit.memory)
 
 
-def test_evidence_of_another_log_tells_nothing() -> None:
-    """A log that was made anew under its old name finds what was served of the one before, whose tokens mean nothing to it."""
+def test_evidence_of_another_log_is_ignored() -> None:
     audit = moved()
     audit.now_ms = AT_MS + COMES_LATE_MS
     audit.says(served(B, 44), begin=0, reached=90, log="another")
@@ -389,7 +373,6 @@ def test_evidence_of_another_log_tells_nothing() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of a bundle that moves for ever only the newest ownerships and stretches are kept, and of older evidence nothing is said."""
     audit = Audit()
     turns: Iterable[int] = range(1, 50)
     for turn in turns:
@@ -402,8 +385,7 @@ def test_memory_is_bounded() -> None:
     assert size < 400 * (OWNERSHIPS_MAX + STRETCHES_MAX)
 
 
-def test_a_finding_says_who_and_how_to_see_it() -> None:
-    """Whoever reads a finding learns the brokers, the tokens, and the command for the bundle's story."""
+def test_a_finding_names_brokers_tokens_and_command() -> None:
     audit = moved()
     audit.says(served(A, 10, until_ms=20_500))
     audit.says(served(B, 30, since_ms=20_001))
