@@ -40,14 +40,12 @@ def read_out_of_step(run: Run, ahead_ms: int) -> list[Finding]:
 
 
 @pytest.mark.parametrize("ahead_ms", [-3_000, 0, 5, 100, 1_000, 60_000])
-def test_evidence_may_be_read_before_what_it_is_of_or_after_it(run: Run, ahead_ms: int) -> None:
-    """Two topics, and two tables, are never read to the same moment."""
+def test_evidence_may_be_read_before_its_records_or_after_them(run: Run, ahead_ms: int) -> None:
     assert [] == read_out_of_step(run, ahead_ms)
 
 
 @pytest.mark.parametrize("hours", [0.5, 1.1, 3.0])
 def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
-    """The first batch of an audit that is begun late holds evidence of bundles that are gone since long before the batch's end."""
     quiet_ms = BEGAN_MS + 1_000 * (SECONDS + 14)
     channel = [each._replace(at_ms=each.at_ms + int(hours * HOUR_MS)) if each.at_ms >= quiet_ms else each for each in run.channel]
     serving = [each for each in run.serving if each.at_ms < quiet_ms]
@@ -57,7 +55,6 @@ def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
 
 @pytest.mark.parametrize("hours", [0.5, 1.1, 3.0])
 def test_evidence_may_come_hours_after_the_log_was_read(run: Run, hours: float) -> None:
-    """A topic of evidence that was away is read when all that it tells of is long judged, and some of it forgotten."""
     last = run.channel[-1]
     later = Arrival(last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), b"{}")
     pipeline = Pipeline()

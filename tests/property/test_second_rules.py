@@ -70,8 +70,7 @@ def findings_of(facts: Iterable[Fact]) -> list[Finding]:
 
 @settings(max_examples=40, deadline=None)
 @given(walk=walks, length=st.integers(1, 240), cut=st.integers(1, 240))
-def test_nothing_is_found_where_the_fold_is_right(walk: Walk, length: int, cut: int) -> None:
-    """Both readings come to one verdict on each record, and to one state of each bundle and namespace."""
+def test_the_audit_agrees_with_the_fold(walk: Walk, length: int, cut: int) -> None:
     arrivals = arrivals_of(walk, length)
     facts = facts_of((arrivals[:cut], arrivals[cut:]), None)
     judged = [fact for fact in facts if "expected" in fact.context]
@@ -83,8 +82,7 @@ def test_nothing_is_found_where_the_fold_is_right(walk: Walk, length: int, cut: 
 
 @settings(max_examples=20, deadline=None)
 @given(walk=walks, length=st.integers(2, 240), cut=st.integers(1, 239))
-def test_nothing_is_found_from_the_middle_on(walk: Walk, length: int, cut: int) -> None:
-    """An audit that begins from a snapshot is quiet as well."""
+def test_the_audit_agrees_with_the_fold_from_a_snapshot_on(walk: Walk, length: int, cut: int) -> None:
     arrivals = arrivals_of(walk, length)
     view = View()
     for arrival in arrivals[:cut]:
@@ -94,11 +92,3 @@ def test_nothing_is_found_from_the_middle_on(walk: Walk, length: int, cut: int) 
     facts = facts_of((arrivals[cut:],), to_bytes(view))
     assert [] == [fact for fact in facts if fact.context.get("expected", fact.verdict) not in (fact.verdict, "not_folded")]
     assert [] == findings_of(facts)
-
-
-@settings(max_examples=20, deadline=None)
-@given(walk=walks, length=st.integers(1, 160), cut=st.integers(1, 160))
-def test_the_state_is_whole(walk: Walk, length: int, cut: int) -> None:
-    """Facts are the same whether the state was taken down in between or not."""
-    arrivals = arrivals_of(walk, length)
-    assert facts_of((arrivals,), None) == facts_of((arrivals[:cut], arrivals[cut:]), None)

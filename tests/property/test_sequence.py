@@ -75,8 +75,7 @@ def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random
     length=st.integers(1, 120),
     cuts=st.lists(st.integers(0, 150), max_size=6),
 )
-def test_rows_do_not_depend_on_batches(walk: Walk, length: int, cuts: list[int]) -> None:
-    """A sequence that is restored between any two batches gives the rows that one gives that is fed at once."""
+def test_rows_do_not_depend_on_batches_and_restarts(walk: Walk, length: int, cuts: list[int]) -> None:
     arrivals = arrivals_of(walk, length=length)
     at_once = list(sequence_from().feed(arrivals))
     assert at_once == told_in_batches(arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length))
@@ -84,8 +83,7 @@ def test_rows_do_not_depend_on_batches(walk: Walk, length: int, cuts: list[int])
 
 @settings(max_examples=40, deadline=None)
 @given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
-def test_a_restored_view_is_the_one_of_the_fold(walk: Walk, length: int) -> None:
-    """What is restored from the rows of state has the digest of the fold from zero, the sequences, and what renewals must say."""
+def test_a_restored_view_is_that_of_the_fold(walk: Walk, length: int) -> None:
     view = View()
     state: dict[str, bytes] = {}
     sequence = sequence_from()
@@ -103,8 +101,7 @@ def test_a_restored_view_is_the_one_of_the_fold(walk: Walk, length: int) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
-def test_every_record_is_kept_and_told(walk: Walk, length: int) -> None:
-    """Each entry has one row of its bytes with the verdict of the fold, and at least one fact that says the same."""
+def test_every_record_has_a_row_and_a_fact_with_the_folds_verdict(walk: Walk, length: int) -> None:
     arrivals = arrivals_of(walk, length=length)
     view = View()
     expected = []
@@ -122,7 +119,6 @@ def test_every_record_is_kept_and_told(walk: Walk, length: int) -> None:
 @settings(max_examples=30, deadline=None)
 @given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
 def test_a_snapshot_is_the_view_after_its_offset(walk: Walk, length: int) -> None:
-    """Each snapshot holds what the fold from zero comes to, and the rows of a table have places of their own."""
     arrivals = arrivals_of(walk, length=length)
     rows = list(sequence_from().feed(arrivals))
     places = [(row.table, row.offset, row.ordinal) for row in rows]

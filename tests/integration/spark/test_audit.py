@@ -50,8 +50,8 @@ class Said:
                 self.scraped = answer.read().decode()
 
 
-def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """What is no record is found: on the screen, in the archive, in the table beside the log; the next tells only what came since."""
+def test_an_audit_reports_findings_everywhere_and_continues(spark: SparkSession, tmp_path: Path) -> None:
+    """On the screen, in the archive, in the table next to the log, and as a metric."""
     url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_row(1)
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
     with closing(open_log(url)) as log:
@@ -83,8 +83,7 @@ def kept(path: Path) -> list[str]:
         return [document for (document,) in connection.execute("SELECT document FROM findings ORDER BY id")]
 
 
-def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """On Kafka the same is found through Spark's connector, and put on the topic of findings, keyed by what it is about."""
+def test_an_audit_of_a_topic_publishes_findings_on_another(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     topic = kafka.topic("audit")
     kafka.topics.append(f"{topic}-findings")
     url, said = f"kafka://{kafka.address}/{topic}", Said()
@@ -100,7 +99,6 @@ def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: Spark
 
 @pytest.mark.repeats
 def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSession, tmp_path: Path) -> None:
-    """A driver killed in the middle of a batch loses no finding and doubles none."""
     kills = times(1, many=10)
     url = f"sqlite:{tmp_path}/log"
     injected = write_log(url, records=times(1_000, many=15_000))
@@ -110,8 +108,7 @@ def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSess
     assert injected == len(kept(tmp_path / "log.observations"))
 
 
-def test_an_archive_that_is_not_this_audits_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder that another process works on, or that is of another log, is refused before anything is written."""
+def test_an_archive_of_another_process_or_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
     write_log(url, records=100)
     options = AuditOptions(log_url=url, archive=archive, to_end=True)
@@ -124,7 +121,6 @@ def test_an_archive_that_is_not_this_audits_is_refused(spark: SparkSession, tmp_
 
 
 def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """What an audit of another version keeps is not taken for this one's."""
     url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
     write_log(url, records=100)
     checkpoint = archive / ".checkpoints" / "audit" / "g0001"

@@ -54,8 +54,8 @@ def emitted(row: dict[str, Any]) -> Emitted:
     return Emitted(**row, at_ms=round(at.timestamp() * 1_000))
 
 
-def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows of a query whose sink dies after the work of a batch, and is started again, are those of one pure sequence."""
+def test_a_query_that_dies_continues_without_a_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """Its rows are those of one pure sequence."""
     source, everything = tmp_path / "source", arrivals()
     source.mkdir()
     for number, first in enumerate(range(0, len(everything), BATCH)):

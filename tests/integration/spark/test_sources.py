@@ -133,7 +133,7 @@ def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafk
     assert [1, 1, 2] == [len([row for row in rows if row.source == source]) for source in ("serving", "loads", "decisions")]
 
 
-def test_a_source_that_is_not_wanted_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+def test_an_unwanted_source_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
     wanted = frozenset({Source.CHANNEL, Source.DECISIONS})
     for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka))):
         frame, checkpoint = channel_frame(spark_on_kafka, url, sources=wanted, start={}, per_trigger=10), tmp_path / f"checkpoint-{number}"
@@ -143,10 +143,9 @@ def test_a_source_that_is_not_wanted_is_not_read(spark_on_kafka: SparkSession, k
         assert [("channel", b"later")] == by_source(until_end(frame, checkpoint).rows)
 
 
-def test_fewer_load_reports_of_a_topic_come_in_a_batch(
+def test_load_reports_on_a_topic_have_a_lower_bound(
     spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Load reports, of which each becomes many rows, have a bound of their own beside that of all other entries, and all of them come."""
     monkeypatch.setattr(kafka_source, "LOADS_PER_TRIGGER", 2)
     url = filled_topic(kafka)
     Writer(kafka.address).append(f"{address_of(url).topic}-{Source.LOADS}", 5 * LINES[Source.LOADS])
@@ -156,8 +155,7 @@ def test_fewer_load_reports_of_a_topic_come_in_a_batch(
     assert len(RECORDS) == len([row for row in read.batches[0] if row.source == Source.CHANNEL])
 
 
-def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """No batch holds more of a source than it may, and a query that starts again reads what came since, once."""
+def test_a_stream_of_a_file_has_bounded_batches_and_continues(spark: SparkSession, tmp_path: Path) -> None:
     url = filled_file(tmp_path)
     frame = channel_frame(spark, url, start={}, per_trigger=10)
     first = until_end(frame, tmp_path / "checkpoint")
@@ -170,7 +168,6 @@ def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSessi
 
 
 def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
-    """A log whose file is gone for a while, and then back with more in it, is read on by the same query."""
     url = filled_file(tmp_path)
     path, away = tmp_path / "channel.db", tmp_path / "away"
     sink = Sink()

@@ -61,7 +61,7 @@ def environment_of(folder: Path, name: str) -> Path:
 
 
 def test_the_wheel_runs_a_job_on_workers_without_it(spark: SparkSession, tmp_path: Path) -> None:
-    """Workers in processes of their own, whose Python lacks our packages, are sent them, and decode what the source reads."""
+    """Our packages are sent to workers in processes of their own."""
     del spark  # It is skipped, or fails, where no session can be had.
     done(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path), folder=ROOT)
     (wheel,) = tmp_path.glob("*.whl")

@@ -27,8 +27,7 @@ def kept(path: Path) -> list[tuple[int, int, str, str]]:
         return connection.execute("SELECT offset, ordinal, rule, subject FROM findings ORDER BY id").fetchall()
 
 
-def test_a_batch_that_is_done_again_is_kept_once(tmp_path: Path) -> None:
-    """What was put before is not put twice, also beside what is new."""
+def test_a_repeated_batch_is_stored_once(tmp_path: Path) -> None:
     table = FindingsTable(tmp_path / "log.observations")
     table.put([numbered(3, 1), numbered(3, 2)])
     table.put([numbered(3, 1), numbered(3, 2), numbered(4, 1)])
@@ -37,7 +36,6 @@ def test_a_batch_that_is_done_again_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_the_document_in_the_table_is_the_finding(tmp_path: Path) -> None:
-    """Whoever reads the table finds the whole finding in one column."""
     FindingsTable(tmp_path / "file").put([numbered(3, 1)])
     with closing(sqlite3.connect(tmp_path / "file")) as connection:
         [(document, at_ms)] = connection.execute("SELECT document, at_ms FROM findings").fetchall()
@@ -45,36 +43,31 @@ def test_the_document_in_the_table_is_the_finding(tmp_path: Path) -> None:
     assert "a hole" == orjson.loads(document)["text"]
 
 
-def test_nothing_is_made_for_no_findings(tmp_path: Path) -> None:
-    """A log in which nothing is wrong gets no file beside it."""
+def test_without_findings_there_is_no_table(tmp_path: Path) -> None:
     FindingsTable(tmp_path / "file").put([])
     assert not (tmp_path / "file").exists()
 
 
-def test_the_table_has_a_bound(tmp_path: Path) -> None:
-    """The oldest findings go, and those that stay are the newest."""
+def test_the_table_keeps_the_newest_findings(tmp_path: Path) -> None:
     table = FindingsTable(tmp_path / "file", rows_max=2)
     for offset in range(1, 6):
         table.put([numbered(offset, 1)])
     assert [4, 5] == [offset for offset, *_ in kept(tmp_path / "file")]
 
 
-def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
-    """What cannot be put is told with its place, and tried again by whoever put it."""
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"no database, but a text that is long enough to be taken for one" * 100)
     with pytest.raises(PeerError, match=f"in the table findings of {tmp_path}/file: .*not a database"):
         FindingsTable(tmp_path / "file").put([numbered(1, 1)])
 
 
-def test_findings_lie_beside_their_log(tmp_path: Path) -> None:
-    """A file has its table beside it, a topic its topic; a log of one process has no place that others see."""
+def test_the_destination_is_next_to_the_log(tmp_path: Path) -> None:
     assert f"in the table findings of {tmp_path}/log.observations" == findings_out(f"sqlite:{tmp_path}/log").place
     assert "to the topic channel-findings" == findings_out("kafka://localhost:1/channel").place
     with pytest.raises(CallerError, match="cannot open a log at"):
         findings_out("memory:test")
 
 
-def test_a_finding_is_told_with_its_subject_and_offset() -> None:
-    """Two lines say where, of what, what, and how to look at it."""
+def test_lines_of_a_finding() -> None:
     lines = list(lines_of(numbered(3, 1).finding, log="sqlite:a b.db"))
     assert ["alarm hole at 3, namespace t/n: a hole", "  look"] == lines

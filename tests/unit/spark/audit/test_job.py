@@ -46,8 +46,7 @@ def rows(offset: int = 3) -> pa.Table:
     return as_rows([Emitted(Table.FINDINGS, FOUND.subject, offset, 9, NOON_MS, FOUND.rule, None, None, FOUND.to_bytes())])
 
 
-def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None:
-    """Where findings cannot be written they are in the archive and on the screen all the same, once, and are put when that can be."""
+def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> None:
     said: list[str] = []
     out = Away(refusals=2)
     with (
@@ -65,8 +64,7 @@ def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)
 
 
-def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
-    """Whoever reads findings from a pipe knows no more of the log than what stands there."""
+def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
@@ -76,8 +74,7 @@ def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("as_json", "lines"), [(False, 2 * PRINTED_MAX + 1), (True, PRINTED_MAX + 7)])
-def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool, lines: int) -> None:
-    """People see the first ones and how many more there are; a pipe of JSON leaves out none."""
+def test_people_see_the_first_findings_of_a_batch_and_programs_all(tmp_path: Path, as_json: bool, lines: int) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
@@ -86,8 +83,7 @@ def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool
     assert lines == len(said)
 
 
-def test_files_of_findings_are_joined(tmp_path: Path) -> None:
-    """An audit that finds something in each batch, for as long as it likes, leaves a bounded number of files, and all that it found."""
+def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
         take = taker(sink, Away(refusals=0), watch, log=URL, as_json=False)
@@ -98,8 +94,7 @@ def test_files_of_findings_are_joined(tmp_path: Path) -> None:
     assert list(range(3 * FILES_MAX)) == archive.table(Table.FINDINGS)["offset"].to_pylist()
 
 
-def test_older_findings_are_counted_unless_they_are_damaged(tmp_path: Path) -> None:
-    """A damaged file of older findings keeps nobody from auditing on; nobody claims to know how many there were."""
+def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path) -> None:
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:

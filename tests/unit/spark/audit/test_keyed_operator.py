@@ -20,7 +20,7 @@ def saved(spark: FakeSpark, **fields: Any) -> None:  # noqa: ANN401 - the fields
 
 
 def test_a_batch_reads_once_and_writes_changes_once() -> None:
-    """A batch reads the memory once, writes it once if it has changed, and stores no blank one."""
+    """A blank memory is not stored."""
     spark = FakeSpark("namespace:t/n")
     saved(spark)
     saved(spark, failures=2)
@@ -31,8 +31,7 @@ def test_a_batch_reads_once_and_writes_changes_once() -> None:
     assert ({"get": 5, "update": 1, "clear": 1}, None) == (dict(spark.calls), spark.value)
 
 
-def test_every_memory_comes_back() -> None:
-    """A memory of each kind is the same after a batch."""
+def test_every_memory_is_restored() -> None:
     member = {"kind": "broker", "key": "b1", "status": "joined", "based_on": 1, "publisher": "b1"}
     state = {"phase": "owned", "owner": 3, "source": None, "last": 7, "token": 7}
     evidence = {
@@ -64,7 +63,7 @@ def test_every_memory_comes_back() -> None:
 
 
 def test_a_postponed_timer_stays_set() -> None:
-    """A timer that moves on with each renewal costs no call in each batch: it fires once in vain, and is then set again."""
+    """It fires once without effect."""
     spark = FakeSpark("namespace:t/n")
     for due_ms in (1_000, 2_000, 3_000):
         saved(spark, forget_ms=due_ms)
@@ -74,7 +73,6 @@ def test_a_postponed_timer_stays_set() -> None:
 
 
 def test_an_earlier_timer_replaces_the_one_that_is_set() -> None:
-    """Spark keeps one timer for each subject, at or before the wanted time."""
     spark = FakeSpark("namespace:t/n")
     for due_ms in (3_000, 1_000):
         saved(spark, forget_ms=due_ms)
@@ -82,7 +80,6 @@ def test_an_earlier_timer_replaces_the_one_that_is_set() -> None:
 
 
 def test_a_cancelled_timer_leaves_nothing() -> None:
-    """After a timer that is no longer wanted has fired, nothing remembers it."""
     spark = FakeSpark("namespace:t/n")
     for due_ms in (1_000, None):
         saved(spark, forget_ms=due_ms)
@@ -91,8 +88,8 @@ def test_a_cancelled_timer_leaves_nothing() -> None:
     assert [None, set()] == [spark.value, spark.timers]
 
 
-def test_a_finding_of_another_moment_is_the_same() -> None:
-    """Who reads the log anew in other batches finds again what was found, and those who keep it must know that."""
+def test_a_finding_at_another_time_is_the_same() -> None:
+    """A repeated audit cuts other batches."""
     first = Finding(rule="served_past_lease", subject="bundle:t/n/x", offsets=(9,), at_ms=1_000, text="a", command="c")
     [frame] = emitted([first, replace(first, at_ms=2_000), replace(first, text="b")])
     once, again, other = frame["ordinal"]
@@ -100,7 +97,6 @@ def test_a_finding_of_another_moment_is_the_same() -> None:
 
 
 def test_findings_as_rows() -> None:
-    """A row has the identity of its finding, whichever task and batch it was found in; without findings there is no frame."""
     first = Finding(rule="hole", subject="namespace:t/n", offsets=(3, 9), at_ms=1_700_000_000_123, text="a", command="c", publisher="b1")
     second = Finding(rule="hole", subject="namespace:t/m", offsets=(9,), at_ms=1_700_000_000_123, text="a", command="c")
     [frame] = emitted([first, second])

@@ -33,7 +33,7 @@ REPORT = encode_summary(summarized(None, SAMPLE))
 
 
 def test_each_figure_of_a_report_has_its_column() -> None:
-    """A summary is one row of its broker and one of each bundle that it names; a resource without a limit is null."""
+    """A resource without a limit is null."""
     rows = load_rows(REPORT)
     assert rows is not None
     rates = {"bytes_in": 10.0, "bytes_out": 20.0, "messages_in": 1.0, "messages_out": 2.0}
@@ -59,7 +59,6 @@ def test_each_figure_of_a_report_has_its_column() -> None:
 
 
 def test_a_figure_that_is_no_number_is_null() -> None:
-    """What a broker could not tell, or told nonsense of, is null in its own column alone."""
     odd = replace(SAMPLE, cost=float("nan"), traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")), bundles=())
     rows = load_rows(encode_summary(summarized(None, odd)))
     assert rows is not None
@@ -68,6 +67,5 @@ def test_a_figure_that_is_no_number_is_null() -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", encode_sample(SAMPLE)])
-def test_what_is_no_summary_gives_no_rows(document: bytes) -> None:
-    """Garbage and documents of another form are told by None, whatever they are."""
+def test_other_documents_give_no_rows(document: bytes) -> None:
     assert load_rows(document) is None

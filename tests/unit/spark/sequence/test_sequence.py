@@ -67,8 +67,7 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
 # --- who is told what -----------------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_is_one_fact() -> None:
-    """An accepted renewal is told to its broker alone, with what it made of its entry."""
+def test_an_accepted_renewal_is_one_fact() -> None:
     channel = channel_with("b1")
     joined = channel.incarnation("b1")
     based_on = channel.broker("b1").last
@@ -80,8 +79,7 @@ def test_a_renewal_is_one_fact() -> None:
     assert {"status": "up", "incarnation": joined, "last": offset} == fact.after
 
 
-def test_a_renewal_of_another_digest_says_so() -> None:
-    """The one fact of a renewal whose digest is not the view's tells that it diverged."""
+def test_a_renewal_with_another_digest_is_marked() -> None:
     channel = channel_with("b1")
     author, entry = channel.author("b1"), channel.broker("b1")
     raw = orjson.loads(encode(propose.renewed(author, entry)))
@@ -91,8 +89,7 @@ def test_a_renewal_of_another_digest_says_so() -> None:
     assert after["diverged"] is True
 
 
-def test_a_namespace_is_told_with_its_ranges() -> None:
-    """The creation of a namespace tells it all ranges, and each bundle only of itself, without the boundaries of all."""
+def test_a_creation_has_all_ranges_in_the_namespaces_fact_only() -> None:
     channel = channel_with("b1", bundles=2)
     told = facts_at(channel, channel.view.offset)
     assert [f"namespace:{NAMESPACE}", f"bundle:{LOW}", f"bundle:{HIGH}"] == list(told)
@@ -113,8 +110,7 @@ def test_a_namespace_is_told_with_its_ranges() -> None:
     assert (None, free) == (bundle.before, bundle.after)
 
 
-def test_a_split_and_a_merge_tell_all_whom_they_change() -> None:
-    """A split tells the parent, both children, its broker and the namespace; a merge that undoes it the same."""
+def test_facts_of_a_split_and_a_merge() -> None:
     channel = channel_in("splitting")
     parent = channel.bundle()
     cut = channel.accept(propose.split(channel.author("owner"), parent, cuts=(MIDDLE,)))
@@ -135,8 +131,7 @@ def test_a_split_and_a_merge_tell_all_whom_they_change() -> None:
     assert (halves, [[0, HASH_MAX, "owned", owner, token]]) == (ranges["removed"], ranges["added"])
 
 
-def test_a_death_is_told_to_all_that_it_frees() -> None:
-    """That a broker is down is told to it, to who said so, and to each bundle that it held."""
+def test_facts_of_a_death() -> None:
     channel = channel_with("b1", "b2", bundles=2)
     channel.own("b1")
     channel.own("b1", MIDDLE)
@@ -154,8 +149,8 @@ def test_a_death_is_told_to_all_that_it_frees() -> None:
     assert told["broker:b2"].after is None
 
 
-def test_a_rejected_record_is_told_to_those_it_names() -> None:
-    """A rejected record changes nobody, and is told to its key and its publisher; an admin's to the log, too."""
+def test_facts_of_a_rejected_record() -> None:
+    """An admin's record has a fact of the log, too."""
     channel = channel_with("b1")
     bundle = channel.bundle()
     channel.own("b1")
@@ -167,8 +162,7 @@ def test_a_rejected_record_is_told_to_those_it_names() -> None:
     assert [f"bundle:{WHOLE}", "log:"] == list(facts_at(channel, channel.view.offset))
 
 
-def test_what_is_no_record_is_told_to_the_log() -> None:
-    """Garbage, an entry without a value, and an object that is no record are told apart, and kept as they are."""
+def test_facts_of_what_is_no_record() -> None:
     channel = channel_with("b1")
     entries: list[tuple[int, bytes | None]] = [
         *channel.entries,
@@ -186,8 +180,7 @@ def test_what_is_no_record_is_told_to_the_log() -> None:
     assert ("odd", "b1", "") == (archived.kind, archived.publisher, archived.subject)
 
 
-def test_what_is_nested_too_deep_is_left_out_of_a_fact() -> None:
-    """A field that no JSON of ours may hold is left out of the facts of a record, and kept in the archive."""
+def test_facts_leave_out_what_is_nested_too_deep_for_json() -> None:
     channel = channel_with("b1")
     raw = encode(propose.renewed(channel.author("b1"), channel.broker("b1")))
     deep = raw[:-1] + b',"extra":' + b"[" * 500 + b"]" * 500 + b"}"
@@ -197,8 +190,7 @@ def test_what_is_nested_too_deep_is_left_out_of_a_fact() -> None:
     assert deep == [row.body for row in rows if row.table == Table.RECORDS][-1]
 
 
-def test_the_second_opinion_goes_with_each_fact() -> None:
-    """Each fact of a record has the context that the second membership gave to it."""
+def test_each_fact_has_the_memberships_context() -> None:
     channel = channel_with("b1")
     channel.own("b1")
     rows = Sequence(FACTS).feed(arrivals(channel.entries))
@@ -206,8 +198,7 @@ def test_the_second_opinion_goes_with_each_fact() -> None:
     assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["checked_by"])
 
 
-def test_only_what_is_wanted_is_made() -> None:
-    """With records alone wanted there are no facts, and the other way round."""
+def test_only_wanted_tables_have_rows() -> None:
     channel = channel_with("b1")
     note = Arrival("decisions", 1, 0, b"{}")
     for wanted in (RECORDS, FACTS):
@@ -219,14 +210,12 @@ def test_only_what_is_wanted_is_made() -> None:
 
 
 def test_the_header_of_a_topic_is_no_entry() -> None:
-    """What stands at offset 0, where a topic says whose it is, is neither folded nor kept."""
     channel = channel_with("b1")
     rows = list(Sequence(BOTH).feed(arrivals([(0, b"header"), *channel.entries])))
     assert rows == list(Sequence(BOTH).feed(arrivals(channel.entries)))
 
 
-def test_time_that_falls_is_told_and_not_followed() -> None:
-    """An entry that is older than one before it is told of, and its rows have the time of that one."""
+def test_the_logs_time_does_not_fall() -> None:
     channel = channel_with("b1")
     (first, second, third) = (
         Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
@@ -237,7 +226,7 @@ def test_time_that_falls_is_told_and_not_followed() -> None:
 
 
 def test_the_membership_learns_how_old_an_entry_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the log's time, and by how much the entry's own is less: only so can it notice that time stood still."""
+    """Only so can it notice that time stood still."""
     seen: list[tuple[int, int]] = []
     context_of = Membership.context_of
 
@@ -252,8 +241,8 @@ def test_the_membership_learns_how_old_an_entry_is(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_a_leap_that_was_none_is_told_once(*, is_restored: bool) -> None:
-    """After a night in which nobody wrote time goes on; one entry from tomorrow lets it stand still, and the first after it tells."""
+def test_a_leap_of_the_logs_time_is_reported_once(*, is_restored: bool) -> None:
+    """A night without writers is no leap: time continues after it."""
     channel = channel_with("b1")
     night, day_ms = 8 * 3_600_000, 86_400_000
     for times_ms, expected in (
@@ -275,7 +264,7 @@ def test_a_leap_that_was_none_is_told_once(*, is_restored: bool) -> None:
 
 
 def test_a_clock_that_is_ahead_and_pauses() -> None:
-    """Whose clock is a day ahead may write twice, minutes apart: the leap is the first step, and is told once time goes on before it."""
+    """The leap is its first step ahead."""
     day_ms, pause_ms = 86_400_000, 2 * LEAP_MS_MIN
     times_ms = (5, 5 + pause_ms, day_ms, *(day_ms + each * pause_ms for each in range(1, LEAPS_MAX - 1)), 9 + pause_ms, 10 + pause_ms)
     rows = list(Sequence(BOTH).feed(Arrival("channel", offset, at_ms, b"any") for offset, at_ms in enumerate(times_ms, 1)))
@@ -283,8 +272,7 @@ def test_a_clock_that_is_ahead_and_pauses() -> None:
     assert [day_ms + (LEAPS_MAX - 2) * pause_ms - (5 + pause_ms)] == [event["by_ms"] for event in leaps]
 
 
-def test_a_time_that_no_frame_holds_moves_nothing() -> None:
-    """A damaged time of an entry does not become the log's, in which no operator could go on."""
+def test_a_time_that_no_frame_holds_is_ignored() -> None:
     channel = channel_with("b1")
     times_ms = (5, 253_402_300_799_999, 7)
     entries = [Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
@@ -292,8 +280,7 @@ def test_a_time_that_no_frame_holds_moves_nothing() -> None:
     assert ([], [5, 5, 7]) == (events(rows), [row.at_ms for row in rows if row.table == Table.RECORDS])
 
 
-def test_a_gap_is_no_loss_if_the_log_says_so() -> None:
-    """Numbers that the log left out are asked about, and passed over if nothing stood there."""
+def test_skipped_offsets_are_no_loss() -> None:
     asked = []
 
     def lost(first: int, below: int) -> None:
@@ -318,8 +305,7 @@ def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
     return channel, sequence, list(sequence.feed(arrivals(read)))
 
 
-def test_what_was_lost_is_told_and_gone_on_after() -> None:
-    """A sequence that missed records goes on from the snapshot that it is given, and keeps what lies below unfolded."""
+def test_after_a_loss_a_snapshot_leads_on() -> None:
     whole = channel_with("b1", "b2")
     whole.own("b1")
     horizon = whole.view.offset
@@ -333,8 +319,7 @@ def test_what_was_lost_is_told_and_gone_on_after() -> None:
     assert channel.view.digest() == restored(state).view.digest()
 
 
-def test_a_loss_without_a_way_on_ends_the_folding() -> None:
-    """Where nothing leads on, what comes is kept unfolded, and that is told once."""
+def test_a_loss_without_a_snapshot_ends_the_folding() -> None:
 
     def lost(first: int, below: int) -> None:
         raise ChannelIncomplete(log="log", first=first, last=below, compacted_snapshot="it has no snapshot")
@@ -346,7 +331,6 @@ def test_a_loss_without_a_way_on_ends_the_folding() -> None:
 
 @pytest.mark.parametrize("is_restored", [False, True])
 def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
-    """The record that closes a log is accepted, what comes after it is kept unfolded, and the end is told once."""
     channel = channel_with("b1")
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view, copied_to="sqlite:new.db"))
@@ -361,8 +345,7 @@ def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
     assert not events(late)
 
 
-def test_a_level_too_new_ends_the_folding() -> None:
-    """A level that this version does not know is told with the record that raised it, and nothing is folded after it."""
+def test_a_format_version_that_is_too_new_ends_the_folding() -> None:
     channel = channel_with("b1")
     channel.die("b1")
     channel.accept(raise_level(channel.admin(), channel.view, level=2))
@@ -371,16 +354,14 @@ def test_a_level_too_new_ends_the_folding() -> None:
     assert [(channel.view.offset, "accepted"), (90, NOT_FOLDED)] == verdicts(rows)[-2:]
 
 
-def test_a_log_that_goes_back_ends_the_folding() -> None:
-    """Offsets that come a second time are told once, and have no second rows."""
+def test_a_log_that_went_back_ends_the_folding() -> None:
     channel = channel_with("b1")
     rows = list(Sequence(BOTH).feed(arrivals([*channel.entries, channel.entries[1], (90, b"new")])))
     assert {"event": "log_went_back", "position": 4, "found": 2} == events(rows)[-1]
     assert [1, 2, 3, 90] == [offset for offset, _ in verdicts(rows)]
 
 
-def test_a_copy_that_was_being_made_goes_on_from_its_snapshot() -> None:
-    """The genesis of a copy on a log that was empty asks for the view that it goes on above, and is folded then."""
+def test_an_unfinished_copy_continues_from_its_snapshot() -> None:
     old = channel_with("b1")
     old.view.go_on_above(100, level=old.view.level, level_last=old.view.level_last)
     snapshot = to_bytes(old.view)
@@ -394,7 +375,7 @@ def test_a_copy_that_was_being_made_goes_on_from_its_snapshot() -> None:
 
 
 def test_a_sequence_begins_with_a_snapshot() -> None:
-    """From a snapshot in the middle of a log a sequence folds what comes after it, and keeps what lies below unfolded."""
+    """Entries that the snapshot includes are stored without folding."""
     channel = channel_with("b1")
     snapshot, horizon = to_bytes(channel.view), channel.view.offset
     channel.own("b1")
@@ -404,8 +385,7 @@ def test_a_sequence_begins_with_a_snapshot() -> None:
     assert channel.view.digest() == sequence.view.digest()
 
 
-def test_a_closed_snapshot_folds_nothing() -> None:
-    """A sequence that begins with the view of a closed log keeps what comes unfolded, and tells why."""
+def test_the_snapshot_of_a_closed_log_folds_nothing() -> None:
     channel = channel_with("b1")
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view))
@@ -417,21 +397,20 @@ def test_a_closed_snapshot_folds_nothing() -> None:
 # --- notes ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_is_kept_as_it_is() -> None:
-    """A decision is a row of its document, at its own time, whatever the log's is."""
+def test_a_decision_is_stored_unchanged_at_its_own_time() -> None:
     wants = frozenset({Table.DECISIONS})
     rows = list(Sequence(wants).feed([*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, b'{"kind":"shed"}')]))
     assert [Emitted("decisions", "", 7, 0, 5_000, None, None, None, b'{"kind":"shed"}')] == rows
 
 
 def test_a_load_report_has_rows_in_two_tables() -> None:
-    """A report is one row of its broker and one of each bundle; the tombstone of a broker that leaves is neither a row nor a fact."""
+    """The tombstone of a broker that leaves has none."""
     rows = list(Sequence(frozenset(Table)).feed([Arrival("loads", 3, 1, REPORT), Arrival("loads", 5, 1, None)]))
     assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [(row.table, row.ordinal) for row in rows]
 
 
-def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
-    """Evidence is one fact, of its bundle, with the bundle as it stands, at the log's time."""
+def test_serving_evidence_is_a_fact_of_its_bundle() -> None:
+    """With the log's time, and the bundle's present state."""
     channel = channel_with("b1")
     channel.own("b1")
     document = {"bundle": WHOLE, "broker": "b1", "token": 4}
@@ -445,8 +424,7 @@ def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
     assert "owned" == fact.after["phase"]
 
 
-def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
-    """Evidence that comes when nothing more is folded says that, since no ownership can become known any more."""
+def test_serving_evidence_after_the_end_of_folding_is_marked() -> None:
     channel = channel_with("b1")
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view))
@@ -456,8 +434,7 @@ def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
 
 
 @pytest.mark.parametrize("source", ["decisions", "loads", "serving"])
-def test_a_note_that_is_none_is_told(source: str) -> None:
-    """What is no document of its source is no row, and a fact of the log."""
+def test_an_unreadable_note_is_a_fact_of_the_log(source: str) -> None:
     for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
         rows = list(Sequence(frozenset(Table)).feed([Arrival(source, 5, 1, data)]))
         assert [{"event": "unreadable_note", "source": source}] == events(rows)
@@ -466,7 +443,6 @@ def test_a_note_that_is_none_is_told(source: str) -> None:
 
 
 def test_a_view_without_a_genesis_is_restored() -> None:
-    """A log that holds nothing but garbage has a state, too."""
     sequence = Sequence(BOTH)
     list(sequence.feed(arrivals([(7, b"garbage")])))
     again = restored({key: data for key, data in sequence.changed_rows() if data is not None})

@@ -89,8 +89,7 @@ MAPPED = {
 
 
 @pytest.mark.parametrize("case", MAPPED.values(), ids=MAPPED.keys())
-def test_settings_have_their_counterparts(case: Mapped) -> None:
-    """Each way to get in that both clients know is spelled as the connector wants it."""
+def test_settings_are_translated(case: Mapped) -> None:
     assert case.options == connector_options(case.settings, read=read)
 
 
@@ -105,20 +104,17 @@ def test_settings_have_their_counterparts(case: Mapped) -> None:
         ({"ssl.key.location": "key.pem"}, "together"),
     ],
 )
-def test_what_has_no_counterpart_is_refused(settings: Mapping[str, str], named: str) -> None:
-    """A way to get in that Spark's client does not know is an error that names it, and no secret."""
+def test_settings_without_counterpart_are_refused(settings: Mapping[str, str], named: str) -> None:
     with pytest.raises(InvalidKafkaSetting, match=named):
         connector_options(settings, read=read)
 
 
 def test_the_topics_are_those_that_brokers_write() -> None:
-    """Beside the log's own topic those of decisions, of what brokers served, and of their loads are read."""
     topics = topics_of(address_of("kafka://h:1/shop"))
     assert {"channel": "shop", "decisions": f"shop{TOPIC_SUFFIX}", "serving": "shop-serving", "loads": "shop-loads"} == topics
 
 
-def test_no_other_topic_is_found() -> None:
-    """A topic whose name only holds that of a log, such as that of its findings, is none of its sources."""
+def test_the_pattern_matches_no_other_topic() -> None:
     found = re.compile(pattern_of(topics_of(address_of("kafka://h:1/s.hop")).values())).search
     assert [True, True, False, False, False] == [
         found(name) is not None for name in ("s.hop", "s.hop-loads", "s.hop-findings", "work.s.hop", "sxhop")
@@ -126,7 +122,7 @@ def test_no_other_topic_is_found() -> None:
 
 
 def test_positions_name_every_partition() -> None:
-    """The connector refuses a topic of which a partition is not named: one that somebody made with several must not end the job."""
+    """The connector refuses a topic with a partition that is not named."""
     topics = topics_of(address_of("kafka://h:1/shop"))
     positions = starting_offsets(topics, {"channel": 7, "loads": 5}, {"shop": 1, "shop-loads": 3, "shop-serving": 1})
     assert {"shop": {"0": 7}, "shop-loads": {"0": 5, "1": -2, "2": -2}, "shop-serving": {"0": -2}} == json.loads(positions)

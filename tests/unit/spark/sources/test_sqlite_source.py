@@ -62,8 +62,7 @@ def offsets(files: ChannelFiles, begin: int, end: int, source: Source = Source.C
     return [arrival.offset for arrival in files.rows(source.value, begin, end)]
 
 
-def test_a_batch_takes_no_more_than_it_may(files: ChannelFiles) -> None:
-    """A batch ends where so many records are read, and the next one goes on there, up to the end of the log."""
+def test_a_batch_is_bounded_in_entries(files: ChannelFiles) -> None:
     first = files.batch_end(BEGINNING, limit=4)
     second = files.batch_end(first, limit=4)
     third = files.batch_end(second, limit=4)
@@ -74,10 +73,8 @@ def test_a_batch_takes_no_more_than_it_may(files: ChannelFiles) -> None:
 @pytest.mark.parametrize(
     ("bytes_max", "expected"), [(3, [(4, 2), (7, 3), (10, 4)]), (5, [(6, 3), (10, 5), (11, 6)]), (0, [(2, 2), (3, 3), (4, 4)])]
 )
-def test_a_batch_takes_no_more_bytes_than_it_may(
-    url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]
-) -> None:
-    """However long records and load reports are, a batch of them has room in Spark's memory; what is too long by itself comes alone."""
+def test_a_batch_is_bounded_in_bytes(url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]) -> None:
+    """An entry that is too large comes alone."""
     monkeypatch.setattr(sqlite_reading, "BATCH_BYTES_MAX", bytes_max)
     monkeypatch.setattr(sqlite_reading, "LOADS_BYTES_MAX", bytes_max)
     observe(url, Source.LOADS, [0] * 5)
@@ -88,8 +85,7 @@ def test_a_batch_takes_no_more_bytes_than_it_may(
     assert expected == [(end[Source.CHANNEL], end[Source.LOADS]) for end in ends[1:]]
 
 
-def test_a_batch_of_all_that_is_there_now_ends_there(url: str, files: ChannelFiles) -> None:
-    """What is appended after a query has begun is not read, if it is to end."""
+def test_a_batch_ends_at_until(url: str, files: ChannelFiles) -> None:
     until = files.ends()
     with closing(open_log(url)) as log:
         log.append([b"later"], timeout_ms=5_000)
@@ -98,8 +94,7 @@ def test_a_batch_of_all_that_is_there_now_ends_there(url: str, files: ChannelFil
     assert ends == files.batch_end(ends, limit=100, until=until)
 
 
-def test_evidence_comes_beside_the_records_that_it_belongs_to(url: str, files: ChannelFiles) -> None:
-    """While records are left behind a batch, it takes of the other sources only what is no younger than its last record."""
+def test_companion_entries_wait_for_records_of_their_time(url: str, files: ChannelFiles) -> None:
     set_times(url, {offset: offset * 1_000 for offset in range(1, 11)})
     observe(url, Source.SERVING, [1_000, 3_500, 9_000, 99_000])
     first = files.batch_end(BEGINNING, limit=4)
@@ -108,14 +103,13 @@ def test_evidence_comes_beside_the_records_that_it_belongs_to(url: str, files: C
     assert (11, 5) == (last[Source.CHANNEL], last[Source.SERVING])
 
 
-def test_each_source_is_read_with_its_own_rows(url: str, files: ChannelFiles) -> None:
+def test_companion_entries(url: str, files: ChannelFiles) -> None:
     observe(url, Source.LOADS, [7])
     (found,) = files.rows(Source.LOADS.value, 1, 9)
     assert ("loads", 1, 7, b"{}") == tuple(found)
 
 
-def test_observations_may_come_late_and_be_replaced(url: str, files: ChannelFiles) -> None:
-    """A file that is not there when a job begins is read once it is, and so is another one that takes its place, from its first row."""
+def test_the_observations_file_may_come_late_and_be_replaced(url: str, files: ChannelFiles) -> None:
     assert 1 == files.batch_end(BEGINNING, limit=99)[Source.SERVING]
     observe(url, Source.SERVING, [1, 2, 3])
     end = files.batch_end(BEGINNING, limit=99)
@@ -129,8 +123,7 @@ def test_observations_may_come_late_and_be_replaced(url: str, files: ChannelFile
     assert {**end, Source.SERVING: 3} == files.batch_end(again, limit=99)
 
 
-def test_what_is_no_database_does_not_hold_the_channel_up(url: str, files: ChannelFiles) -> None:
-    """Where observations should be there may be anything: the channel is read all the same."""
+def test_a_damaged_observations_file_does_not_stop_the_channel(url: str, files: ChannelFiles) -> None:
     Path(f"{url.removeprefix('sqlite:')}.observations").write_bytes(b"no database at all" * 99)
     ends = files.batch_end(BEGINNING, limit=9)
     assert (10, 1) == (ends[Source.CHANNEL], ends[Source.SERVING])
@@ -138,48 +131,41 @@ def test_what_is_no_database_does_not_hold_the_channel_up(url: str, files: Chann
 
 
 def test_a_truncated_log_is_read_from_its_start(url: str, files: ChannelFiles) -> None:
-    """Of a log that is cut off above a position the rest is read: the gap shows in the offsets."""
     with closing(open_log(url)) as log:
         log.truncate(6, timeout_ms=5_000)
     assert 8 == files.batch_end(BEGINNING, limit=2)[Source.CHANNEL]
     assert [6, 7] == offsets(files, 1, 8)
 
 
-def test_a_log_that_went_back_is_not_read_on(files: ChannelFiles) -> None:
-    """A position beyond the end means another log or an older copy, which somebody must see."""
+def test_a_log_that_went_back_is_refused(files: ChannelFiles) -> None:
     with pytest.raises(LogWentBack):
         files.batch_end({**BEGINNING, Source.CHANNEL: 40}, limit=2)
 
 
-def test_a_damaged_record_comes_without_a_value(url: str, files: ChannelFiles) -> None:
-    """A record whose bytes changed on the disk is not believed; its place and its time are told, and the others are read."""
+def test_a_damaged_record_has_no_value(url: str, files: ChannelFiles) -> None:
     with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
         connection.execute("UPDATE entries SET data = X'00' WHERE offset = 3")
     assert [b"2", None, b"4"] == [arrival.value for arrival in files.rows(Source.CHANNEL.value, 2, 5)]
 
 
-def test_times_that_no_calendar_has_are_cut(url: str, files: ChannelFiles) -> None:
-    """A damaged time becomes one that a table can hold, and ends no job."""
+def test_times_outside_sparks_range_are_capped(url: str, files: ChannelFiles) -> None:
     observe(url, Source.SERVING, [-5, 1 << 60])
     assert [0, sqlite_reading.TIME_MS_MAX] == [arrival.at_ms for arrival in files.rows(Source.SERVING.value, 1, 9)]
 
 
-def test_another_log_in_its_place_is_refused(url: str) -> None:
-    """Positions in one log mean nothing in another."""
+def test_another_log_is_refused(url: str) -> None:
     with pytest.raises(OperatorError, match="is not the one"):
         opened(url, identity="0" * 32)
 
 
 def test_a_piece_is_read_in_bounded_batches(url: str, files: ChannelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long a piece is, what is held at once is bounded."""
     monkeypatch.setattr(sqlite_source, "ROWS_AT_ONCE", 4)
     batches = list(read_piece(url, Piece("channel", 1, 11, files.identity)))
     assert [4, 4, 2] == [batch.num_rows for batch in batches]
     assert list(RECORDS) == [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def test_a_stream_says_where_it_stands(url: str) -> None:
-    """A reader begins where it is told, takes what the limit lets it, and names the log that it reads."""
+def test_offsets_of_a_stream(url: str) -> None:
     reader = SqliteStreamReader(url, start={"channel": 3}, per_trigger=4)
     begun = reader.initialOffset()
     first = reader.latestOffset(begun, reader.getDefaultReadLimit())
@@ -191,8 +177,7 @@ def test_a_stream_says_where_it_stands(url: str) -> None:
     reader.stop()
 
 
-def test_a_source_that_is_not_wanted_is_not_read(url: str) -> None:
-    """Of what stands beside the channel only what was asked for is planned, and counted as what is still to be read."""
+def test_an_unwanted_source_is_not_read(url: str) -> None:
     for source in (Source.SERVING, Source.LOADS):
         observe(url, source, [0, 0])
     reader = SqliteStreamReader(url, sources=(Source.CHANNEL, Source.LOADS), start={}, per_trigger=100)
@@ -204,8 +189,7 @@ def test_a_source_that_is_not_wanted_is_not_read(url: str) -> None:
     reader.stop()
 
 
-def test_a_stream_that_is_to_end_stops_at_what_was_there(url: str) -> None:
-    """After the question that such a query asks first, nothing newer is offered."""
+def test_a_stream_to_the_end_stops_at_what_existed(url: str) -> None:
     reader = SqliteStreamReader(url, start={}, per_trigger=100)
     reader.prepareForTriggerAvailableNow()
     with closing(open_log(url)) as log:
@@ -217,7 +201,7 @@ def test_a_stream_that_is_to_end_stops_at_what_was_there(url: str) -> None:
 
 
 def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path) -> None:
-    """A file that is away, or not there yet, ends no query, and it is read when it comes."""
+    """It reads the file when that comes."""
     url = f"sqlite:{tmp_path / 'channel.db'}"
     reader = SqliteStreamReader(url, start={}, per_trigger=100)
     begun = reader.initialOffset()
@@ -229,8 +213,7 @@ def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path) -> None:
     reader.stop()
 
 
-def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task whose file does not come back ends with an error that says so."""
+def test_a_task_waits_for_the_file_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
     with pytest.raises(PeerError, match="start the job again"):
         when_available(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
@@ -238,7 +221,6 @@ def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("url", ["memory:x", "sqlite:", "nonsense"])
 def test_a_log_that_spark_cannot_read_is_refused(url: str) -> None:
-    """A URL that names no file and no topic is refused before anything of Spark is asked."""
     assert not is_on_kafka(url)
     with pytest.raises(CallerError, match="cannot open a log at"):
         channel_frame(None, url, start={}, per_trigger=1)  # type: ignore[arg-type]  # It is not reached.

@@ -101,18 +101,15 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_cause_of_a_failure(case: Case) -> None:
-    """Out of a long account of tracebacks comes the one error that says it, and whether it may mend itself."""
     assert case.expected == cause_of(case.message)
 
 
 def test_a_long_problem_is_cut() -> None:
-    """What is told on one line has a bound."""
     cause = cause_of("Caused by: java.lang.IllegalStateException: " + "x" * 10_000)
     assert PROBLEM_CHARACTERS_MAX + len("...") == len(cause.text)
 
 
-def test_an_error_that_was_caught_says_itself_whether_it_passes() -> None:
-    """Errors that peers must mend are waited for; others are not."""
+def test_the_class_of_an_error_decides_whether_it_passes() -> None:
     away = LogUnavailable(log="sqlite:x", problem="busy")
     assert Cause(kind="LogUnavailable", text=str(away), passes=True) == cause_of_error(away)
     assert Cause(kind="OSError", text="disk on fire", passes=False) == cause_of_error(OSError("disk on fire"))

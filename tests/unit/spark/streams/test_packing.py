@@ -26,8 +26,8 @@ def packs(batches: list[list[Arrival]]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("arrivals", [CHANNEL, BESIDE, CHANNEL + BESIDE, CHANNEL[:1]], ids=["channel", "beside", "both", "one"])
-def test_the_channel_comes_first_and_each_source_in_its_order(arrivals: list[Arrival]) -> None:
-    """Any cut into batches, in any order of batches and of rows, is unpacked alike."""
+def test_any_batches_are_unpacked_in_order(arrivals: list[Arrival]) -> None:
+    """The channel comes first, then each source by offset."""
     random = Random(7)
     for _ in range(20):
         shuffled = random.sample(arrivals, len(arrivals))
@@ -35,14 +35,12 @@ def test_the_channel_comes_first_and_each_source_in_its_order(arrivals: list[Arr
         assert arrivals == list(unpacked(packs([part for part in (shuffled[cut:], shuffled[:cut]) if part])))
 
 
-def test_what_has_no_value_keeps_none() -> None:
-    """An entry without a value is no entry with an empty one."""
+def test_an_absent_value_is_not_an_empty_one() -> None:
     arrivals = [CHANNEL[0]._replace(value=None), CHANNEL[1]._replace(value=b"")]
     assert arrivals == list(unpacked(packs([arrivals])))
 
 
 def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pack is no larger than the bound, unless one row is; nothing is lost, and an empty batch makes no pack."""
     monkeypatch.setattr(packing, "PACK_BYTES_MAX", 1_000)
     large = [arrival._replace(value=b"x" * (5_000 if arrival.offset == 7 else 100)) for arrival in CHANNEL]
     made = packs([large, []])

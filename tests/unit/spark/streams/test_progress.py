@@ -1,18 +1,21 @@
-"""Test parsing and printing of Spark's report on a batch."""
+"""Test how batches of a query are followed, measured and printed."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import orjson
 import pytest
 from prometheus_client import generate_latest
+from pyspark.sql.streaming.query import StreamingQuery
 
 from equipoise.spark_jobs.streams.batch_report import WINDOW_MS, BatchDone, Rate, batch_done, progress_line, size
 from equipoise.spark_jobs.streams.options import Screen
-from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
+from equipoise.spark_jobs.streams.progress import Follower, StreamMetrics, Watch
 
 OF_KAFKA = {
     "batchId": 7,
@@ -29,8 +32,7 @@ OF_KAFKA = {
 }
 
 
-def test_a_batch_is_read_from_the_words_of_spark() -> None:
-    """All that is told of a batch is taken from Spark's own JSON, over all sources and operators."""
+def test_sparks_report_is_parsed() -> None:
     expected = BatchDone(
         batch=7,
         rows=1_900,
@@ -42,27 +44,24 @@ def test_a_batch_is_read_from_the_words_of_spark() -> None:
     assert expected == batch_done(orjson.dumps(OF_KAFKA))
 
 
-def test_offsets_spelled_as_text_are_read_too() -> None:
-    """A source may spell its offset as a text that holds JSON, as those written in Python do."""
+def test_an_offset_may_be_a_string_of_json() -> None:
+    """Sources written in Python have such offsets."""
     source = {"numInputRows": 1, "endOffset": '{"log": "7", "loads": 4}', "latestOffset": '{"log": "9", "channel": 15, "loads": 4}'}
     assert 15 == batch_done(orjson.dumps({"sources": [source]})).behind
 
 
 @pytest.mark.parametrize("newest", [None, "", "no JSON", {}, {"log": None}, '"text"', True])
-def test_a_source_that_does_not_tell_where_it_ends(newest: object) -> None:
-    """Where a source does not say what it holds, nobody says how far the stream is behind."""
+def test_without_a_sources_newest_offset_the_lag_is_unknown(newest: object) -> None:
     source = {"numInputRows": 1, "endOffset": {"log": 5}, "latestOffset": newest}
     assert batch_done(orjson.dumps({"sources": [source]})).behind is None
 
 
-def test_what_is_missing_counts_as_nothing() -> None:
-    """A progress without figures, as Spark gives one of an empty batch, is no error."""
+def test_missing_numbers_are_zero() -> None:
     expected = BatchDone(batch=0, rows=0, took_ms=0, behind=0, state_rows=0, state_bytes=0)
     assert expected == batch_done(b"{}")
 
 
-def test_the_line_that_is_told() -> None:
-    """The line says the rate, how far behind, the batch, the state, and the findings where there can be any."""
+def test_the_progress_line() -> None:
     done = batch_done(orjson.dumps(OF_KAFKA))
     line = "2,001 rows/s · 603 behind · batch 7 in 0.9 s · state 42 rows, 1.5 KiB"
     assert (line, f"{line} · 1 finding") == (
@@ -71,14 +70,13 @@ def test_the_line_that_is_told() -> None:
     )
 
 
-def test_the_line_of_a_log_that_is_away() -> None:
-    """How far behind a stream is nobody knows while the log does not answer, and the line says that."""
+def test_the_progress_line_of_a_log_that_does_not_answer() -> None:
     line = progress_line(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600)
     assert "0 rows/s · the log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
 
 
-def test_what_is_not_known_is_not_told() -> None:
-    """After a restart, until a batch was planned anew, the line says nothing of how far behind it is, and Prometheus keeps what it knew."""
+def test_an_unknown_lag_is_left_out() -> None:
+    """Prometheus keeps the last known one."""
     redone = {**OF_KAFKA, "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}]}
     line = progress_line(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
     assert "5 rows/s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
@@ -92,12 +90,11 @@ def test_what_is_not_known_is_not_told() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (5 << 30, "5.0 GiB")])
 def test_sizes(count: int, expected: str) -> None:
-    """Bytes are told in the largest unit that fits."""
     assert expected == size(count)
 
 
-def test_a_rate_is_that_of_the_last_while() -> None:
-    """What came before the window, and the first batch in it, whose beginning is not known, count no more; one that waits slows down."""
+def test_the_rate_of_the_last_window() -> None:
+    """The first batch in the window does not count, because its beginning is unknown."""
     rate = Rate()
     assert 0.0 == rate.per_second(0)
     rate.add(1_000, 900)
@@ -126,8 +123,7 @@ def scraped(metrics: StreamMetrics) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_prometheus_is_told_of_batches_findings_and_restarts() -> None:
-    """What is served is what batches, findings and restarts came to."""
+def test_metrics() -> None:
     metrics, printed = StreamMetrics("audit"), Printed()
     watch = Watch("audit", printed.screen(), metrics=metrics, finds=True)
     watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
@@ -150,8 +146,7 @@ def test_prometheus_is_told_of_batches_findings_and_restarts() -> None:
     assert (3_800, {"hole": 2}) == (watch.rows, watch.findings)
 
 
-def test_what_is_said_is_printed_by_whoever_shows() -> None:
-    """A line that comes on another thread is printed when the one that prints looks, and in its order."""
+def test_lines_from_other_threads_are_printed_by_show_or_close() -> None:
     printed = Printed()
     watch = Watch("archive", printed.screen(), metrics=StreamMetrics("archive"))
     watch.say("first")
@@ -163,7 +158,7 @@ def test_what_is_said_is_printed_by_whoever_shows() -> None:
 
 
 def test_the_first_batch_has_a_rate() -> None:
-    """A rate counts from the beginning of the job, so that its first batch, which may be its only one, does not go for nothing."""
+    """It may be the only one."""
     metrics = StreamMetrics("archive")
     watch = Watch("archive", Printed().screen(), metrics=metrics)
     watch.batch(batch_done(orjson.dumps(OF_KAFKA)))
@@ -172,9 +167,61 @@ def test_the_first_batch_has_a_rate() -> None:
 
 
 def test_every_metric_of_a_job_is_documented() -> None:
-    """The page about metrics has a row for each metric of a job, and for none that is not there."""
     metrics = StreamMetrics("JOB")
     metrics.found("hole", 1)
     told = {name.partition("{")[0] for name in scraped(metrics) if not name.partition("{")[0].endswith("_created")}
     page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert told == set(re.findall(r"^\| `(spark_\w+)`", page, flags=re.MULTILINE))
+
+
+# --- following a query ---
+
+
+@dataclass(frozen=True)
+class Progress:
+    batchId: int  # noqa: N815 - Spark calls it so
+    rows: int
+    timestamp: str
+    is_idle: bool = False
+
+    @property
+    def durationMs(self) -> dict[str, int]:  # noqa: N802 - Spark calls it so
+        return {} if self.is_idle else {"addBatch": 1}
+
+    @property
+    def json(self) -> str:
+        return json.dumps({"batchId": self.batchId, "sources": [{"numInputRows": self.rows}]})
+
+
+@dataclass
+class Query:
+    recentProgress: list[Progress] = field(default_factory=list)  # noqa: N815 - Spark calls it so
+
+    @property
+    def lastProgress(self) -> Progress | None:  # noqa: N802 - Spark calls it so
+        return self.recentProgress[-1] if self.recentProgress else None
+
+
+class Told(Watch):
+    """A watch that counts how often it was told that nothing is new."""
+
+    idles = 0
+
+    def idle(self) -> None:
+        self.idles += 1
+
+
+def test_each_batch_is_reported_once() -> None:
+    """A planned batch that has not run means that nothing is new."""
+    query, watch = Query(), Told("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
+    follower = Follower(cast("StreamingQuery", query), watch)
+    idle = Progress(1, 0, "12:00:02", is_idle=True)
+    waited = []
+    for come in ((), (Progress(0, 5, "12:00:01"),), (), (idle,), (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04"))):
+        query.recentProgress += come
+        follower.follow()
+        watch.show()
+        waited.append(follower.has_waited)
+    assert [23, 3] == [watch.rows, watch.batches]
+    assert [False, False, False, True, True] == waited
+    assert 1 == watch.idles

@@ -145,14 +145,8 @@ def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
     return list(Sequence(WANTS).feed(arrival for part in parts for arrival in part))
 
 
-def test_batches_of_one_worker_go_on() -> None:
-    """The rows of batches, whatever order their frames come in, are those of one sequence."""
-    parts, worker = batches(1), Worker(State())
-    assert at_once(parts) == [row for part in parts for row in worker.run(part)]
-
-
-def test_an_attempt_that_failed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that was fed in part, or whole but never committed, is fed again as if it had never been."""
+def test_a_failed_attempt_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was fed in part, or whole but never committed."""
     monkeypatch.setattr(sequential_operator, "CHUNK_ROWS_MAX", 5)
     parts, worker = batches(2), Worker(State())
     rows: list[Emitted] = []
@@ -163,7 +157,7 @@ def test_an_attempt_that_failed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that take turns each go on from the state, not from what they kept of the last time."""
+    """A worker's cache may be outdated."""
     parts, state = batches(3), State()
     rows: list[Emitted] = []
     caches: list[dict[str, sequential_operator.Kept]] = [{}, {}]
@@ -173,15 +167,13 @@ def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> No
     assert at_once(parts) == rows
 
 
-def test_a_restart_goes_on_from_the_state() -> None:
-    """A query that is started again has another run id, finds nothing kept, and goes on all the same."""
+def test_a_restart_continues_from_the_state() -> None:
     parts, state = batches(4), State()
     rows = [row for place, part in enumerate(parts) for row in Worker(state, run_id=f"run {place}").run(part)]
     assert at_once(parts) == rows
 
 
-def test_the_state_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The list of rows is written anew before it is more than twice as long as it need be."""
+def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_SPARE", 0)
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_AT_ONCE", 7)
     state = State()
@@ -193,8 +185,7 @@ def test_the_state_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(listed) <= 2 * sum(data is not None for data in latest.values())
 
 
-def test_a_new_checkpoint_begins_with_the_snapshot() -> None:
-    """A processor that is given a snapshot folds what comes after it, and asks for it no more once it has a state."""
+def test_only_a_new_checkpoint_begins_with_the_snapshot() -> None:
     channel = channel_with("b1")
     snapshot = to_bytes(channel.view)
     head = len(channel.entries)
@@ -207,7 +198,6 @@ def test_a_new_checkpoint_begins_with_the_snapshot() -> None:
 
 
 def test_a_gap_is_looked_up_on_the_log(tmp_path: Path) -> None:
-    """Nothing is lost above the beginning of a log; below it, the view of its snapshot is what can be gone on from."""
     url = f"sqlite:{tmp_path / 'channel.db'}"
     channel = channel_with("b1")
     channel.own("b1")

@@ -37,8 +37,7 @@ def java_home(folder: Path, answer: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("said", "found"), [("17.0.15", 17), ("21", 21), ("25-ea", 25)])
-def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, said: str, found: int) -> None:
-    """The version is read from what Java itself says, however it is spelled."""
+def test_a_java_that_is_new_enough(tmp_path: Path, said: str, found: int) -> None:
     assert found == check_java(java_home(tmp_path, f"echo 'openjdk version \"{said}\" 2025-04-15'"))
 
 
@@ -46,29 +45,25 @@ def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, said: str, found: in
     ("answer", "named"),
     [("echo 'java version \"1.8.0_392\"'", "is Java 8"), ("exit 3", "does not report its version"), ("echo hello", "hello")],
 )
-def test_a_java_that_will_not_do_is_refused(tmp_path: Path, answer: str, named: str) -> None:
-    """One that is too old, or that says nothing of itself, is named, with the way to get another."""
+def test_a_java_that_is_unfit(tmp_path: Path, answer: str, named: str) -> None:
     with pytest.raises(OperatorError, match=named) as caught:
         check_java(java_home(tmp_path, answer))
     assert ExitCode.OPERATOR is exit_code_of(caught.value)
 
 
 @pytest.mark.parametrize("environment", [{"PATH": ""}, {"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": ""}])
-def test_a_machine_without_java_is_told_how_to_get_it(environment: dict[str, str]) -> None:
-    """The first run on a bare machine says what it lacks, and what to type."""
+def test_a_machine_without_java(environment: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match="apt-get install openjdk-17-jre-headless"):
         check_java(environment)
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who installed the package without the extra is told which one, before anything is started."""
     monkeypatch.setattr(session, "_EXTRA_MODULES", ("pandas", "no_such_module"))
     with pytest.raises(CallerError, match=re.escape("equipoise[spark]")):
         session.check_extra()
 
 
-def test_the_jars_are_of_the_line_of_spark_that_is_installed() -> None:
-    """The data that names the connector's version names that of the extra, so that neither is changed alone."""
+def test_the_jars_have_the_version_of_the_extra() -> None:
     by_name = {jar.artifact: jar.version for jar in jars_of_connector()}
     assert version("pyspark") == by_name["spark-sql-kafka-0-10_2.13"]
     assert f'"pyspark=={version("pyspark")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -90,8 +85,7 @@ def maven(folder: Path, bytes_of_jar: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", f"{folder / 'programs'}:/bin:/usr/bin")
 
 
-def test_jars_are_fetched_once_and_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first run has Maven bring what is missing; the second one needs no Maven."""
+def test_jars_are_fetched_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maven(tmp_path, "hello", monkeypatch)
     told: list[str] = []
     assert (cache / "hello-1.jar",) == connector_jars(note=told.append)
@@ -101,8 +95,7 @@ def test_jars_are_fetched_once_and_told(cache: Path, tmp_path: Path, monkeypatch
     assert ["hello-1.jar", "lock"] == sorted(path.name for path in cache.iterdir())
 
 
-def test_a_jar_with_other_bytes_is_not_taken(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Maven brings, and what somebody put there since, is refused unless it has the bytes that were tried out."""
+def test_a_jar_with_another_checksum_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maven(tmp_path, "evil", monkeypatch)
     with pytest.raises(OperatorError, match="SHA-256"):
         connector_jars()
@@ -113,10 +106,9 @@ def test_a_jar_with_other_bytes_is_not_taken(cache: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("script", "named"), [(None, "no program `mvn`"), ("echo no route to host; exit 1", "no route to host")])
-def test_jars_that_cannot_be_fetched_can_be_put_there(
+def test_jars_that_cannot_be_fetched_can_be_put_there_by_hand(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, named: str
 ) -> None:
-    """Without Maven, or where it reaches nothing, the error names the files and the folder that they belong into."""
     if script:
         program(tmp_path / "programs" / "mvn", script)
         monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/bin:/usr/bin")
@@ -126,14 +118,13 @@ def test_jars_that_cannot_be_fetched_can_be_put_there(
     assert (cache / "hello-1.jar",) == connector_jars()
 
 
-def test_maven_is_asked_for_no_more_than_the_data_names() -> None:
-    """Each jar is asked for in its version, without what it would bring along."""
+def test_maven_fetches_no_transitive_dependencies() -> None:
     text = pom_of(jars_of_connector())
     assert len(jars_of_connector()) == text.count("<version>") - 1 == text.count("<exclusions>")
 
 
-def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
-    """Lines of Java's own that concern nobody are dropped; all others that the program writes, then and later, come through."""
+def test_only_noise_is_dropped_from_standard_error(tmp_path: Path) -> None:
+    """Also what a started program writes later comes through."""
     child = "import sys,time; print('WARNING: Using incubator modules: x', 'first', sep='\\n', file=sys.stderr, flush=True);"
     child += "time.sleep(0.3); print('later', file=sys.stderr)"
     lines = [
@@ -156,8 +147,7 @@ def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
     assert ["first", "later", "mine"] == sorted(done.stderr.splitlines())
 
 
-def test_an_archive_lies_beside_its_log() -> None:
-    """Nobody has to say where: beside the file, or in the working folder for a topic."""
+def test_the_default_archive_of_a_log() -> None:
     assert Path("/data/channel.db.archive") == default_archive("sqlite:/data/channel.db?synchronous=normal")
     assert Path("shop.archive") == default_archive("kafka://h:1,i:2/shop")
     with pytest.raises(CallerError, match="cannot open a log at"):

@@ -43,8 +43,7 @@ def after_a_batch() -> Silence:
     return silence
 
 
-def test_a_log_that_is_away_is_named_and_so_is_its_return() -> None:
-    """The first look that finds it away tells, the next ones do not, and the first that finds it again tells for how long."""
+def test_an_outage_is_reported_at_its_beginning_and_its_end() -> None:
     silence = after_a_batch()
     assert [
         "kafka://k/t is unavailable, and nothing has come from it for 10 s: Kafka did not answer; waiting",
@@ -56,8 +55,7 @@ def test_a_log_that_is_away_is_named_and_so_is_its_return() -> None:
     assert [f"no batch has ended for 70 s: {BUSY}"] == list(silence.seen(4 * LOOK_MS + SILENCE_MS, THERE))
 
 
-def test_a_batch_is_a_return_too() -> None:
-    """What comes from a log says that it is there, whatever the last look found."""
+def test_a_batch_ends_an_outage() -> None:
     silence = after_a_batch()
     assert 1 == len(told(silence, AWAY))
     assert 0 == silence.missed_since_ms
@@ -67,8 +65,7 @@ def test_a_batch_is_a_return_too() -> None:
     assert silence.missed_since_ms is None
 
 
-def test_a_batch_that_was_read_before_an_outage_is_no_return() -> None:
-    """What a batch worked on may have been read long ago: only one that begins after the look that missed the log says otherwise."""
+def test_a_batch_that_was_read_before_an_outage_does_not_end_it() -> None:
     silence = after_a_batch()
     assert 1 == len(told(silence, AWAY))
     assert [] == list(silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS - 1_000))
@@ -78,8 +75,7 @@ def test_a_batch_that_was_read_before_an_outage_is_no_return() -> None:
     assert ["kafka://k/t is available again; nothing came from it for 31 s"] == list(silence.batch(32_000, began_ms=31_000))
 
 
-def test_a_batch_that_began_before_a_look_does_not_answer_for_it() -> None:
-    """A log may go away while a batch is worked on: a look since then is believed, although the batch ended after it."""
+def test_a_batch_that_began_before_a_check_does_not_refute_it() -> None:
     silence = after_a_batch()
     assert silence.wants_look(LOOK_MS)
     assert [] == list(silence.batch(LOOK_MS + 1_000, began_ms=LOOK_MS - 1_000))
@@ -87,21 +83,19 @@ def test_a_batch_that_began_before_a_look_does_not_answer_for_it() -> None:
     assert [expected] == list(silence.seen(LOOK_MS + 5_000, AWAY))
 
 
-def test_an_outage_is_told_again_now_and_then() -> None:
-    """A file of lines does not end with one that is an hour old; nor is it full of the many ways in which a client spells one outage."""
+def test_an_outage_is_repeated_only_at_intervals() -> None:
+    """A client words one outage in many ways."""
     looks = [Seen(f"timed out after {place} ms") for place in range(1 + REMIND_MS // LOOK_MS)]
     lines = told(after_a_batch(), *looks)
     assert ["10 s: timed out after 0 ms", "70 s: timed out after 6 ms"] == [line.partition(" for ")[2].partition(";")[0] for line in lines]
 
 
 def test_a_log_that_cannot_be_read_is_not_away() -> None:
-    """Where the log is there, and does not let anybody in, waiting may not be enough: its own words are told."""
     expected = "kafka://k/t cannot be read, and nothing has come from it for 10 s: access denied; waiting"
     assert [expected] == told(after_a_batch(), Seen("access denied", is_away=False))
 
 
-def test_a_look_from_before_a_batch_tells_of_no_outage() -> None:
-    """A look takes seconds: what it found is past if a batch has begun since it did."""
+def test_a_batch_that_began_after_a_check_refutes_it() -> None:
     silence = after_a_batch()
     assert silence.wants_look(LOOK_MS)
     assert [] == list(silence.batch(LOOK_MS + 5_000, began_ms=LOOK_MS + 1_000))
@@ -109,8 +103,7 @@ def test_a_look_from_before_a_batch_tells_of_no_outage() -> None:
     assert silence.missed_since_ms is None
 
 
-def test_a_look_that_does_not_end_is_told() -> None:
-    """One look is under way at a time, and one that hangs says as much as one that fails; until a batch says otherwise."""
+def test_a_check_that_takes_too_long_is_an_outage() -> None:
     silence = after_a_batch()
     assert silence.wants_look(LOOK_MS)
     assert not silence.wants_look(3 * LOOK_MS)
@@ -124,8 +117,7 @@ def test_a_look_that_does_not_end_is_told() -> None:
     assert silence.wants_look(45_000 + LOOK_MS)
 
 
-def test_a_silence_of_a_log_that_is_there_is_explained() -> None:
-    """Nothing new, a batch that takes long, and the first batch are told apart, each once until a batch ends."""
+def test_a_silence_of_a_log_that_answers_is_explained_once() -> None:
     assert [WAITED + NOTHING_NEW] == told(after_a_batch(), *[THERE] * 5, is_idle=True)
     assert [WAITED + NOTHING_NEW] == told(Silence("kafka://k/t", 0), *[THERE] * 5, is_idle=True)
     assert [WAITED + FIRST] == told(Silence("kafka://k/t", 0), *[THERE] * 5)
@@ -136,16 +128,14 @@ def test_a_silence_of_a_log_that_is_there_is_explained() -> None:
     assert [WAITED + BUSY] == list(silence.seen(5 * LOOK_MS + SILENCE_MS, THERE))
 
 
-def test_a_batch_that_takes_long_after_a_quiet_time_is_told() -> None:
-    """Where the reason of a silence changes the new one is told, too."""
+def test_a_new_reason_of_a_silence_is_reported() -> None:
     silence = after_a_batch()
     assert [WAITED + NOTHING_NEW] == told(silence, *[THERE] * 3, is_idle=True)
     assert [] == list(silence.seen(3 * LOOK_MS + SILENCE_MS - 1, THERE))
     assert [f"no batch has ended for 60 s: {BUSY}"] == list(silence.seen(3 * LOOK_MS + SILENCE_MS, THERE))
 
 
-def test_a_log_is_looked_at_while_nothing_comes_from_it() -> None:
-    """Some seconds after the last batch, and then as often as that; never while batches end."""
+def test_checks_run_only_while_no_batch_ends() -> None:
     silence = after_a_batch()
     looks = []
     for now_ms in range(0, 3 * LOOK_MS + 1, 250):
@@ -159,8 +149,8 @@ def test_a_log_is_looked_at_while_nothing_comes_from_it() -> None:
         assert not silence.wants_look(now_ms + 500)
 
 
-def test_a_look_at_a_log(tmp_path: Path) -> None:
-    """A look says whether a log is there, or why it cannot be read; it makes no log."""
+def test_a_check_of_a_log(tmp_path: Path) -> None:
+    """It creates no log."""
     path = tmp_path / "channel.db"
     assert Seen(f"there is no file {path}") == look(f"sqlite:{path}")
     assert not path.exists()
@@ -171,8 +161,7 @@ def test_a_look_at_a_log(tmp_path: Path) -> None:
     assert not look(f"sqlite:{path}").is_away
 
 
-def test_a_watch_looks_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a stream is quiet its log is looked at on another thread, and what that finds is printed, drawn and measured by who shows."""
+def test_a_watch_checks_on_another_thread_and_prints_on_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms, looked = [0], threading.Event()
     notes: list[str] = []
     monkeypatch.setattr(progress, "_now_ms", lambda: now_ms[0])

@@ -155,7 +155,7 @@ ENDINGS = {
 def test_a_stream_that_cannot_continue_names_the_cause(
     run: Callable[..., list[str]], tmp_path: Path, ending: Ending, *, can_write_details: bool
 ) -> None:
-    """The error names what was missing and nothing else, also if its details cannot be written."""
+    """Also if the details cannot be written."""
     if not can_write_details:
         (tmp_path / "audit-failure.txt").mkdir()
     with pytest.raises(ending.error, match=ending.message) as caught:
@@ -166,10 +166,9 @@ def test_a_stream_that_cannot_continue_names_the_cause(
 @pytest.mark.parametrize(
     ("environment", "memory"), [({}, "1g"), ({"SPARK_DRIVER_MEMORY": ""}, "1g"), ({"SPARK_DRIVER_MEMORY": "3g"}, "3g")]
 )
-def test_a_java_that_is_gone_is_named_with_its_memory(
+def test_the_end_of_java_is_reported_with_its_memory(
     run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], memory: str
 ) -> None:
-    """Who is told to give Spark more memory is told how much it had, and by what that is set."""
     monkeypatch.delenv(MEMORY_VARIABLE, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -181,8 +180,7 @@ def test_a_java_that_is_gone_is_named_with_its_memory(
         run(frame=gone, take=lambda _number, _rows: None)
 
 
-def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that comes back within the time gets the batch, and each try is told."""
+def test_an_output_that_comes_back_gets_the_batch(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "AWAY_MAX_S", 900)
     refusals = [PeerError("the topic is read-only")] * (streams.ATTEMPTS_MAX + 1)
 
@@ -195,10 +193,9 @@ def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: p
 
 
 @pytest.mark.parametrize(("waited", "starts"), [(True, 6), (False, 2)])
-def test_a_log_on_which_nothing_happens_is_not_away(
+def test_failures_do_not_add_up_while_the_log_answers(
     run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, *, waited: bool, starts: int
 ) -> None:
-    """Failures do not add up, neither their time nor their number, if the log was there between them and had nothing new."""
     begun: list[object] = []
 
     class Start:
@@ -221,8 +218,7 @@ def test_a_log_on_which_nothing_happens_is_not_away(
     assert starts == len(begun)
 
 
-def test_a_query_is_stopped_although_nobody_reads_what_is_shown(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the other end of a pipe is closed, say, the stream ends in order all the same."""
+def test_a_query_is_stopped_although_output_fails(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = []
 
     class Runs(OneBatch):
@@ -243,7 +239,6 @@ def test_a_query_is_stopped_although_nobody_reads_what_is_shown(run: Callable[..
 
 
 def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[str]]) -> None:
-    """Ctrl-C in the midst of a call into Spark ends the stream after that call, and the handler from before is there again."""
     before, calls = signal.getsignal(signal.SIGINT), []
 
     class Asked(OneBatch):
@@ -267,8 +262,7 @@ def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[s
     assert before == signal.getsignal(signal.SIGINT)
 
 
-def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
-    """Ctrl-C within is raised when the block has ended, and one that never came is not; the handler from before is there again."""
+def test_an_interrupt_waits_for_the_end_of_its_block() -> None:
     before, done = signal.getsignal(signal.SIGINT), []
     with delayed_interrupts():
         done.append("quiet")
@@ -284,8 +278,7 @@ def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
     assert (["quiet", "whole"], before) == (done, signal.getsignal(signal.SIGINT))
 
 
-def test_a_second_interrupt_is_not_put_off() -> None:
-    """Whoever presses Ctrl-C again is heard at once, whatever is under way."""
+def test_a_second_interrupt_is_not_delayed() -> None:
     heard = []
 
     def interrupted() -> None:
@@ -303,8 +296,7 @@ def test_a_second_interrupt_is_not_put_off() -> None:
 
 
 @pytest.mark.usefixtures("hears_interrupts")
-def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
-    """Ctrl-C is no matter of the thread that calls Spark: that is cancelled, again and again where it was between two calls, and ends."""
+def test_an_interrupt_cancels_work_until_it_ends() -> None:
     begun, cancelled, ended = threading.Event(), threading.Semaphore(0), threading.Event()
 
     def work() -> None:
@@ -322,8 +314,7 @@ def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
 
 
 @pytest.mark.usefixtures("hears_interrupts")
-def test_a_second_interrupt_waits_for_no_work() -> None:
-    """Where cancelling does not help, or cannot even be asked for, Ctrl-C again ends the wait."""
+def test_a_second_interrupt_does_not_wait_for_work() -> None:
     finished = threading.Event()
 
     def gone() -> None:
@@ -337,8 +328,7 @@ def test_a_second_interrupt_waits_for_no_work() -> None:
     finished.set()
 
 
-def test_what_spark_works_on_is_waited_for() -> None:
-    """Without Ctrl-C the work is done, and what it returns or raises is kept; who waits is called meanwhile."""
+def test_work_is_waited_for() -> None:
     told = threading.Event()
 
     def work() -> int:
