@@ -18,20 +18,20 @@ Stretch = dict[str, Any]
 
 _SECOND_NS: Final = 1_000_000_000
 
-# Between different machines clocks are not compared closer than this, and neither is the log's with a broker's.
+# More than the difference between clocks that the audit tolerates.
 _LONG_NS: Final = 8 * _SECOND_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """All that was served in one run, the ends of stretches only, in order of time."""
+    """The ended stretches of one run, in order of time, and the places of their documents in `run.serving`."""
 
     run: Run
     places: list[int]
     stretches: list[Stretch]
 
     def pairs(self, fits: Callable[[Stretch, Stretch], bool]) -> list[tuple[int, int]]:
-        """Two stretches of one bundle, the second of another incarnation under a later token, that fit."""
+        """Return the pairs of stretches that fit: of one bundle, the second of another incarnation with a later token."""
         return [
             (one, other)
             for one, first in enumerate(self.stretches)
@@ -43,13 +43,13 @@ class _Served:
         ]
 
     def with_document(self, place: int, stretch: Stretch) -> list[Arrival]:
-        """All arrivals, with this document in place of the one of that place."""
+        """Return all arrivals, with this document in place of the one at `place`."""
         serving = list(self.run.serving)
         serving[self.places[place]] = serving[self.places[place]]._replace(value=orjson.dumps(stretch))
         return Run(channel=self.run.channel, serving=serving).arrivals
 
     def and_document(self, place: int, stretch: Stretch) -> list[Arrival]:
-        """All arrivals, and this document a moment after the one of that place."""
+        """Return all arrivals, with this document a moment after the one at `place`."""
         serving = list(self.run.serving)
         beside = serving[self.places[place]]
         serving.append(beside._replace(offset=len(serving) + 1, at_ms=beside.at_ms + 1, value=orjson.dumps(stretch)))
@@ -69,7 +69,7 @@ def _injected(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int
 
 
 def _serves_beside_the_next(served: _Served, rng: Random) -> Injected | None:
-    """The one before goes on for as long as the next one serves, under a lease that it has."""
+    """Let a former server continue until the next one ends, with a valid lease."""
     pairs = served.pairs(lambda one, other: other["answered_ns"] > other["started_ns"] and other["token"] - one["token"] < _NEAR)
     if not pairs:
         return None
@@ -87,7 +87,7 @@ def _answers_past_its_lease(served: _Served, rng: Random) -> Injected:
 
 
 def _serves_under_an_old_token(served: _Served, rng: Random) -> Injected | None:
-    """Who had it before serves it again, long after another has it, under the token of then."""
+    """Let a former server serve again with its old token, long after another one owns the bundle."""
     pairs = served.pairs(lambda one, other: other["at_ns"] - one["at_ns"] > 0 and other["token"] - one["token"] < _NEAR)
     if not pairs:
         return None
@@ -99,12 +99,12 @@ def _serves_under_an_old_token(served: _Served, rng: Random) -> Injected | None:
 
 
 def _at(stretch: Stretch, began_ns: int) -> Stretch:
-    """The beginning of a stretch at another time, and the moment of its document."""
+    """Return the fields of a stretch and its document for another beginning."""
     return {"started_ns": began_ns, "at_ns": began_ns, "at_ms": stretch["at_ms"] + (began_ns - stretch["at_ns"]) // 1_000_000}
 
 
 def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Injected:
-    """A broker that never had the bundle under this token."""
+    """Let a broker serve that never had the bundle under this token."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
     stretch = dict(served.stretches[place])
     others = sorted({(one["broker"], one["incarnation"]) for one in served.stretches if one["broker"] != stretch["broker"]})
@@ -113,14 +113,14 @@ def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Injected:
 
 
 def _serves_what_is_not_there(served: _Served, rng: Random) -> Injected:
-    """A bundle of which the log never says anything, under a token that it has not come to."""
+    """Let a broker serve a bundle that does not exist, with a token beyond the end of the log."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
     stretch = {**served.stretches[place], "bundle": "tenant/nothing/0x00000000_0xffffffff", "token": served.run.channel[-1].offset + 1}
     return _injected(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
 def _serves_before_it_is_given(served: _Served, rng: Random) -> Injected | None:
-    """One that began long enough after its machine to have begun, by its own clock, long before it did."""
+    """Let a stretch begin long before the record that gave the bundle."""
     late = [place for place, stretch in enumerate(served.stretches) if stretch["started_ns"] >= _LONG_NS]
     if not late:
         return None
@@ -130,7 +130,7 @@ def _serves_before_it_is_given(served: _Served, rng: Random) -> Injected | None:
     return _injected(served.with_document(place, stretch), "served_before_owned", stretch)
 
 
-# A bundle may have many ownerships; of these the audit remembers the latest, so what is injected lies near.
+# The audit remembers only the latest ownerships of a bundle, so tokens must be near each other.
 _NEAR: Final = 400
 
 _LIES: Final[tuple[Callable[[_Served, Random], Injected | None], ...]] = (

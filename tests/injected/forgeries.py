@@ -1,4 +1,4 @@
-"""Forged records: each kind is a function that looks at the scene, and returns what to write now, or None if the scene does not fit."""
+"""Forged records. Each kind is a function of the scene that returns what to write now, or None if the scene does not fit."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from tests.injected.injection import Kind
 
 Maker = Callable[[Scene], Forged | None]
 
-# Of one publisher, within one millisecond: what no race of honest brokers comes near.
+# Records of one publisher within one millisecond: far more than a race of honest brokers makes.
 FLOOD_RECORDS: Final = 600
 
-# Brokers that start together all write a genesis; by then each has read one.
+# Brokers that start together each write a genesis. Later each has read one.
 _STARTERS_RACE_MS: Final = 11_000
 
 # --- who writes what another alone may write ---------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _unloads_by_nobody(scene: Scene) -> Forged | None:
 
 
 def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
-    """A broker that was heard of a moment ago, and another."""
+    """Return a broker that has just written, and another one."""
     fresh = scene.view.offset
     victim = scene.one(broker for broker in scene.view.live_brokers() if broker.status == "up" and broker.last == fresh)
     accuser = None if victim is None else scene.up(without=(victim.incarnation,))

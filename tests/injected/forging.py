@@ -1,4 +1,4 @@
-"""Write one forged record to a living channel, and know where it must be found."""
+"""Write one forged record to the log of a running cluster, and return where the audit must find it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEAP: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The end of the log, at the moment of the forgery."""
+    """The state of the cluster at the moment of the forgery."""
 
     view: View
     entries: list[Entry]
@@ -38,35 +38,35 @@ class Scene:
     rng: random.Random
 
     def owned(self) -> BundleEntry | None:
-        """Some bundle that is simply owned."""
+        """Return a random bundle in the phase `owned`; None if there is none."""
         return self.one(bundle for bundle in self.view.bundles.values() if bundle.phase == "owned")
 
     def in_flight(self, *phases: str) -> BundleEntry | None:
-        """Some bundle in one of these phases."""
+        """Return a random bundle in one of these phases; None if there is none."""
         return self.one(bundle for bundle in self.view.unsettled() if bundle.phase in phases)
 
     def up(self, *, without: Iterable[int | None] = ()) -> BrokerEntry | None:
-        """Some broker that is up, but for these incarnations."""
+        """Return a random broker that is up, other than these incarnations; None if there is none."""
         left_out = set(without)
         return self.one(broker for broker in self.view.live_brokers() if broker.status == "up" and broker.incarnation not in left_out)
 
     def one(self, choices: Iterable[T]) -> T | None:
-        """One of the choices at random; None if there is none."""
+        """Return a random choice; None if there is none."""
         chosen = list(choices)
         return self.rng.choice(chosen) if chosen else None
 
     def as_broker(self, broker: BrokerEntry, *, ahead: int = LEAP) -> Author:
-        """Who pretends to be this broker, or is this broker gone wrong: its incarnation, and the next number that it has not used."""
+        """Return an author with this broker's incarnation and the next number that the broker has not used."""
         return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + ahead, timestamp_ms=self.now_ms)
 
     def as_admin(self) -> Author:
-        """An admin who has read the whole log."""
+        """Return an admin who has read the whole log."""
         return Author(publisher=ADMIN, as_of=self.view.offset, timestamp_ms=self.now_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forged:
-    """What is to be written, and the subjects under which it may be found. The last of `data` is the one that breaks the rule."""
+    """What to write, and the subjects under which it may be found. The last of `data` breaks the rule."""
 
     data: tuple[bytes, ...]
     subjects: frozenset[str]
@@ -74,9 +74,9 @@ class Forged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgery:
-    """One kind: how it is made, and the rules of which one must name it.
+    """One kind of forgery: `make` returns what to write, and one of `rules` must name it.
 
-    With `echoes`, it may as well show at the next record of the one who was impersonated, which then has the same sequence.
+    With `echoes`, a finding may also be at the next record of the impersonated broker, which has the same number.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Forgery:
 
 
 def inject(forgery: Forgery, seed: int, rng: random.Random) -> Injected | None:
-    """Have the forgery written to a busy cluster at a random moment; None if the scene never allowed it."""
+    """Write the forgery to a busy cluster at a random moment. Return None if the scene never allowed it."""
     pen = Pen(forgery, rng)
     run = play(busy(), seed, forger=pen, forge_after_ms=rng.randrange(4_000, BUSY_SECONDS * 1_000 - 3_000))
     if pen.forged is None:
@@ -95,13 +95,13 @@ def inject(forgery: Forgery, seed: int, rng: random.Random) -> Injected | None:
     if forgery.echoes:
         offsets |= _echoes(run.channel, run.forged_at[-1])
     subjects = pen.forged.subjects
-    if broker_subject(ADMIN) in subjects:  # Admins are no subject of their own: what they write is the log's.
+    if broker_subject(ADMIN) in subjects:  # An admin is no subject. Findings about its records are under the log.
         subjects = subjects - subjects_of(broker_subject(ADMIN)) | subjects_of(LOG)
     return Injected(arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets))
 
 
 def _echoes(channel: list[Arrival], forged_at: int) -> set[int]:
-    """Where else the number of the forged record stands."""
+    """Return the offsets of all records with the number of the forged one."""
     signatures = [(arrival.offset, _signature(arrival.value)) for arrival in channel]
     forged = next(signature for offset, signature in signatures if offset == forged_at)
     return {offset for offset, signature in signatures if signature == forged}
@@ -113,7 +113,7 @@ def _signature(data: bytes | None) -> tuple[object, ...]:
 
 
 class Pen(Forger):
-    """Writes one forgery, as soon as the scene allows it."""
+    """Write one forgery as soon as the scene allows it."""
 
     def __init__(self, forgery: Forgery, rng: random.Random) -> None:
         self.forgery = forgery
@@ -134,15 +134,15 @@ def subjects_of(*subjects: str) -> frozenset[str]:
 
 
 def bundle_subject(name: str) -> str:
-    """How a bundle is spelled as a subject."""
+    """Return the subject of a bundle."""
     return f"bundle:{name}"
 
 
 def broker_subject(name: str | None) -> str:
-    """How a broker, or an admin, is spelled as a subject."""
+    """Return the subject of a broker or an admin."""
     return f"broker:{name}"
 
 
 def about_bundle(bundle: BundleEntry, record: AnyRecord) -> Forged:
-    """A record about a bundle, which may be found under the bundle or under who wrote it."""
+    """Return a record about a bundle. It may be found under the bundle or under its writer."""
     return Forged(data=(encode(record),), subjects=subjects_of(bundle_subject(bundle.name), broker_subject(record.publisher)))

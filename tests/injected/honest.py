@@ -28,15 +28,15 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 
-# Where the time of a run begins on the log: there the wall clocks of its machines begin, too, give or take a minute.
+# The log's time at the beginning of a run. The wall clocks of its machines differ from it by up to a minute.
 BEGAN_MS: Final = 1_700_000_000_000
 
-# For so long after the last fault a run goes on: the slowest recovery takes less.
+# How long a run continues after the last fault: the slowest recovery takes less.
 CALM_SECONDS: Final = 15
 
 BUSY_SECONDS: Final = 15
 
-# All brokers of a run are on one machine, as those of an embedded cluster are, so that their clocks can be compared.
+# All brokers of a run are on one machine, so that their clocks can be compared.
 BOOT: Final = "00000000-0000-4000-8000-000000000000"
 
 _NANOSECONDS: Final = 1_000  # In a microsecond.
@@ -48,7 +48,7 @@ _TRY_AGAIN_US: Final = 20 * MICROSECONDS_PER_MS
 class Run:
     """What a run left behind.
 
-    `forged_at` are the storage offsets of what a forger wrote. `broken` is what the simulator's own checkers said of it, each
+    `forged_at` are the storage offsets of a forger's records. `broken` are the violations that the simulator's own checkers found, each
     with the offset of the last record before it.
     """
 
@@ -59,20 +59,20 @@ class Run:
 
     @property
     def arrivals(self) -> list[Arrival]:
-        """Everything in order of time; what the log itself holds comes first within a millisecond."""
+        """All arrivals in order of time; records first within a millisecond."""
         return sorted((*self.channel, *self.serving), key=lambda arrival: (arrival.at_ms, arrival.source != Source.CHANNEL))
 
 
 class Forger(Protocol):
-    """Who writes to the log what nobody should. `write` is asked every few milliseconds until it has written all it wants."""
+    """A writer of forged records."""
 
     def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
-        """Append what it wants, if the channel is as it needs it; whether it has done."""
+        """Append forged records if the channel allows it now. Return whether that is done; if not, it is called again soon."""
         ...
 
 
 def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scenario:
-    """A scenario of the simulator's catalogue without those who mean harm; with `gaps`, something can be put between any records."""
+    """Return a scenario without forgers. With `gaps`, offsets are left out, so that records can be inserted anywhere."""
     scenario = SCENARIOS[name]
     faults = replace(scenario.faults, gap_permille=1_000) if gaps else scenario.faults
     return replace(
@@ -84,7 +84,7 @@ def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scen
 
 
 def busy() -> Scenario:
-    """A small cluster in which something is always on its way: about a thousand records, with gaps between them."""
+    """Return a small cluster in which bundles always move: about a thousand records, with gaps between them."""
     moves = honest("moves", seconds=BUSY_SECONDS, gaps=True)
     operations = replace(moves.operations, every_ms=40, split=20, merge=10, unload=20)
     return replace(moves, bundles=(16,), operations=operations)
@@ -92,16 +92,16 @@ def busy() -> Scenario:
 
 @cache
 def busy_channel(seed: int) -> tuple[Arrival, ...]:
-    """What a `busy` cluster writes if nobody disturbs it."""
+    """Return the channel of a `busy` cluster without a forger."""
     return tuple(play(busy(), seed).channel)
 
 
 def play(
     scenario: Scenario, seed: int, *, forger: Forger | None = None, forge_after_ms: int = 0, evidence: bool = False, strict: bool = True
 ) -> Run:
-    """Play `scenario` under `seed`, and write down what came to stand on the log.
+    """Play `scenario` under `seed`, and return what was written.
 
-    Without a `forger` every invariant must hold if it is `strict` (AssertionError). Else the cluster goes on whatever is broken.
+    If it is `strict` and there is no `forger`, raise AssertionError for a broken invariant. Otherwise the cluster continues.
     """
     run = Run()
     if evidence:  # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from all.
@@ -143,7 +143,7 @@ def _at_ms(world: World) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """What is served under one handle, in true time; `answered_us` is when work last passed its second check."""
+    """Serving under one handle, in true time. `answered_us` is when work last passed its second check."""
 
     handle: Handle
     began_us: int | None = None
@@ -152,17 +152,17 @@ class _Stretch:
     by_token: bool = False
 
 
-class _ToldOwnership(Ownership):
-    """The checker of who serves, which tells of each piece of work before it checks it, and of what it finds."""
+class _ReportedOwnership(Ownership):
+    """The simulator's checker of ownership, which reports each piece of work before it checks it, and each violation."""
 
-    def __init__(self, tell: Callable[[Work], None], broken: Callable[[InvariantViolated], None]) -> None:
+    def __init__(self, report: Callable[[Work], None], broken: Callable[[InvariantViolated], None]) -> None:
         super().__init__()
-        self._tell_work = tell
+        self._report_work = report
         self._broken = broken
 
     def answered(self, work: Work) -> None:
         """See `Ownership`."""
-        self._tell_work(work)
+        self._report_work(work)
         try:
             super().answered(work)
         except InvariantViolated as broken:
@@ -177,7 +177,7 @@ class _ToldOwnership(Ownership):
 
 
 class _Notebook(Checkers):
-    """The simulator's checkers, which write down what they find instead of ending the run; and everything that they are told."""
+    """The simulator's checkers, which record violations instead of ending the run, and record what brokers write and serve."""
 
     def __init__(self, nonces: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
         super().__init__(nonces, nobody_dies=nobody_dies)
@@ -185,11 +185,11 @@ class _Notebook(Checkers):
         self.keeps_evidence = False
         self._run = run
         self._stretches: dict[Process, dict[Handle, _Stretch]] = {}
-        self.ownership = _ToldOwnership(self._note_answer, self._note_broken)
+        self.ownership = _ReportedOwnership(self._note_answer, self._note_broken)
         self.membership = Membership(nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Write down the newest record of the log, and ask the checkers."""
+        """Record the newest record of the log, and run the checkers."""
         assert self.world is not None
         entry = self.world.log.entries[-1]
         self._run.channel.append(Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), entry.data))
@@ -199,7 +199,7 @@ class _Notebook(Checkers):
             self._note_broken(broken)
 
     def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
-        """Write down what a broker opened and closed in a step, and ask the checkers."""
+        """Record what a broker opened and closed in a step, and run the checkers."""
         assert self.world is not None
         if self.keeps_evidence:
             self._note_serving(process, effects)
@@ -209,7 +209,7 @@ class _Notebook(Checkers):
             self._note_broken(broken)
 
     def stopped(self, process: Process, error: Exception | None) -> None:
-        """A broker's end, which a forger may be the reason of."""
+        """Record a violation at a broker's end, which a forger may cause."""
         assert self.world is not None
         try:
             super().stopped(process, error)  # type: ignore[arg-type]
@@ -222,7 +222,7 @@ class _Notebook(Checkers):
         self._run.broken.append((entries[-1].offset if entries else 0, broken))
 
     def _note_serving(self, process: Process, effects: Sequence[Effect]) -> None:
-        """Write down which handles of a process are open now and were not, and the other way round."""
+        """Record which handles of a process were opened or closed."""
         assert self.world is not None
         now_us = self.world.parts.schedule.now_us
         stretches = self._stretches.setdefault(process, {})
@@ -237,22 +237,22 @@ class _Notebook(Checkers):
             )
             if stretch.began_us is None and handle.passes(process.host.now()):
                 stretch.began_us = now_us
-                self._tell(stretch, process, None)
+                self._report(stretch, process, None)
             elif stretch.began_us is not None and not handle.is_open:
                 ended_us = now_us if handle.serves_on else min(now_us, stretch.deadline_us)
-                self._tell(stretch, process, max(ended_us, stretch.answered_us))
+                self._report(stretch, process, max(ended_us, stretch.answered_us))
                 del stretches[handle]
 
     def _note_answer(self, work: Work) -> None:
-        """Write down when work under a handle last passed its second check."""
+        """Record when work under a handle last passed its second check."""
         for stretch in self._stretches.get(work.process, {}).values():
             if stretch.handle.token == work.token and bundle_contains(stretch.handle.low, stretch.handle.high, work.point):
                 stretch.answered_us = work.ended_us
                 stretch.by_token |= work.by_token and stretch.handle.serves_on
 
-    def _tell(self, stretch: _Stretch, process: Process, ended_us: int | None) -> None:
+    def _report(self, stretch: _Stretch, process: Process, ended_us: int | None) -> None:
         assert self.world is not None
-        assert stretch.began_us is not None, "what has not begun is not told"
+        assert stretch.began_us is not None, "only a stretch that has begun is reported"
         handle, now_us = stretch.handle, self.world.parts.schedule.now_us
         served = Served(
             log="simulated",

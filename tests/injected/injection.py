@@ -14,9 +14,9 @@ Lost = Callable[[int, int], bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """A channel with one violation. A finding names it if its rule, its subject and one of its offsets are among these.
+    """A channel with one violation. A finding names it if the finding's rule, subject and one of its offsets are among these.
 
-    `lost` is what stands for the storage when the audit asks whether records are gone: the snapshot to go on from, or None.
+    `lost` answers when the audit asks the log whether records are gone; None if none are.
     """
 
     arrivals: list[Arrival]
@@ -26,7 +26,7 @@ class Injected:
     lost: Lost | None = None
 
     def named_by(self, findings: Iterable[Finding]) -> list[Finding]:
-        """The findings that name it."""
+        """Return the findings that name the violation."""
         return [
             finding
             for finding in findings
@@ -41,7 +41,7 @@ def injected(arrivals: list[Arrival], rule: str, subject: str, *offsets: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of violation. `inject` makes a channel with one of it, at a place that the chance decides; None where it found none."""
+    """One kind of violation. `inject` returns a channel with one of them, at a random place, or None if it found no place."""
 
     name: str
     inject: Callable[[int, Random], Injected | None]

@@ -20,7 +20,7 @@ from tests.injected.stories import STORIES
 from tests.injected.tampering import TAMPERINGS
 from tests.spark.spark_pipeline import findings_of
 
-# A kind that finds no place under so many seeds is not injected at all: the rarest needs some twenty for five places.
+# The rarest kind needs some twenty seeds for five places.
 SEEDS_MAX: Final = 60
 
 FOLDS: Final = {f"fold_{broken.name}": broken for broken in broken_folds()}
@@ -42,7 +42,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One violation that was put to the audit: under which seed, what it was, and all that was found."""
+    """One violation, the seed that made it, and all findings of the audit."""
 
     seed: int
     injected: Injected
@@ -50,11 +50,11 @@ class Trial:
 
     @property
     def is_named(self) -> bool:
-        """Whether a finding names what was injected: by a right rule, of the right subject, at the right offset."""
+        """Whether a finding names the violation by one of its rules, with its subject and offset."""
         return bool(self.injected.named_by(self.findings))
 
     def __str__(self) -> str:
-        """What was expected, and what was found at these offsets."""
+        """Return what was expected, and what was found at these offsets."""
         injected = self.injected
         wanted = f"{sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}"
         near = [finding for finding in self.findings if not injected.offsets.isdisjoint(finding.offsets)]
@@ -62,7 +62,7 @@ class Trial:
 
 
 def trials(kind: Kind, *, places: int) -> Iterator[Trial]:
-    """The kind at so many places, each in another channel; fewer if `SEEDS_MAX` seeds have no more."""
+    """Yield trials of a kind, each in another channel; fewer than `places` if `SEEDS_MAX` seeds have no more."""
     return islice(_trials(kind), places)
 
 

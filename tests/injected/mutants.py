@@ -1,4 +1,4 @@
-"""Mutants of the fold, run by the audit: its own rules must name the first record on which the broken fold differs."""
+"""Mutants of the fold. The audit folds with one, and its own rules must name the first record on which that differs from the fold."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.mutants.patching import apply as patched
 _FOLD: Final = "channel/core/view.py"
 _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
 
-# The channels of honest brokers show nothing of these: somebody must have tried.
+# These show only in the channel of a cluster with forgers.
 _WANT_FORGERS: Final = frozenset({"10-not-the-actor", "33-declare-dead-without-the-nonce", "46-a-log-begins-twice"})
 _FORGERS: Final = "hostile"
 
-# Long enough for a few deaths; what a broken fold leads to afterwards is of no interest.
+# Long enough for a few deaths.
 _SECONDS: Final = 20
 
-# Every rule by which the second rules can contradict the fold.
+# Every rule by which the audit can contradict the fold.
 CONTRADICTIONS: Final = frozenset(
     {
         "verdict_differs",
@@ -63,7 +63,7 @@ Apply = Callable[[View, int, AnyRecord | Unreadable], Verdict]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenFold:
-    """One broken rule of the fold, and the scenario of the simulator in whose channels it shows."""
+    """A fold with one broken rule, and the scenario of the simulator in whose channels that shows."""
 
     name: str
     scenario: str
@@ -71,7 +71,7 @@ class BrokenFold:
 
 
 def broken_folds() -> list[BrokenFold]:
-    """All mutants of `channel.core.view` that the protocol's own mutants hold, and those of `_FOLDS_ONLY`."""
+    """Return all mutants of `channel.core.view`: those in `tests/mutants`, and `_FOLDS_ONLY`."""
     mutants = [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(_PATCHES.glob("*.patch"))]
     text = _text()
     return [
@@ -83,22 +83,22 @@ def broken_folds() -> list[BrokenFold]:
 
 @contextmanager
 def folding_with(broken: BrokenFold) -> Iterator[None]:
-    """Whoever folds, folds with this."""
+    """Make every reader in the block fold with the broken fold."""
     with patch("equipoise.channel.core.reader.apply", broken.apply):
         yield
 
 
 def injected_in(channel: list[Arrival], broken: BrokenFold) -> Injected | None:
-    """Where the broken fold first says anything else of `channel` than the whole one; None if it never does.
+    """Return where the verdicts of the two folds on `channel` first differ; None if they never do.
 
-    A view may differ for a while before a verdict does: then the record after which it did is as good an answer.
+    The views may differ earlier. Then the record after which they do is a right answer, too.
     """
     view, other = View(), View()
     offsets: list[int] = []
     for arrival in channel:
         record = decode(arrival.value or b"")
         verdict, different = apply(view, arrival.offset, record), broken.apply(other, arrival.offset, record)
-        shows = _told(verdict) != _told(different)
+        shows = _shown(verdict) != _shown(different)
         if shows or (not offsets and view.digest() != other.digest()):
             offsets.append(arrival.offset)
         if shows:
@@ -107,8 +107,8 @@ def injected_in(channel: list[Arrival], broken: BrokenFold) -> Injected | None:
     return None
 
 
-def _told(verdict: Verdict) -> tuple[object, ...]:
-    """What of a verdict is told as facts: an entry of a broker is changed in place, so that its last and its sequence say nothing."""
+def _shown(verdict: Verdict) -> tuple[object, ...]:
+    """Return the parts of a verdict that facts show. A broker's entry changes in place, so only its death is compared."""
     changes = [
         (change.name, change.before, change.after if isinstance(change, BundleChanged | NamespaceChanged) else change.dead)
         for change in verdict.changes
@@ -133,7 +133,7 @@ def _changed(verdict: Verdict) -> frozenset[str]:
 
 
 def channel_for(broken: BrokenFold, seed: int) -> list[Arrival]:
-    """A channel of the scenario in which the broken rule shows."""
+    """Return a channel of the scenario in which the broken rule shows."""
     scenario = SCENARIOS[_FORGERS] if broken.name in _WANT_FORGERS else honest(broken.scenario, seconds=_SECONDS)
     return play(scenario, seed).channel
 
@@ -144,7 +144,7 @@ def _text() -> str:
 
 
 def _module(mutant: Mutant, text: str) -> ModuleType:
-    """`channel.core.view` as the mutant has it, beside the one that is whole."""
+    """Return a module like `channel.core.view`, with the mutant's change."""
     module = ModuleType(f"channel.view_of_{mutant.name}")
     changed = patched(mutant, {_FOLD: text})[_FOLD]
     exec(compile(changed, module.__name__, "exec"), module.__dict__)  # noqa: S102 - the project's own text, with a rule taken out

@@ -1,4 +1,4 @@
-"""Channels of brokers that miss one rule (`tests/mutants`), and a slow, obvious search for the record that breaks it."""
+"""Channels of brokers that lack one rule (`tests/mutants`), and a slow, obvious search for the record that breaks it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _TIMEOUT_S: Final = 300
 # Long enough for a few deaths and outages.
 _SECONDS: Final = 30
 
-# Clocks run wrong by up to 3 %, and a millisecond is lost to rounding at each end.
+# Clock rates are wrong by up to 3 %, and rounding loses a millisecond at each end.
 _RATE_PERCENT: Final = 3
 _ROUNDING_MS: Final = 2
 
-# Less is what rounding makes of clocks that are counted in milliseconds.
+# Rounding of clocks that count milliseconds explains less.
 _OVERLAP_NS: Final = 1_000_000
 
 Shown = tuple[frozenset[str], frozenset[str], frozenset[int]]
-"""The rules, subjects and offsets of what was broken."""
+"""The rules, subjects and offsets of a violation."""
 
 Oracle = Callable[[list[Arrival]], Shown | None]
-"""Where it shows that the rule was broken; None if nowhere."""
+"""Return where the rule was broken; None if nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Disobedience:
-    """One mutant of the agent, by the name of its patch, and who tells where it shows."""
+    """A mutant of the agent by the name of its patch, and the oracle that finds its violation."""
 
     patch: str
     oracle: Oracle
@@ -59,7 +59,7 @@ class _Disobedience:
 
 
 def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
-    """What brokers write, and put down as evidence, whose code has this patch. Raises `CalledProcessError` if they crash."""
+    """Return the records and the evidence of brokers whose code has this patch. Raises `CalledProcessError` if they crash."""
     mutant = parse(patch, (_PATCHES / f"{patch}.patch").read_text(encoding="utf-8"))
     texts = product_texts()
     folder = Path(tempfile.mkdtemp(prefix="disobedient-"))
@@ -75,7 +75,7 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
 
 
 def main() -> None:
-    """Play the scenario, the seed and the seconds that the command line names, and print what was written as one JSON list."""
+    """Play the scenario, seed and seconds of the command line, and print all arrivals as one JSON list."""
     run: Run = play(honest(sys.argv[1], seconds=int(sys.argv[3])), int(sys.argv[2]), evidence=True, strict=False)
     rows = [(arrival.source, arrival.offset, arrival.at_ms, (arrival.value or b"").decode()) for arrival in run.arrivals]
     sys.stdout.buffer.write(orjson.dumps(rows))
@@ -85,9 +85,9 @@ def main() -> None:
 
 
 def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | None:
-    """The first death, or joining, for silence before lease and margin of the last that was heard have passed.
+    """Return the first death or joining for silence that came before lease and grace period had passed since the last sign of life.
 
-    Whoever had itself lost its lease must wait as long from when it had it back, which it has not read before it stands on the log.
+    An accuser that had lost its own lease must wait as long from its return.
     """
     reader = Reader(log="injected")
     heard: dict[str, int] = {}
@@ -121,7 +121,7 @@ def _stretches(arrivals: list[Arrival]) -> list[dict[str, Any]]:
 
 
 def _two_at_once(arrivals: list[Arrival]) -> Shown | None:
-    """All bundles that two incarnations served at one time."""
+    """Return all bundles that two incarnations served at one time."""
     subjects, tokens = set(), set()
     stretches = _stretches(arrivals)
     for place, one in enumerate(stretches):
@@ -136,7 +136,7 @@ def _two_at_once(arrivals: list[Arrival]) -> Shown | None:
 
 
 def _past_lease(arrivals: list[Arrival]) -> Shown | None:
-    """All that was answered past the end of a lease."""
+    """Return all stretches that answered past the end of their lease."""
     late = [
         stretch
         for stretch in _stretches(arrivals)

@@ -1,4 +1,4 @@
-"""Channels without a forgery in which something that must end does not: a stuck bundle, a stopped deletion, a silent broker."""
+"""Channels without a forgery in which something does not end: a stuck bundle, a stopped deletion, a silent broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.injected.injection import Injected, Kind, injected
 
 _RENEW_MS: Final = 1_000
 
-# Longer than any bound on what may be in flight, or silent, with the patience of every broker before it.
+# Longer than any limit of a move or a silence.
 _LASTS_MS: Final = 400_000
 
 _STUCK: Final[tuple[Phase, ...]] = ("assigning", "transferring", "handing_over", "unloading", "splitting")
@@ -37,18 +37,18 @@ class _TimedChannel:
         self.take()
 
     def take(self) -> None:
-        """Give a time to what the channel has that has none yet."""
+        """Give a time to the new records of the channel."""
         for offset, data in self.channel.entries[len(self.arrivals) :]:
             self.at_ms += self.rng.randrange(1, 20)
             self.arrivals.append(Arrival(Source.CHANNEL, offset, self.at_ms, data))
 
     def author(self, name: str) -> Author:
-        """A broker, with the number of a new attempt."""
+        """Return a broker as author, with its next number."""
         broker = self.channel.view.brokers[name]
         return Author(publisher=name, incarnation=broker.incarnation, sequence=broker.sequence + 1)
 
     def renew(self, *, without: str | None = None) -> None:
-        """A second passes, in which everybody renews but one."""
+        """Let a second pass, in which all live brokers but one renew."""
         began_ms = self.at_ms
         for name, broker in self.channel.view.brokers.items():
             if broker.live and name != without:
@@ -63,7 +63,7 @@ def _stuck(phase: Phase, _seed: int, rng: Random) -> Injected:
 
 
 def _silent(_seed: int, rng: Random) -> Injected:
-    """One of three stops renewing, and the two others say nothing of it."""
+    """One of three brokers stops renewing, and the two others do not declare it dead."""
     timed = _TimedChannel(channel_with("a:1", "b:1", "c:1"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
         timed.renew()
@@ -75,7 +75,7 @@ def _silent(_seed: int, rng: Random) -> Injected:
 
 
 def _freed_and_left(_seed: int, rng: Random) -> Injected:
-    """The owner of a bundle dies, and of the two who live nobody takes what it had."""
+    """The owner of a bundle dies, and no other broker takes the bundle."""
     timed = _TimedChannel(channel_in("owned", "other"), rng)
     for _ in range(rng.randrange(*_SILENT_AFTER)):
         timed.renew()
@@ -85,13 +85,13 @@ def _freed_and_left(_seed: int, rng: Random) -> Injected:
 
 
 def _passed_to_and_fro(_seed: int, rng: Random) -> Injected:
-    """Nobody opens a bundle, and each time before the bound it is assigned to another."""
+    """A bundle is assigned to another broker again and again, and none opens it."""
     timed = _TimedChannel(channel_in("assigning", "other"), rng)
     return _is_stuck(timed, since=timed.channel.bundle().last, each_time=_assign_to_another)
 
 
 def _refused_by_all(_seed: int, rng: Random) -> Injected:
-    """Whoever gets a bundle gives it back at once, for ever."""
+    """Each broker that gets the bundle refuses it."""
     timed = _TimedChannel(channel_in("free", "other"), rng)
     return _is_stuck(timed, since=timed.channel.bundle().last, each_time=_assign_and_refuse)
 
@@ -107,7 +107,7 @@ def _assign_and_refuse(timed: _TimedChannel) -> None:
 
 
 def _is_stuck(timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedChannel], None] | None = None) -> Injected:
-    """The only bundle of a channel is stuck since an offset, in spite of `each_time`."""
+    """Let the only bundle be stuck since an offset. `each_time` is tried meanwhile."""
     while timed.at_ms < BEGAN_MS + _LASTS_MS:
         for _ in range(timed.rng.randrange(*_TRIED_EVERY_S)):
             timed.renew()
@@ -119,7 +119,7 @@ def _is_stuck(timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedCh
 
 
 def _deletion_stops(_seed: int, rng: Random) -> Injected:
-    """Somebody lets a namespace go, and never takes it away."""
+    """A namespace is set to deleting, and never deleted."""
     timed = _TimedChannel(channel_in("owned"), rng)
     timed.channel.accept(propose.start_deleting_namespace(timed.channel.admin(), timed.channel.view, name=NAMESPACE))
     since = timed.channel.view.offset

@@ -1,4 +1,4 @@
-"""Tampered channels: stored records are changed, removed or moved, which shows where the honest rest no longer fits."""
+"""Tampered channels: stored records are changed, removed or moved. It shows where the honest rest no longer fits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _folded(channel: list[Arrival]) -> list[Folded]:
 
 
 def _place(channel: list[Arrival], rng: Random, fits: Callable[[Folded], bool]) -> int | None:
-    """A random place in the middle half, after the beginnings and with enough to come, whose record fits."""
+    """Return a random place in the middle half whose record fits; None if there is none."""
     folded = _folded(channel)
     places = [place for place in range(len(folded) // 4, len(folded) * 3 // 4) if fits(folded[place])]
     return rng.choice(places) if places else None
@@ -45,7 +45,7 @@ def _changes_one_bundle(folded: Folded) -> bool:
 
 
 def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str]) -> Injected | None:
-    """Injected at the first renewal beyond the storage offset `after` whose digest is no longer that of the fold."""
+    """Return the violation at the first renewal beyond the offset `after` whose digest is not the fold's."""
     for folded in _folded(channel):
         if folded.offset > after and folded.verdict.diverged:
             return Injected(
@@ -69,7 +69,7 @@ def _alters_a_digest(seed: int, rng: Random) -> Injected | None:
 
 
 def _alters_an_accepted_record(seed: int, rng: Random) -> Injected | None:
-    """One accepted record is made to say that a bundle went to somebody else, or ended in another way."""
+    """Change the owner in one accepted record."""
     channel = _channel(seed)
     place = _place(channel, rng, lambda folded: _changes_one_bundle(folded) and b'"assigning"' in _spelled(channel, folded))
     if place is None:
@@ -95,7 +95,7 @@ def _takes_a_record_away(seed: int, rng: Random) -> Injected | None:
 
 
 def _swaps_two_records(seed: int, rng: Random) -> Injected | None:
-    """Two records next to one another change places, of which the first made the second possible, or came from one broker."""
+    """Swap two neighbouring records."""
     channel = _channel(seed)
     place = _place(channel, rng, _changes_one_bundle)
     if place is None:
@@ -113,7 +113,7 @@ def _lets_time_fall(seed: int, rng: Random) -> Injected | None:
 
 
 def _lets_time_leap(seed: int, rng: Random) -> Injected:
-    """One record bears a time that comes in a year, and those after it their own."""
+    """Give one record a time that is a year ahead."""
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
     channel[place] = channel[place]._replace(at_ms=channel[place].at_ms + _AHEAD_MS)
