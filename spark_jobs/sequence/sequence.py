@@ -171,24 +171,27 @@ class Sequence:
             elif arrival.offset >= FIRST_OFFSET:  # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
 
-    def _entry(self, arrival: Arrival) -> Iterator[Emitted]:
-        """Yield the rows of one entry of the channel."""
+    def _entry(self, arrival: Arrival) -> list[Emitted]:
+        """Return the rows of one entry of the channel."""
         _, offset, at_ms, value = arrival
         is_new = offset > self._folding.seen
         events = self._time.advance(at_ms)
         folded = self._folding.fold(offset, value or b"", events)
+        rows: list[Emitted] = []
         record = None if folded is None or self._membership is not None else folded.record
         if folded is not None and type(record) is Renewed and folded.verdict.reason is None:
             # Nine tenths of a channel are accepted renewals. They have no other rows.
             if self._wants_records and is_new:
-                yield Emitted(_RECORDS, record.key, folded.offset, 0, self._time.now_ms, "renewed", record.publisher, ACCEPTED, value)
+                at_ms = self._time.now_ms
+                rows.append(Emitted(_RECORDS, record.key, folded.offset, 0, at_ms, "renewed", record.publisher, ACCEPTED, value))
         else:
-            yield from self._rows_of(folded, offset, value, events, is_new=is_new)
+            rows = self._rows_of(folded, offset, value, events, is_new=is_new)
         if self._wants_snapshots and folded is not None:
             self._until_snapshot -= 1
             if self._until_snapshot <= 0:
                 self._until_snapshot = self._snapshot_records
-                yield Emitted(_SNAPSHOTS, "", folded.offset, 0, self._time.now_ms, None, None, None, packed(self.view))
+                rows.append(Emitted(_SNAPSHOTS, "", folded.offset, 0, self._time.now_ms, None, None, None, packed(self.view)))
+        return rows
 
     def _rows_of(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], *, is_new: bool) -> list[Emitted]:
         """Return the rows of one entry of the channel other than snapshots."""
@@ -219,8 +222,8 @@ class Sequence:
 
     def _facts(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], raw: Raw | None) -> Iterator[Emitted]:
         """Yield the facts of one entry: the events of the log, then the record's."""
-        place, at_ms = offset + self.view.base, self._time.now_ms
-        facts = [Fact(subject=LOG, source=_CHANNEL, offset=place, at_ms=at_ms, after=event) for event in events]
+        at_ms = self._time.now_ms
+        facts = [Fact(subject=LOG, source=_CHANNEL, offset=offset + self.view.base, at_ms=at_ms, after=event) for event in events]
         if folded is not None:
             facts += self._facts_of_record(folded, value, raw)
         for ordinal, fact in enumerate(facts):
