@@ -27,7 +27,7 @@ FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_M
 
 @dataclass
 class Away:
-    """A place that cannot be written for a while; `put_numbers` are those of the findings that came to be there."""
+    """A destination that refuses some batches. `put_numbers` are the ordinals of the findings that it took."""
 
     refusals: int
     put_numbers: list[int] = field(default_factory=list)

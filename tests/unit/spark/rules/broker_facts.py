@@ -13,7 +13,7 @@ LEASE_MS, MARGIN_MS = 3_000, 500
 
 
 class Story:
-    """Tells facts of one subject. `found` holds the rule and the offsets of each finding, in order."""
+    """The audit of one subject, fact by fact."""
 
     def __init__(self, who: str) -> None:
         self.subject = who
@@ -24,7 +24,7 @@ class Story:
 
     @property
     def found(self) -> list[tuple[str, tuple[int, ...]]]:
-        """What was found so far, without the words."""
+        """The rule and the offsets of each finding so far, in order."""
         return [(finding.rule, finding.offsets) for finding in self.findings]
 
     @property
@@ -33,7 +33,7 @@ class Story:
         return list(dict.fromkeys(finding.rule for finding in self.findings))
 
     def wait(self, ms: int) -> None:
-        """Let the log's time pass, without a fact; a timer that is due fires."""
+        """Let the log's time pass without a fact, and run a due timer."""
         self.at_ms += ms
         self.findings.extend(self.audit.expire(self.at_ms))
 
@@ -48,7 +48,7 @@ class Story:
         context: dict[str, Any] | None = None,
         source: str = "channel",
     ) -> int:
-        """One fact, as it comes back from its bytes; its offset."""
+        """Check the next fact, as parsed from its bytes. Return its offset."""
         self.offset = self.offset + 1 if offset is None else offset
         self.at_ms += 10
         fact = Fact(
@@ -67,7 +67,7 @@ class Story:
 
 
 class BrokerStory(Story):
-    """The story of the broker `b1`, whose records are numbered, and based on the last one, unless a test says otherwise."""
+    """The story of the broker `b1`. By default its records have the next number, and expect the offset of its last one."""
 
     def __init__(self) -> None:
         super().__init__(subject("broker", "b1"))
@@ -121,7 +121,7 @@ class BrokerStory(Story):
         return offset
 
     def _follow(self, status: str, offset: int) -> None:
-        """What the second membership makes of an accepted record."""
+        """Apply an accepted record as the membership does."""
         self.last = offset
         if status == "joined":
             self.incarnation = offset
@@ -137,7 +137,7 @@ class BrokerStory(Story):
         return self.audit.memory
 
     def joined(self) -> BrokerStory:
-        """The same story, in which the broker has just joined."""
+        """Let the broker join, and return the story."""
         self.member("joined")
         return self
 

@@ -30,16 +30,16 @@ STATES: Final[dict[str, dict[str, Any]]] = {
     "unloading": {"state": "releasing", "source": SOURCE},
     "splitting": {"state": "splitting", "owner": OWNER},
 }
-"""Each phase, as a record spells it that names these incarnations."""
+"""The fields of a record that asks for each phase."""
 
 
 def entry(phase: str, *, owner: int | None = None, source: int | None = None, last: int = LAST, token: int = TOKEN) -> dict[str, Any]:
-    """A bundle as facts have it before or after a record."""
+    """Return a bundle as in facts."""
     return {"phase": phase, "owner": owner, "source": source, "last": last, "token": token}
 
 
 def standing_in(phase: str) -> dict[str, Any]:
-    """A bundle in a phase, naming whom that phase names."""
+    """Return a bundle in a phase, with the incarnations that the phase names."""
     state = STATES[phase]
     return entry(phase, owner=state.get("owner"), source=state.get("source"))
 
@@ -52,25 +52,25 @@ def transition(phase: str, *, by: int | str, owner: int | None = None, source: i
 
 
 class BundleStory(Story):
-    """The story of `BUNDLE`, or another. `begin` lets it be known in a phase."""
+    """The story of a bundle."""
 
     def __init__(self, name: str = BUNDLE) -> None:
         super().__init__(subject("bundle", name))
         self.offset = 99
 
     def begin(self, phase: str) -> BundleStory:
-        """Let the checker know the bundle in this phase: the record is any, since of what is not known nothing is said."""
+        """Let the audit know the bundle in this phase."""
         known = standing_in(phase)
         self.audit.memory = BundleMemory(state=State(phase, known["owner"], known["source"], LAST, TOKEN))
         return self
 
     def accepted(self, record: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any] | None, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
-        """The record was accepted, and made this of the bundle; `last` of what is after is the record's own offset."""
+        """Check an accepted record that changed the bundle. In `after`, `last` becomes the record's offset."""
         made = None if after is None else {**after, "last": self.offset + 1}
         self.tell(record, before=before, after=made, context=context)
         return self
 
     def rejected(self, record: dict[str, Any], verdict: str, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
-        """The record was rejected, with this verdict."""
+        """Check a rejected record."""
         self.tell(record, verdict=verdict, context=context)
         return self

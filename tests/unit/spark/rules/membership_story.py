@@ -13,7 +13,7 @@ RIGHT: Final = "t/n/0x80000000_0xffffffff"
 
 
 class Cluster:
-    """A membership that is told records, each accepted unless a test says otherwise. `concerned` are the bundles of the last one."""
+    """A membership that follows records. `concerned` are the bundles that the last one concerns."""
 
     def __init__(self) -> None:
         """A log with a genesis, the brokers `a` and `b`, and a namespace of two bundles."""
@@ -29,7 +29,7 @@ class Cluster:
         self.admin(kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries)
 
     def tell(self, raw: dict[str, Any] | None, *, verdict: str = "accepted", wait_ms: int = 10, behind_ms: int = 0) -> Context:
-        """The next record, and the fold's word on it; the context that it gets."""
+        """Follow the next record with the fold's verdict, and return its context."""
         self.offset += 1
         self.at_ms += wait_ms
         context = self.membership.context_of(self.offset, self.at_ms, raw, behind_ms=behind_ms)
@@ -37,33 +37,33 @@ class Cluster:
         return context
 
     def expected(self, raw: dict[str, Any], *, verdict: str = "rejected") -> str | None:
-        """What is expected of a record that the fold then rejects."""
+        """Return the verdict that the membership expects for a record."""
         return self.tell(raw, verdict=verdict).get("expected")
 
     def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
-        """A broker joins; its incarnation."""
+        """Let a broker join, and return its incarnation."""
         self.tell(joined(name, based_on=based_on, **fields))
         return self.offset
 
     def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
-        """A record of a broker, with its next number."""
+        """Return a record of a broker, with its next number."""
         self.sequences[name] = self.sequences.get(name, 0) + 1
         return {"publisher": name, "incarnation": self.incarnations[name], "sequence": self.sequences[name], "based_on": 1, **fields}
 
     def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
-        """An admin who has read everything writes a record."""
+        """Follow a record of an admin who has read everything."""
         return self.tell({"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict)
 
     def bundle(self, state: str, *, wait_ms: int = 10, **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
-        """An accepted transition of `BUNDLE`."""
+        """Follow an accepted transition of `BUNDLE`."""
         return self.tell(self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields), wait_ms=wait_ms)
 
     def overdue(self, *, seconds: int) -> list[Mapping[str, int] | None]:
-        """What is overdue at each of so many seconds, in which only garbage is written."""
+        """Return what is overdue in each of so many seconds, in which only garbage is written."""
         return [self.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(seconds)]
 
 
 def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
-    """The record by which a broker joins."""
+    """Return the record by which a broker joins."""
     promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
     return {"kind": "broker", "status": "joined", "key": name, "publisher": name, "based_on": based_on, **promises, **fields}

@@ -53,7 +53,10 @@ def test_an_admins_record_is_late_or_from_the_future() -> None:
 
 def test_raising_the_format_version() -> None:
     cluster = Cluster()
-    record: dict[str, Any] = {"kind": "level", "key": "level", "raises_to": 2}
+    above = cluster.broker("a", kind="split", key=BUNDLE, positions=[1], level=2)
+    for record in (above, {**above, "sequence": 9, "positions": None}):
+        assert "level" == cluster.expected(record, verdict="level")
+    record = {"kind": "level", "key": "level", "raises_to": 2}
     assert "level" == cluster.admin(**record, verdict="level").get("expected")
     assert "illegal_transition" == cluster.admin(**{**record, "raises_to": 1}, verdict="illegal_transition").get("expected")
     assert "stale" == cluster.admin(**{**record, "based_on": 2}, verdict="stale").get("expected")

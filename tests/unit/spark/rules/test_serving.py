@@ -32,39 +32,39 @@ A, B = 100, 200  # Incarnations.
 
 
 def at(time_ms: int) -> int:
-    """A time of these stories, told in milliseconds since their beginning, in nanoseconds of boot time."""
+    """Return a time of these stories, in milliseconds since their beginning, as nanoseconds of boot time."""
     return (AT_MS + time_ms - BOOTED_MS) * 1_000_000
 
 
 @dataclass
 class Audit:
-    """The memory of one bundle, and what was found so far."""
+    """The memory of one bundle, and the findings so far."""
 
     memory: Serving = field(default_factory=Serving)
     findings: list[Finding] = field(default_factory=list)
     now_ms: int = AT_MS
 
     def holds(self, holder: Holder | None, offset: int, *, time_ms: int = 0, said_ms: int | None = None) -> None:
-        """The log gives the bundle to a holder with the record at `offset`."""
+        """Let the log give the bundle to a holder with the record at `offset`."""
         self.now_ms = max(self.now_ms, AT_MS + time_ms)
         record = {"timestamp_ms": AT_MS + (time_ms if said_ms is None else said_ms)}
         fact = Fact(subject=BUNDLE, source="channel", offset=offset, at_ms=self.now_ms, record=record, verdict="accepted")
         self.findings += follow_holder(self.memory, holder, fact)
 
     def says(self, document: Mapping[str, object] | None, **context: object) -> None:
-        """A broker has put this document down."""
+        """Check a document of evidence."""
         fact = Fact(subject=BUNDLE, source="serving", offset=1, at_ms=self.now_ms, record=document, context=context)
         self.findings += check_serving(self.memory, fact)
 
     def passes(self, time_ms: int) -> None:
-        """The log's time comes to this."""
+        """Let the log's time pass until `time_ms`."""
         self.now_ms = AT_MS + time_ms
         if min(self.memory.due_times(), default=self.now_ms + 1) <= self.now_ms:
             self.findings += expire_serving(self.memory, BUNDLE, self.now_ms)
 
     @property
     def rules(self) -> list[str]:
-        """The rules that were broken, each as often as it was told."""
+        """The rule of each finding."""
         return [finding.rule for finding in self.findings]
 
 
@@ -78,7 +78,7 @@ def served(
     boot: str = "boot",
     **other: object,
 ) -> dict[str, object]:
-    """A document of evidence, honest unless it is told to be otherwise; `lease_ms` is the end of its lease."""
+    """Return a document of evidence, by default an honest one. `lease_ms` is the end of its lease."""
     said_ms = since_ms if until_ms is None else until_ms
     return {
         "log": "log",
@@ -99,7 +99,7 @@ def served(
 
 
 def moved() -> Audit:
-    """The bundle is nobody's, then that of A from 0 s on under token 10, and from 20 s on that of B under token 30."""
+    """Return the audit of a bundle that A owns from 0 s on with token 10, and B from 20 s on with token 30."""
     audit = Audit()
     audit.holds(None, 5)
     audit.holds((10, A), 10)

@@ -42,13 +42,13 @@ def facts(rows: Iterable[Emitted]) -> list[Fact]:
 
 
 def facts_at(channel: Channel, offset: int) -> dict[str, Fact]:
-    """The facts of one record, by subject, of a log that is told from its beginning."""
+    """Return the facts of one record by subject."""
     told = facts(Sequence(FACTS).feed(arrivals(channel.entries)))
     return {fact.subject: fact for fact in told if fact.offset == offset}
 
 
 def events(rows: Iterable[Emitted]) -> list[dict[str, Any]]:
-    """What befell the log, as its facts tell it."""
+    """Return the events of the log in its facts."""
     return [dict(fact.after) for fact in facts(rows) if fact.subject == "log:" and fact.after is not None]
 
 
@@ -64,7 +64,7 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
     return [(row.offset, row.verdict) for row in rows if row.table == Table.RECORDS]
 
 
-# --- who is told what -----------------------------------------------------------------------------------------------------
+# --- facts -----------------------------------------------------------------------------------------------------
 
 
 def test_an_accepted_renewal_is_one_fact() -> None:
@@ -206,7 +206,7 @@ def test_only_wanted_tables_have_rows() -> None:
         assert wanted == {row.table for row in rows}
 
 
-# --- what befalls a log ---------------------------------------------------------------------------------------------------
+# --- events of the log ---------------------------------------------------------------------------------------------------
 
 
 def test_the_header_of_a_topic_is_no_entry() -> None:
@@ -294,7 +294,7 @@ def test_skipped_offsets_are_no_loss() -> None:
 
 
 def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
-    """A log of which the middle is gone when it is read, and what a sequence with this `lost` makes of it."""
+    """Return a log whose middle is lost, and the sequence and the rows of reading it with `lost`."""
     channel = channel_with("b1", "b2")
     head = len(channel.entries)
     channel.own("b1")

@@ -1,4 +1,4 @@
-"""Packs of arrivals: whatever order and pieces they come in, what is unpacked is in the order in which a sequence wants it."""
+"""Test that arrivals are unpacked in the order in which a sequence takes them, however they were packed."""
 
 from __future__ import annotations
 

@@ -107,18 +107,18 @@ def test_the_rate_of_the_last_window() -> None:
 
 @dataclass
 class Printed:
-    """What a job says to people."""
+    """The lines that a job prints."""
 
     results: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def screen(self) -> Screen:
-        """A screen that nobody looks at."""
+        """Return a screen that no person watches."""
         return Screen(result=self.results.append, note=self.notes.append)
 
 
 def scraped(metrics: StreamMetrics) -> dict[str, float]:
-    """Each figure that Prometheus would get, by its name and labels."""
+    """Return each figure that Prometheus would get, by its name and labels."""
     lines = generate_latest(metrics.registry).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
@@ -203,7 +203,7 @@ class Query:
 
 
 class Told(Watch):
-    """A watch that counts how often it was told that nothing is new."""
+    """A watch that counts how often nothing was new."""
 
     idles = 0
 

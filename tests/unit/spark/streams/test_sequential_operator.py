@@ -40,11 +40,9 @@ class State:
     now: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Begin an attempt."""
         self.now = {name: list(values) for name, values in self.committed.items()}
 
     def commit(self) -> None:
-        """Let what the attempt wrote be what the next begins with."""
         self.committed = self.now
 
 
@@ -56,39 +54,30 @@ class Variable:
     name: str
 
     def exists(self) -> bool:
-        """Whether it was written."""
         return self.name in self.state.now
 
     def get(self) -> Any:  # noqa: ANN401 - a value has one tuple, a list an iterator
-        """The value, or the list."""
         values = self.state.now.get(self.name, [])
         return values[0] if self.name == "version" else iter(values)
 
     def update(self, value: tuple[Any, ...]) -> None:
-        """Set a value."""
         self.state.now[self.name] = [value]
 
     def appendList(self, values: list[tuple[Any, ...]]) -> None:  # noqa: N802 - Spark's name
-        """Append to a list."""
         self.state.now.setdefault(self.name, []).extend(values)
 
     def clear(self) -> None:
-        """Remove all."""
         self.state.now.pop(self.name, None)
 
 
 @dataclass(slots=True)
 class Handle:
-    """Gives the variables of one state."""
-
     state: State
 
     def getValueState(self, name: str, _schema: str) -> Variable:  # noqa: N802 - Spark's name
-        """A value."""
         return Variable(self.state, name)
 
     def getListState(self, name: str, _schema: str) -> Variable:  # noqa: N802 - Spark's name
-        """A list."""
         return Variable(self.state, name)
 
 

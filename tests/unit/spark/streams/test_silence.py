@@ -26,7 +26,7 @@ FIRST = "the first batch takes longest, especially on a busy machine; waiting"
 
 
 def told(silence: Silence, *looks: Seen, is_idle: bool = False) -> list[str]:
-    """All that is said of looks that end `LOOK_MS` apart, the first one that long after the beginning, at once."""
+    """Return the messages after checks that end at once, every `LOOK_MS` from the beginning."""
     lines: list[str] = []
     for now_ms, seen in zip(range(LOOK_MS, (len(looks) + 1) * LOOK_MS, LOOK_MS), looks, strict=True):
         if is_idle:

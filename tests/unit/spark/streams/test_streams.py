@@ -29,7 +29,7 @@ from equipoise.spark_jobs.streams.streams import Stream, run_stream
 
 
 class Session:
-    """A session of Spark, as far as a stream sets anything in it."""
+    """The part of a Spark session that a stream uses."""
 
     @property
     def conf(self) -> Session:
@@ -41,7 +41,7 @@ class Session:
 
 @dataclass
 class OneBatch:
-    """A frame, its writer and its query in one: the query ends after one batch, as its taker does."""
+    """A frame, its writer and its query in one. The query ends after one batch, with the error of `take` if there is one."""
 
     isActive: bool = False  # noqa: N815 - as all below: Spark calls it so
     lastProgress: None = None  # noqa: N815
@@ -74,7 +74,7 @@ class OneBatch:
 
 
 class Refused(Py4JJavaError):  # type: ignore[misc]  # py4j has no types.
-    """What a call into Java raises that Java answers with an error."""
+    """An error of Java."""
 
     def __init__(self) -> None:
         Exception.__init__(self)
@@ -85,7 +85,7 @@ class Refused(Py4JJavaError):  # type: ignore[misc]  # py4j has no types.
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Runs a stream whose frame and taker are given, without any patience; what was noted meanwhile."""
+    """Return a function that runs a stream without waiting for what is missing, and returns its notes."""
     monkeypatch.setattr(streams, "AWAY_MAX_S", -1)
     monkeypatch.setattr(streams, "WORKERS_MAX_S", -1)
     monkeypatch.setattr(streams, "_PAUSES_S", (0,))
@@ -242,7 +242,7 @@ def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[s
     before, calls = signal.getsignal(signal.SIGINT), []
 
     class Asked(OneBatch):
-        """A query that is interrupted while it is asked whether it runs, and says so only then."""
+        """A query that is interrupted during a call."""
 
         @property
         def isActive(self) -> bool:  # noqa: N802
