@@ -83,24 +83,14 @@ class DataDirectory:
         with self._changing():
             self._replace(_SNAPSHOT, b"%s\n%s" % (log_identity.encode(), snapshot))
 
-    @property
-    def log_identity(self) -> str | None:
-        """The identity of the snapshot's log; None without a snapshot."""
-        found = self._saved()
-        return None if found is None else found[0].decode("utf-8", "replace")
-
-    def load_snapshot(self) -> bytes | None:
-        """Return the last snapshot, of any log (see `log_identity`), if there is one."""
-        found = self._saved()
-        return None if found is None else found[1]
-
-    def _saved(self) -> tuple[bytes, bytes] | None:
+    def load_snapshot(self, *, log_identity: str) -> bytes | None:
+        """Return the last snapshot; None if there is none, or if it is of another log."""
         with _typed(self.path):
             try:
                 identity, _, snapshot = (self.path / _SNAPSHOT).read_bytes().partition(b"\n")
             except FileNotFoundError:
                 return None
-            return identity, snapshot
+        return snapshot if identity == log_identity.encode() else None
 
     def close(self) -> None:
         """Release the directory. Afterwards call nothing but this."""

@@ -50,13 +50,9 @@ class Snapshots:
             return None if own is None else Reader(log=log.name, cluster=self._cluster, view=own)
 
     def _load(self) -> View | None:
-        if self._directory.log_identity != self._log:
-            return None
-        data = self._directory.load_snapshot()
-        if data is None:
-            return None
+        data = self._directory.load_snapshot(log_identity=self._log)
         try:
-            return from_bytes(data)
+            return None if data is None else from_bytes(data)
         except SnapshotDamaged as error:
             _logger.warning("%s", error)
             return None
