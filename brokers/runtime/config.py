@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
@@ -288,20 +289,8 @@ class WorkerConfig(BaseModel):
         return config
 
     def timing(self) -> Timing:
-        """Return the durations for the agent."""
-        return Timing(
-            lease_ms=self.lease_ms,
-            renew_ms=self.renew_ms,
-            margin_ms=self.margin_ms,
-            round_trip_ms=self.round_trip_ms,
-            reconnect_ms=self.reconnect_ms,
-            failover_ms=self.failover_ms,
-            stall_ms=self.stall_ms,
-            clock_rate_error_ppm=self.clock_rate_error_ppm,
-            prepare_ms=self.prepare_ms,
-            open_ms=self.open_ms,
-            close_ms=self.close_ms,
-        )
+        """Return the durations for the agent: the settings of the same names."""
+        return Timing(**self.model_dump(include={duration.name for duration in fields(Timing)}))
 
     @property
     def base_settings(self) -> BalancingSettings:
