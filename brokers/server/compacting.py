@@ -36,9 +36,6 @@ _OUTPUT_BYTES_MAX: Final = 1 << 16
 _QUOTED_BYTES: Final = 500
 """How much unexpected output of a child an error quotes."""
 
-NOT_BEGUN: Final = -1
-"""The horizon of a log without records for a snapshot."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
@@ -50,9 +47,9 @@ class Compaction:
 
 
 class Done(NamedTuple):
-    """The result: `horizon` (or `NOT_BEGUN`) and `ahead` as in `compaction.compactor.Compacted`."""
+    """The result: `horizon` and `ahead` as in `compaction.compactor.Compacted`."""
 
-    horizon: int
+    horizon: int | None
     ahead: int | None = None
 
 
@@ -79,7 +76,7 @@ def _compact_here(compaction: Compaction) -> Done:
             log.close()
     except EquipoiseError as error:
         raise CompactionFailed(log=compaction.log_url, error=type(error).__name__, problem=str(error)) from error
-    return Done(NOT_BEGUN if done.horizon is None else done.horizon, done.ahead)
+    return Done(done.horizon, done.ahead)
 
 
 async def compact_in_child(compaction: Compaction) -> Done:
@@ -128,8 +125,7 @@ def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Do
     try:
         if code == 0:
             result = orjson.loads(output)
-            horizon, ahead = result["horizon"], result["ahead"]
-            return Done(NOT_BEGUN if horizon is None else int(horizon), None if ahead is None else int(ahead))
+            return Done(*(None if result[name] is None else int(result[name]) for name in Done._fields))
         failure = orjson.loads(errors.splitlines()[-1])
         error, problem = str(failure["error"]), str(failure["message"])
     except (ValueError, LookupError, TypeError):
@@ -203,7 +199,7 @@ class Compacting:
         self._since_ms, self._logged = began_ms, None
         # Records folded during the compaction may or may not be in the snapshot. Counting them again is the safe error.
         self._records = max(self._records - began_records, 0)
-        if horizon != NOT_BEGUN:
+        if horizon is not None:
             metrics.succeeded(horizon=horizon, took_ms=took_ms)
             metrics.uncompacted(self._records)
             fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
