@@ -87,8 +87,8 @@ class Health:
         worker = self._worker
         is_fenced = worker.agent.is_ready and not worker.agent.lease.good(worker.clock.now())
         losses = ["its lease has run out"] if is_fenced else []
-        if worker.failed_appends.problem is not None:
-            losses.append(f"the log takes no records: {worker.failed_appends.problem}")
+        if worker.append_problem is not None:
+            losses.append(f"the log takes no records: {worker.append_problem}")
         return losses if worker.log_is_available else [*losses, "the log cannot be read"]
 
     def _serves_on(self) -> bool:

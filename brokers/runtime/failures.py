@@ -5,17 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import orjson
-
 from equipoise.channel.core.errors import EquipoiseError
-
-_logger: Final = logging.getLogger(__name__)
 
 # Background tasks are retried automatically.
 _TASK_INTERVAL_MS: Final = 60_000
-
-# One line per interval shows an outage of the log and its rate.
-_APPEND_INTERVAL_MS: Final = 10_000
 
 
 class RepeatedFailures:
@@ -51,23 +44,26 @@ class RepeatedFailures:
 
 
 class LoggedFailures:
-    """The failures of one background task, as lines of `logger`: the first, one per minute, and the end."""
+    """The failures of one task, as lines of `logger`: the first, one per interval (by default a minute), and the end."""
 
-    def __init__(self, logger: logging.Logger, *, broker: str, failed: str, over: str) -> None:
+    def __init__(self, logger: logging.Logger, *, broker: str, failed: str, over: str, interval_ms: int = _TASK_INTERVAL_MS) -> None:
         """`failed` (followed by the error) and `over` are the messages; `broker` and the count are fields."""
         self._logger = logger
         self._broker = broker
         self._failed = failed
         self._over = over
-        self._failures = RepeatedFailures(interval_ms=_TASK_INTERVAL_MS)
+        self._failures = RepeatedFailures(interval_ms=interval_ms)
 
-    def failed(self, error: Exception, now_ms: int) -> None:
-        """Note a failure. `now_ms` never goes back. Log other errors than `EquipoiseError` with their traceback."""
+    def failed(self, error: Exception, now_ms: int, **about: object) -> None:
+        """Note a failure. `now_ms` never goes back. `about` are further fields of its line, if one is due.
+
+        Log other errors than `EquipoiseError` with their traceback.
+        """
         failures = self._failures.failed(now_ms)
         if failures is not None:
             bug = None if isinstance(error, EquipoiseError) else error
             level = logging.WARNING if bug is None else logging.ERROR
-            fields = {"broker": self._broker, "failures": failures}
+            fields = {"broker": self._broker, **about, "failures": failures}
             self._logger.log(level, "%s: %s", self._failed, error_text(error), extra=fields, exc_info=bug)
 
     def succeeded(self) -> None:
@@ -75,33 +71,6 @@ class LoggedFailures:
         failures = self._failures.succeeded()
         if failures is not None:
             self._logger.info("%s", self._over, extra={"broker": self._broker, "failures": failures})
-
-
-class FailedAppends:
-    """Logs one broker's failed appends, with the record of the failure. An outage ends with the first success."""
-
-    def __init__(self, *, broker: str) -> None:
-        """`broker` is a field of each line."""
-        self.problem: str | None = None
-        """The error of the last append; None if it succeeded."""
-        self._broker = broker
-        self._failures = RepeatedFailures(interval_ms=_APPEND_INTERVAL_MS)
-
-    def failed(self, data: bytes, error: EquipoiseError, now_ms: int) -> None:
-        """Note that the append of `data` failed, or may have. `now_ms` never goes back."""
-        self.problem = str(error)
-        failures = self._failures.failed(now_ms)
-        if failures is not None:
-            record = orjson.loads(data)
-            fields = {"broker": self._broker, "kind": record["kind"], "key": record["key"], "failures": failures}
-            _logger.warning("append failed: %s", error, extra=fields)
-
-    def appended(self) -> None:
-        """Note a successful append. Unlogged failures are logged now or with the next failure."""
-        self.problem = None
-        failures = self._failures.succeeded()
-        if failures is not None:
-            _logger.info("appends succeed again", extra={"broker": self._broker, "failures": failures})
 
 
 def error_text(error: Exception) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+import orjson
+
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
@@ -26,7 +28,7 @@ from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import Clock, SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
-from equipoise.brokers.runtime.failures import FailedAppends
+from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
@@ -56,6 +58,9 @@ _LAST_RECORDS_MS: Final = 2_000
 
 # Time to close what is open when the broker ends. No handover is needed, and the next owner does not wait.
 _LAST_CLOSE_MS: Final = 2_000
+
+# The interval of log lines about failed appends: it shows an outage of the log, and its rate.
+_APPEND_LINES_MS: Final = 10_000
 
 # How long a load sample is shared: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
@@ -110,7 +115,13 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url)
-        self.failed_appends = FailedAppends(broker=self.broker_id)
+        self._append_failures = LoggedFailures(
+            _logger,
+            broker=self.broker_id,
+            failed="append failed",
+            over="appends succeed again",
+            interval_ms=_APPEND_LINES_MS,
+        )
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self.services,
@@ -125,8 +136,8 @@ class Worker:
         self.ended: WorkerEnded | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._caught_up = False
-        self._recorders = Recorders(config, clock=self.clock)
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
+        self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
     # --- life ---
@@ -153,7 +164,7 @@ class Worker:
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
             )
-            self._recorders.start(handle.identity)
+            self._recorders = Recorders(self.config, clock=self.clock, log=handle.identity)
         except BaseException:
             if handle is not None:
                 handle.close()
@@ -167,7 +178,7 @@ class Worker:
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
         )
-        self._replay_check = ReplayCheck(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._fail)
+        self._replay_check = ReplayCheck(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._end)
         self._directory = DirectoryThread(directory)
         self._subscription = Subscription(
             lambda: handle,
@@ -175,8 +186,8 @@ class Worker:
             position=FROM_NOTHING if restored is None else reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up_at,
-            resynced=self._resynced,
-            failed=self._fail,
+            resynced=lambda reader: self._step(Resynced(reader=reader)),  # Restored after a truncation.
+            failed=self._end,
             cluster=self.config.cluster,
         )
         self._finished = asyncio.get_running_loop().create_future()
@@ -262,10 +273,6 @@ class Worker:
         if not self._caught_up:
             self.replay_progress.read(len(entries), max(self.lag_records - len(entries), 0))
 
-    def _resynced(self, reader: Reader) -> None:
-        """Continue with the reader that the log's thread restored after a truncation."""
-        self._step(Resynced(reader=reader))
-
     def _caught_up_at(self, _end: int) -> None:
         self._caught_up = True
         self.replay_progress.ended()
@@ -296,10 +303,10 @@ class Worker:
         except EquipoiseError as error:
             if isinstance(error, BegunAbove):  # The log's thread handles it. Before a genesis no effect can be lost.
                 raise
-            self._fail(error)
+            self._end(error)
         except Exception as error:
             _logger.exception("step failed", extra={"broker": self.broker_id})
-            self._fail(Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}"))
+            self._end(Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}"))
         finally:
             self._stepping = False
         self._arm_timer()
@@ -377,17 +384,19 @@ class Worker:
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
         if isinstance(outcome, Appended):
-            self.failed_appends.appended()
+            self.append_problem = None
+            self._append_failures.succeeded()
         else:
-            self.failed_appends.failed(append.data, outcome.error, self.clock.now().boot_ms)
+            self.append_problem = outcome.error
+            record = orjson.loads(append.data)
+            self._append_failures.failed(outcome.error, self.clock.now().boot_ms, kind=record["kind"], key=record["key"])
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
-    def _fail(self, error: EquipoiseError) -> None:
-        """End the broker: it cannot read the log or misread it, so its view cannot be trusted."""
-        self._end(error)
-
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
-        """End the broker, once: its view no longer counts, and it releases everything."""
+        """End the broker, once: its view no longer counts, and it releases everything.
+
+        With an `error` it cannot read the log or misread it, so its view cannot be trusted.
+        """
         if self._finished is None or self._finished.done():
             return
         self.agent.lease.lose()

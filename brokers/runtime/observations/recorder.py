@@ -184,22 +184,15 @@ def _lease_ns(handle: Handle) -> int:
 class Recorders:
     """The records that one worker keeps of serving, if configured: evidence for tests, observations for audits."""
 
-    def __init__(self, config: WorkerConfig, *, clock: Clock) -> None:
-        self._config = config
-        self._clock = clock
-        self._file: EvidenceFile | None = None
+    def __init__(self, config: WorkerConfig, *, clock: Clock, log: str) -> None:
+        """`log` is the identity of the open log. Raise `InvalidConfig` if the evidence file cannot be written."""
+        broker, log_url = config.id, config.log_url
+        self._file = None if config.evidence is None else EvidenceFile(config.evidence, broker=broker)
         self._writer: ObservationWriter | None = None
         self._serving: ServingRecorder | None = None
-
-    def start(self, log: str) -> None:
-        """Start, with the open log's identity. Raise `InvalidConfig` if the evidence file cannot be written."""
-        broker = self._config.id
-        if self._config.evidence is not None:
-            self._file = EvidenceFile(self._config.evidence, broker=broker)
-        log_url = self._config.log_url
-        if self._config.observations and are_kept(log_url):
-            self._writer = ObservationWriter(partial(open_observations, log_url), broker=broker, clock=self._clock)
-            self._serving = ServingRecorder(log=log, broker=broker, boot=this_boot(BOOT_ID), clock=self._clock, report=self._writer.served)
+        if config.observations and are_kept(log_url):
+            self._writer = ObservationWriter(partial(open_observations, log_url), broker=broker, clock=clock)
+            self._serving = ServingRecorder(log=log, broker=broker, boot=this_boot(BOOT_ID), clock=clock, report=self._writer.served)
 
     @property
     def record_work(self) -> Callable[[Evidence], None] | None:

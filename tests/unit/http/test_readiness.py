@@ -49,7 +49,7 @@ async def test_ready_names_a_full_disk_of_the_log(tmp_path: Path, monkeypatch: p
         assert 503 == await named(broker, text)
         log.append_error = None
         await broker.worker.until(
-            lambda _: broker.worker.failed_appends.problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
+            lambda _: broker.worker.append_problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
         )
         assert (200, []) == await problems(broker)
 

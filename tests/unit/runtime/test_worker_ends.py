@@ -141,7 +141,7 @@ async def test_a_disk_that_refuses_keeps_a_broker_from_joining(
 
 async def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
     """Which record, of which key, and where: as fields, for machines, not in prose only."""
-    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.failures")
+    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         bench.log.append_error = LogStorageFull(log="memory:troubled")
