@@ -1,4 +1,4 @@
-"""The balancer of one worker: what it begins and ends, by which settings, what it remembers, and what it tells of rounds that fail."""
+"""The balancer of one worker: its moves, its settings, its memory, and its failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equipoise.brokers.server.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.snapshot import Snapshot
-from tests.unit.http.cluster import Cluster, cluster, run, until
+from tests.unit.http.cluster import Cluster, cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ ROUNDS = RoundSettings(shed_interval_ms=20, move_timeout_ms=20_000)
 
 @dataclass
 class Insisting:
-    """A policy that wants the same moves, whatever it is shown."""
+    """A policy that always plans the same moves."""
 
     moves: Sequence[Move] = ()
     seen: list[Snapshot] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Insisting:
 
 @dataclass
 class Balanced:
-    """A cluster whose brokers balance by one policy, with settings that a test may change, and what it was told."""
+    """A cluster whose brokers balance by one policy, settings that a test may change, and the decisions so far."""
 
     cluster: Cluster
     policy: Insisting
@@ -61,7 +61,7 @@ class Balanced:
         self.settings = replace(self.settings, balancing=rounds)
 
     def begin(self) -> None:
-        """Balance, at every broker."""
+        """Start balancing at every broker."""
         for broker in self.cluster.brokers:
             balancing = Balancing(
                 broker.worker, self.bus, settings=lambda: self.settings, decided=self.decisions.append, choose=self.choose
@@ -69,7 +69,7 @@ class Balanced:
             self.tasks.append(asyncio.ensure_future(balancing.run()))
 
     async def hold_up(self, *bundles: str) -> None:
-        """Plan the moves of `bundles` from the first broker to the second, which takes nothing yet, and wait until the first has begun."""
+        """Plan the moves of `bundles` from the first broker to the second, which takes none yet. Wait until the first has begun."""
         source, destination = self.cluster.brokers
         destination.service.taking.clear()
         self.policy.moves = [Move(bundle=name, source=source.id, destination=destination.id, reason="test") for name in bundles]
@@ -77,7 +77,7 @@ class Balanced:
         await until(lambda: self.cluster.view.bundles[bundles[0]].phase == "transferring")
 
     def held_by(self, number: int) -> list[str]:
-        """The bundles of one broker, by name."""
+        """Return the bundles of one broker, by name."""
         broker = self.cluster.brokers[number]
         return [name for name in self.cluster.bundles() if self.cluster.owner_of(name) is broker]
 
@@ -86,7 +86,7 @@ class Balanced:
 async def balanced(
     tmp_path: Path, *, brokers: int, bus: MemoryLoadBus | None = None, rounds: RoundSettings = ROUNDS
 ) -> AsyncIterator[Balanced]:
-    """A cluster of which nobody balances yet; what begins to is cancelled in the end."""
+    """Yield a cluster in which no broker balances yet. At the end, cancel those that do."""
     async with cluster(tmp_path, brokers=brokers) as members:
         settings = BalancingSettings(balancing=rounds)
         stage = Balanced(cluster=members, policy=Insisting(), settings=settings, bus=bus or MemoryLoadBus(str(tmp_path)))
@@ -99,12 +99,11 @@ async def balanced(
 
 
 def moves_under_way() -> list[str]:
-    """The tasks of moves that are running."""
+    """Return the names of the tasks that carry out moves."""
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("move of ")]
 
 
-async def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
-    """A balancer that is cancelled takes along whoever waits for a move that may never end."""
+async def test_the_end_cancels_the_tasks_that_wait_for_moves(tmp_path: Path) -> None:
     async with balanced(tmp_path, brokers=2) as stage:
         _, other = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
@@ -118,8 +117,8 @@ async def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
         other.service.taking.set()
 
 
-async def test_a_move_without_a_destination_goes_wherever_another_broker_takes_it(tmp_path: Path) -> None:
-    """Where a policy names no destination, another broker than the owner gets the bundle, and the policy remembers both ends."""
+async def test_a_move_without_a_destination_goes_to_any_other_broker(tmp_path: Path) -> None:
+    """The policy remembers both ends of the move."""
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
@@ -131,8 +130,8 @@ async def test_a_move_without_a_destination_goes_wherever_another_broker_takes_i
         assert {"shed"} == {decision.kind for decision in stage.decisions}
 
 
-async def test_moves_at_once_are_bounded_and_a_move_that_was_cancelled_makes_room(tmp_path: Path) -> None:
-    """With one move per broker the second waits for the first, begins as soon as that is cancelled, and the balancer knows it failed."""
+async def test_moves_at_once_are_bounded_and_a_cancelled_move_makes_room(tmp_path: Path) -> None:
+    """With one move per broker, the second begins once the first is cancelled."""
     async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
         leader, other = stage.cluster.brokers
         first, second = stage.held_by(0)
@@ -145,28 +144,24 @@ async def test_moves_at_once_are_bounded_and_a_move_that_was_cancelled_makes_roo
         await until(lambda: stage.cluster.owner_of(second) is other)
 
 
-def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What waits for room is dropped, and told; the move under way comes to its end, and no round follows."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
-            leader, other = stage.cluster.brokers
-            first, second = stage.held_by(0)
-            await stage.hold_up(first, second)
-            stage.set(replace(ROUNDS, enabled=False))
-            await until(lambda: "move not started, because it is no longer needed" in caplog.messages)
-            rounds = len(stage.decisions)
-            other.service.taking.set()
-            await until(lambda: stage.cluster.owner_of(first) is other)
-            await until(lambda: not moves_under_way())
-            assert (leader, rounds) == (stage.cluster.owner_of(second), len(stage.decisions))
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
-        run(story)
+async def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Waiting moves are dropped and logged. The move in progress ends, and no round follows."""
+    caplog.set_level("INFO", logger="equipoise.brokers.server.balancing")
+    async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
+        leader, other = stage.cluster.brokers
+        first, second = stage.held_by(0)
+        await stage.hold_up(first, second)
+        stage.set(replace(ROUNDS, enabled=False))
+        await until(lambda: "move not started, because it is no longer needed" in caplog.messages)
+        rounds = len(stage.decisions)
+        other.service.taking.set()
+        await until(lambda: stage.cluster.owner_of(first) is other)
+        await until(lambda: not moves_under_way())
+        assert (leader, rounds) == (stage.cluster.owner_of(second), len(stage.decisions))
 
 
-async def test_what_a_new_policy_keeps_from_its_owner_moves_before_anything_else(tmp_path: Path) -> None:
-    """A pin that is set moves its bundle away from a broker that it does not name, with the policy as the reason on record."""
+async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:
+    """The decision names the policy as the reason."""
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
@@ -181,12 +176,12 @@ async def test_what_a_new_policy_keeps_from_its_owner_moves_before_anything_else
 
 
 def resting_in(snapshot: Snapshot) -> set[str]:
-    """The bundles that have moved lately, as a policy is shown them."""
+    """Return the bundles that a policy sees as moved lately."""
     return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.barred == "it has moved lately"}
 
 
-async def test_who_takes_the_lead_knows_what_others_have_moved(tmp_path: Path) -> None:
-    """A bundle that an operator moved rests with the leader, and with the next one, too; what a namespace began with does not."""
+async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None:
+    """A bundle that an operator moved rests with the leader and with the next one. A bundle that was only placed does not."""
     async with balanced(tmp_path, brokers=3) as stage:
         leader, other, third = stage.cluster.brokers
         bundle, kept = stage.held_by(2)[0], set(stage.held_by(1))
@@ -200,8 +195,7 @@ async def test_who_takes_the_lead_knows_what_others_have_moved(tmp_path: Path) -
         assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
 
 
-async def test_who_does_not_lead_forgets_what_has_rested(tmp_path: Path) -> None:
-    """What moved long before a broker takes the lead does not rest, though it has planned no round meanwhile."""
+async def test_a_broker_that_does_not_lead_forgets_old_moves(tmp_path: Path) -> None:
     bus = Away("rests")
     bus.problem = None
     async with balanced(tmp_path, brokers=2, bus=bus) as stage:
@@ -220,8 +214,7 @@ async def test_who_does_not_lead_forgets_what_has_rested(tmp_path: Path) -> None
         assert bundle not in resting_in(stage.policy.seen[0])
 
 
-async def test_a_move_that_waited_breaks_no_policy_that_was_set_meanwhile(tmp_path: Path) -> None:
-    """A pin that is set while a move waits for room keeps its bundle where it is, though it was planned to go elsewhere."""
+async def test_a_waiting_move_is_dropped_if_a_new_pin_forbids_it(tmp_path: Path) -> None:
     async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
         leader, other = stage.cluster.brokers
         first, second = stage.held_by(0)
@@ -236,8 +229,7 @@ async def test_a_move_that_waited_breaks_no_policy_that_was_set_meanwhile(tmp_pa
         assert (other, before) == (stage.cluster.owner_of(first), stage.cluster.view.bundles[second])
 
 
-async def test_placement_follows_settings_and_load_while_moves_hold_up_rounds(tmp_path: Path) -> None:
-    """A leader that waits for the end of a move places by what the settings say now, not by what they said when it began."""
+async def test_placement_follows_settings_while_moves_delay_rounds(tmp_path: Path) -> None:
     async with balanced(tmp_path, brokers=2) as stage:
         leader, _ = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
@@ -248,8 +240,7 @@ async def test_placement_follows_settings_and_load_while_moves_hold_up_rounds(tm
         assert ([f"move of {bundle}"], rounds) == (moves_under_way(), len(stage.decisions))
 
 
-async def test_placement_goes_by_no_report_that_is_too_old(tmp_path: Path) -> None:
-    """A broker that was idle when it reported last, long ago, is not known to be idle."""
+async def test_placement_ignores_old_reports(tmp_path: Path) -> None:
     async with balanced(tmp_path, brokers=1) as stage:
         (broker,) = stage.cluster.brokers
         stage.bus.publish(Sample(broker="ceased", at_ms=1))
@@ -261,8 +252,8 @@ async def test_placement_goes_by_no_report_that_is_too_old(tmp_path: Path) -> No
         assert ["reporting"] == list(placement.summaries)
 
 
-async def test_hits_begin_anew_once_balancing_is_on_again(tmp_path: Path) -> None:
-    """Rounds in a row are what a strategy counts: those before balancing was switched off are none of them."""
+async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> None:
+    """A strategy counts rounds in a row. Rounds before balancing was switched off do not count."""
     bus = Away("hits")
     bus.problem = None
     async with balanced(tmp_path, brokers=1, bus=bus) as stage:
@@ -277,8 +268,8 @@ async def test_hits_begin_anew_once_balancing_is_on_again(tmp_path: Path) -> Non
         assert [0, 7, 0] == [stage.policy.seen[number].memory.hits for number in (0, 1, rounds)]
 
 
-async def test_bundles_are_placed_by_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
-    """Each broker's agent gets another placement when the settings name one, and one that remembers whose turn it is stays the same."""
+async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) -> None:
+    """A placement with memory stays the same object while its setting stays."""
     async with balanced(tmp_path, brokers=2) as stage:
         stage.begin()
         workers = [broker.worker for broker in stage.cluster.brokers]
@@ -290,28 +281,24 @@ async def test_bundles_are_placed_by_the_strategy_that_the_settings_name(tmp_pat
         assert all(worker.agent.placement is placement for worker, placement in zip(workers, chosen, strict=True))
 
 
-def test_a_report_that_cannot_be_true_is_counted_once_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However many rounds see it, the witness hears of it once, with the broker and the figure; and of nobody who is no member."""
-
-    async def story() -> None:
-        async with balanced(tmp_path, brokers=1) as stage:
-            liar = stage.cluster.brokers[0].id
-            for broker in (liar, "somebody else"):
-                stage.bus.publish(Sample(broker=broker, at_ms=0, used=math.nan))
-            stage.begin()
-            await until(lambda: len(stage.decisions) > 3)
-            refused = [
-                metric for metric in stage.cluster.brokers[0].worker.metrics.balancing.collect() if metric.name.endswith("reports_refused")
-            ]
-            assert [(liar, 1)] == [(sample.labels["reporter"], sample.value) for metric in refused for sample in metric.samples]
-
-    with caplog.at_level("WARNING", logger="equipoise.brokers.server.balancing"):
-        run(story)
+async def test_an_impossible_report_is_counted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However many rounds see it. Reports of brokers that are no members do not count."""
+    caplog.set_level("WARNING", logger="equipoise.brokers.server.balancing")
+    async with balanced(tmp_path, brokers=1) as stage:
+        liar = stage.cluster.brokers[0].id
+        for broker in (liar, "somebody else"):
+            stage.bus.publish(Sample(broker=broker, at_ms=0, used=math.nan))
+        stage.begin()
+        await until(lambda: len(stage.decisions) > 3)
+        refused = [
+            metric for metric in stage.cluster.brokers[0].worker.metrics.balancing.collect() if metric.name.endswith("reports_refused")
+        ]
+        assert [(liar, 1)] == [(sample.labels["reporter"], sample.value) for metric in refused for sample in metric.samples]
     assert ["load report left out, because it cannot be true: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
 
 
 class Away(MemoryLoadBus):
-    """A bus that is away for as long as `problem` is set."""
+    """A bus that is unavailable while `problem` is set."""
 
     problem: Exception | None = load_bus_unavailable(bus="the topic loads", problem="it is away")
     asked = 0
@@ -323,43 +310,27 @@ class Away(MemoryLoadBus):
         return super().latest()
 
 
-def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However often a round fails, the log has one line, and one when it is over, with how many failures nobody was told of."""
-
-    async def story() -> None:
-        bus = Away("away")
-        async with balanced(tmp_path, brokers=1, bus=bus) as stage:
-            stage.begin()
-            await until(lambda: bus.asked > 10)
-            told = [(record.levelname, record.__dict__["failures"]) for record in lines(caplog)]
-            assert {("Failure", "Unknown")} == {decision.outcome for decision in stage.decisions}
-            assert "the round failed" in (stage.decisions[0].reason or "")
-            bus.problem = None
-            await until(lambda: len(lines(caplog)) > 1)
-            assert [("WARNING", 1)] == told
-            over = lines(caplog)[-1]
-            assert ("balancing succeeds again", True) == (over.message, over.__dict__["failures"] >= 9)
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
-        run(story)
-
-
-def test_a_bug_of_a_shedder_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It comes again with every round, so that the first line is the one that says where."""
-
-    async def story() -> None:
-        bus = Away("bug")
-        bus.problem = KeyError("no such bundle")
-        async with balanced(tmp_path, brokers=1, bus=bus) as stage:
-            stage.begin()
-            await until(lambda: bus.asked > 10)
-            (line,) = lines(caplog)
-            assert ("ERROR", True) == (line.levelname, line.exc_info is not None and isinstance(line.exc_info[1], KeyError))
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
-        run(story)
+@pytest.mark.parametrize(("problem", "level"), [(Away.problem, "WARNING"), (KeyError("no such bundle"), "ERROR")], ids=["bus", "bug"])
+async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
+    problem: Exception, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the bus is a warning. Any other error is logged with its traceback."""
+    caplog.set_level("INFO", logger="equipoise.brokers.server.balancing")
+    bus = Away("away")
+    bus.problem = problem
+    async with balanced(tmp_path, brokers=1, bus=bus) as stage:
+        stage.begin()
+        await until(lambda: bus.asked > 10)
+        (line,) = lines(caplog)
+        assert (level, 1, level == "ERROR") == (line.levelname, line.__dict__["failures"], bool(line.exc_info))
+        assert {("Failure", "Unknown")} == {decision.outcome for decision in stage.decisions}
+        assert "the round failed" in (stage.decisions[0].reason or "")
+        bus.problem = None
+        await until(lambda: len(lines(caplog)) > 1)
+        over = lines(caplog)[-1]
+        assert ("balancing succeeds again", True) == (over.message, over.__dict__["failures"] >= 9)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the balancer has told."""
+    """Return the log lines of the balancer."""
     return [record for record in caplog.records if record.name == "equipoise.brokers.server.balancing"]

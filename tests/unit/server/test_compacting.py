@@ -1,4 +1,4 @@
-"""The compactor of one worker: when a compaction is due, who has it run, and what is told of its end."""
+"""The compactor of one worker: when it compacts, in which process, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equipoise.brokers.server.compacting import (
 )
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
-from tests.unit.http.cluster import cluster, run, until
+from tests.unit.http.cluster import cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +30,7 @@ Outcome = Callable[[], Done]
 
 
 class Once:
-    """A compaction that notes that it was run, and ends as it is told."""
+    """A compaction that notes that it ran, and ends with `outcome`."""
 
     def __init__(self, outcome: Outcome = lambda: Done(7)) -> None:
         self.runs: list[Compaction] = []
@@ -42,7 +42,7 @@ class Once:
 
 
 def failing(error: str) -> Outcome:
-    """A compaction that meets an error."""
+    """Return a compaction that fails with an error of this name."""
 
     def fail() -> Done:
         raise CompactionFailed(log="memory:x", error=error, problem="it could not be")
@@ -51,7 +51,7 @@ def failing(error: str) -> Outcome:
 
 
 def scraped(worker: Worker, metric: str) -> float:
-    """What a worker tells of one metric."""
+    """Return the value of one metric of a worker."""
     scrape = worker.metrics.scrape(worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True)
     lines = scrape.decode().splitlines()
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"equipoise_{metric}{{"))
@@ -62,8 +62,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compacting, "_LOOK_S", 0.01)
 
 
-async def test_the_leader_compacts_when_enough_records_were_added(tmp_path: Path) -> None:
-    """Of two brokers that see the same records the leader alone has the log compacted, with the settings that it has."""
+async def test_only_the_leader_compacts_after_enough_records(tmp_path: Path) -> None:
+    """It uses its own settings."""
     async with cluster(tmp_path, brokers=2, compact_records=20, retain="3 offsets") as brokers:
         onces = [Once(), Once()]
         tasks = [
@@ -79,8 +79,8 @@ async def test_the_leader_compacts_when_enough_records_were_added(tmp_path: Path
         assert 7 == scraped(brokers.brokers[leader].worker, "compaction_horizon_offset")
 
 
-async def test_little_is_compacted_when_it_is_old(tmp_path: Path) -> None:
-    """After `compact_age_ms` a single renewal is reason enough."""
+async def test_a_log_is_compacted_after_compact_age_ms(tmp_path: Path) -> None:
+    """A single renewal since the last compaction is enough."""
     async with cluster(tmp_path, compact_age_ms=50) as brokers:
         (one,) = brokers.brokers
         once = Once()
@@ -89,69 +89,57 @@ async def test_little_is_compacted_when_it_is_old(tmp_path: Path) -> None:
         task.cancel()
 
 
-async def test_a_compactor_that_is_switched_off_does_nothing(tmp_path: Path) -> None:
-    """With `compact_records` of 0 its task ends at once."""
+async def test_compact_records_of_0_means_never(tmp_path: Path) -> None:
     async with cluster(tmp_path, compact_records=0, compact_age_ms=1) as brokers:
         once = Once()
         await Compacting(brokers.brokers[0].worker, compact_once=once).run()
         assert [] == once.runs
 
 
-def test_a_refusal_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A log that cannot be compacted raises one alarm, counts each failure, and is compacted as soon as it can be."""
+async def test_a_failure_raises_one_alarm_and_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each failure is counted."""
     monkeypatch.setattr(compacting, "RETRY_MS", 1)
-
-    async def story() -> None:
-        async with cluster(tmp_path, compact_age_ms=1) as brokers:
-            (one,) = brokers.brokers
-            once = Once(failing("CompactionRefused"))
-            task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
-            await until(lambda: scraped(one.worker, "compaction_failures_total") >= 2)
-            assert 0 == scraped(one.worker, "compaction_horizon_offset")
-            once.outcome = lambda: Done(9)
-            await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
-            task.cancel()
-
-    with caplog.at_level(logging.INFO, "equipoise.brokers.server.compacting"):
-        run(story)
+    caplog.set_level(logging.INFO, "equipoise.brokers.server.compacting")
+    async with cluster(tmp_path, compact_age_ms=1) as brokers:
+        (one,) = brokers.brokers
+        once = Once(failing("CompactionRefused"))
+        task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
+        await until(lambda: scraped(one.worker, "compaction_failures_total") >= 2)
+        assert 0 == scraped(one.worker, "compaction_horizon_offset")
+        once.outcome = lambda: Done(9)
+        await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
+        task.cancel()
     assert 1 == len([record for record in caplog.records if record.__dict__.get("alarm") == "compaction"])
     assert "compacted the channel" in [record.message for record in caplog.records]
 
 
-def test_a_time_ahead_of_the_clock_is_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The leader names the record whose time is ahead of its clock, in its metrics and its log."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, compact_age_ms=1) as brokers:
-            (one,) = brokers.brokers
-            task = asyncio.ensure_future(Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run())
-            await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
-            task.cancel()
-
-    with caplog.at_level(logging.WARNING, "equipoise.brokers.server.compacting"):
-        run(story)
+async def test_a_time_ahead_of_the_clock_is_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The metric and the log line have the offset of the record."""
+    caplog.set_level(logging.WARNING, "equipoise.brokers.server.compacting")
+    async with cluster(tmp_path, compact_age_ms=1) as brokers:
+        (one,) = brokers.brokers
+        task = asyncio.ensure_future(Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run())
+        await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
+        task.cancel()
     assert ("log_clock", 4) == tuple(caplog.records[0].__dict__[name] for name in ("alarm", "offset"))
 
 
-def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Another compactor at the same log is no failure: that one does the work."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, compact_age_ms=1) as brokers:
-            (one,) = brokers.brokers
-            once = Once(failing("SnapshotFenced"))
-            task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
-            await until(lambda: bool(once.runs))
-            task.cancel()
-            assert 0 == scraped(one.worker, "compaction_failures_total")
-
-    with caplog.at_level(logging.INFO, "equipoise.brokers.server.compacting"):
-        run(story)
+async def test_an_overtaken_compaction_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another compactor does the work."""
+    caplog.set_level(logging.INFO, "equipoise.brokers.server.compacting")
+    async with cluster(tmp_path, compact_age_ms=1) as brokers:
+        (one,) = brokers.brokers
+        once = Once(failing("SnapshotFenced"))
+        task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
+        await until(lambda: bool(once.runs))
+        task.cancel()
+        assert 0 == scraped(one.worker, "compaction_failures_total")
     assert ["INFO"] == [record.levelname for record in caplog.records if record.name == "equipoise.brokers.server.compacting"]
 
 
 async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
-    """What no other process can open gets its snapshot all the same; one that nobody has begun has none."""
     async with cluster(tmp_path) as brokers:
         config = brokers.brokers[0].worker.config
         assert compact_in_thread is compact_once_of(config.log_url)
@@ -163,8 +151,7 @@ async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
         assert Done(marker.horizon) == done
 
 
-async def test_an_error_in_the_thread_is_told_by_its_name(tmp_path: Path) -> None:
-    """What the compactor raises comes as the failure of a compaction, and names it."""
+async def test_an_error_in_the_thread_is_a_failed_compaction(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         config = brokers.brokers[0].worker.config
         with pytest.raises(CompactionFailed) as caught:
@@ -172,30 +159,21 @@ async def test_an_error_in_the_thread_is_told_by_its_name(tmp_path: Path) -> Non
         assert "ForeignLog" == caught.value.error
 
 
-def test_a_log_that_nobody_has_begun_is_compacted_to_nothing(tmp_path: Path) -> None:
-    """A child that finds no record that a snapshot could hold says so, and that is no failure."""
+async def test_a_log_without_records_has_no_horizon(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path / 'log'}"
     open_log(url).close()
     assert compact_in_child is compact_once_of(url)
-    assert Done(None) == asyncio.run(compact_in_child(Compaction(log_url=url, cluster="c", retain="7d")))
+    assert Done(None) == await compact_in_child(Compaction(log_url=url, cluster="c", retain="7d"))
 
 
-def test_what_a_child_refuses_is_told_by_its_name(tmp_path: Path) -> None:
-    """The error that a child prints is the one that its parent raises."""
-    compaction = Compaction(log_url=f"sqlite:{tmp_path / 'none'}", cluster="c", retain="7d")
-    with pytest.raises(CompactionFailed, match="LogNotBegun"):
-        asyncio.run(compact_in_child(compaction))
+@pytest.mark.parametrize(("seconds_max", "error"), [(60.0, "LogNotBegun"), (0.001, "DeadlineExceeded")], ids=["error", "too slow"])
+async def test_a_failure_of_the_child_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_max: float, error: str) -> None:
+    monkeypatch.setattr(compacting, "COMPACT_S_MAX", seconds_max)
+    with pytest.raises(CompactionFailed, match=error):
+        await compact_in_child(Compaction(log_url=f"sqlite:{tmp_path / 'none'}", cluster="c", retain="7d"))
 
 
-def test_a_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound of a compaction ends its process, and is told."""
-    monkeypatch.setattr(compacting, "COMPACT_S_MAX", 0.001)
-    with pytest.raises(CompactionFailed, match="DeadlineExceeded"):
-        asyncio.run(compact_in_child(Compaction(log_url=f"sqlite:{tmp_path / 'log'}", cluster="c", retain="7d")))
-
-
-async def test_a_child_ends_with_who_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that stops waits for no compaction: its child is killed, and waited for."""
+async def test_a_cancelled_compaction_kills_its_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children: list[asyncio.subprocess.Process] = []
     make = asyncio.create_subprocess_exec
 

@@ -1,4 +1,4 @@
-"""The writer of decisions: what it counts, what it writes, and what it tells when nothing can be written."""
+"""The decision writer: what it counts, what it writes, and what it logs when the decision log fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = Decision(at_ms=0, broker="a", kind="merge", strategy="AutoMerge")
 
 
 class Kept:
-    """A decision log that can be away. `has_last` is set when it is given the last decision, kept or not."""
+    """A decision log that notes decisions, and fails while `is_away`. `has_last` is set at the last decision, stored or not."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -44,14 +44,14 @@ class Kept:
 
 
 def decision(*, moves: tuple[Move, ...] = (), strategy: str = "BalancedShedder", mean: float = 0.5) -> Decision:
-    """A decision of one round."""
+    """Return the decision of one round."""
     idle = None if moves else IDLE
     counted = {("Success", "Overloaded"): 1} if moves else {("Skip", "HitCount"): 1}
     return Decision(at_ms=0, broker="a", kind="shed", strategy=strategy, moves=moves, idle=idle, counted=counted, mean=mean)
 
 
 def written(kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision]]) -> tuple[int, list[Decision]]:
-    """How many decisions were counted, and which were written, of those that were taken at these times."""
+    """Make decisions at these times. Return how many were counted, and those that were written."""
     counted: list[Decision] = []
 
     async def story() -> None:
@@ -69,40 +69,30 @@ def written(kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision
     return len(counted) - 1, [each for each in kept.decisions if each != LAST]
 
 
-def test_rounds_that_come_to_nothing_are_counted_each_and_written_once_a_minute() -> None:
-    """Figures that differ a little make no news; a minute later the same is written again."""
+def test_equal_rounds_without_moves_are_written_once_a_minute() -> None:
+    """All are counted. Small differences of figures do not matter."""
     steps = [(at_ms, decision(mean=0.5 + at_ms / 1e9)) for at_ms in (0, 5_000, REPEATED_MS - 1, REPEATED_MS)]
     count, kept = written(Kept(), VirtualClock(boot_ms=0), steps)
     assert (4, [0.5, 0.5 + REPEATED_MS / 1e9]) == (count, [each.mean for each in kept])
 
 
-def test_what_moves_is_written_and_so_is_what_comes_after_it() -> None:
-    """Moves are written however alike they are, and so is the first round after them, and the first of another strategy."""
+def test_rounds_with_moves_and_the_first_round_after_them_are_written() -> None:
+    """So is the first round of another strategy."""
     each = [decision(), decision(moves=(MOVE,)), decision(moves=(MOVE,)), decision(), decision(), decision(strategy="TransferShedder")]
     _, kept = written(Kept(), VirtualClock(boot_ms=0), [(number, one) for number, one in enumerate(each)])
     assert [each[0], each[1], each[2], each[3], each[5]] == kept
 
 
-def test_a_log_that_is_away_loses_decisions_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """However many are lost, one line says that they are, and nobody waits for the log."""
-    kept = Kept()
-    kept.is_away = True
-    with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
-        count, decisions = written(kept, VirtualClock(boot_ms=0), [(number, decision(moves=(MOVE,))) for number in range(5)])
-    assert (5, [], 1) == (count, decisions, len(caplog.records))
-    assert "it is away" in caplog.text
-
-
-def test_every_round_of_splits_that_is_told_is_written() -> None:
-    """Two bundles that cannot be cut are two reasons, though both rounds count the same, and come within a minute."""
+def test_all_rounds_of_splits_are_written() -> None:
+    """Even if they have equal counts within a minute."""
     stays = [(Stay(subject=bundle, reason="it cannot be cut"),) for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")]
     told = [replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each) for each in stays]
     _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(told)))
     assert stays == [each.stays for each in kept]
 
 
-def test_a_decision_that_cannot_be_written_is_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a log raises is told with its traceback, and the next decision is written."""
+def test_decisions_that_cannot_be_written_are_lost_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """One line per minute reports the losses. The writer goes on."""
 
     class Odd(Kept):
         def write(self, decision: Decision) -> None:
@@ -110,9 +100,12 @@ def test_a_decision_that_cannot_be_written_is_not_the_last_one(caplog: pytest.Lo
                 raise ValueError("odd")
             super().write(decision)
 
-    with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
-        _, kept = written(Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())])
-    assert [decision()] == kept
-    assert [("ERROR", True)] == [
-        (line.levelname, line.exc_info is not None) for line in caplog.records if "ValueError: odd" in line.message
-    ]
+    caplog.set_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer")
+    assert (2, [decision()]) == written(Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())])
+    assert [("ERROR", True)] == [(line.levelname, line.exc_info is not None) for line in caplog.records]
+    caplog.clear()
+    kept = Kept()
+    kept.is_away = True
+    count, decisions = written(kept, VirtualClock(boot_ms=0), [(number, decision(moves=(MOVE,))) for number in range(5)])
+    assert (5, [], 1) == (count, decisions, len(caplog.records))
+    assert "it is away" in caplog.text

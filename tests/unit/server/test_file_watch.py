@@ -1,15 +1,12 @@
-"""A broker whose process runs out of files: what it says, and when it gives its bundles away."""
+"""A broker whose process runs out of files: what it reports, and when it drains."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.file_watch import PROBLEM, FileWatch
 from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster
 
@@ -17,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 
 class Files:
-    """How many files there are, and how many are left."""
+    """The number of files that may still be opened, and the limit."""
 
     def __init__(self) -> None:
         self.left = 500
@@ -27,39 +24,39 @@ class Files:
 
 
 def draining(brokers: Cluster) -> list[bool]:
-    """Which brokers drain, as the channel says."""
+    """Return which brokers drain, by the channel."""
     entries = [broker.worker.agent.entry for broker in brokers.brokers]
     return [entry is not None and entry.status == "draining" for entry in entries]
 
 
-def is_draining(brokers: Cluster) -> bool:
-    """Whether the first broker drains, as the channel says."""
-    return draining(brokers)[0]
+async def served_by_the_first(brokers: Cluster) -> None:
+    """Wait until the first broker owns all bundles."""
+    worker = brokers.brokers[0].worker
+    await worker.until(
+        lambda view: all(bundle.owner == worker.agent.incarnation for bundle in view.bundles.values()) or None,
+        timeout_ms=PATIENCE_MS,
+        what="the first broker owning all bundles",
+    )
 
 
 async def test_brokers_that_run_out_of_files_together_do_not_all_drain(tmp_path: Path) -> None:
-    """Where the whole machine is short of files, one broker drains after the other, and the last one serves on."""
+    """The youngest drains first. The last one serves on."""
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
         files = Files()
         files.left = 0
         watches = [FileWatch(broker.worker, left=files) for broker in brokers.brokers]
         while not any(draining(brokers)):
-            for watch in watches:  # In one turn of the loop, so that neither can have read of the other.
+            for watch in watches:  # In one turn of the loop, so that neither can have read the drain of the other.
                 watch.look()
             await asyncio.sleep(0.05)
         assert [False, True] == draining(brokers)
-        child = brokers.brokers[0]
-        await child.worker.until(
-            lambda view: all(bundle.owner == child.worker.agent.incarnation for bundle in view.bundles.values()) or None,
-            timeout_ms=PATIENCE_MS,
-            what="all bundles being at the last broker",
-        )
+        await served_by_the_first(brokers)
 
 
-async def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> None:
-    """It says so in `/ready` at once, and drains once that has lasted for a lease; the other broker gets all bundles."""
+async def test_a_broker_without_files_drains_after_a_lease(tmp_path: Path) -> None:
+    """`/ready` has the reason at once."""
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-        short, child = brokers.brokers
+        short = brokers.brokers[1]
         files = Files()
         watch = FileWatch(short.worker, left=files)
         watch.look()
@@ -67,46 +64,38 @@ async def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> 
         files.left = 63
         watch.look()
         assert b"may open only 63 more files of 1000: raise that limit" in (await short.get("/ready")).body
-        assert not is_draining(brokers)
-        while not is_draining(brokers):
+        assert [False, False] == draining(brokers)
+        while not any(draining(brokers)):
             watch.look()
             await asyncio.sleep(0.05)
-        await short.worker.until(
-            lambda view: all(bundle.owner == child.worker.agent.incarnation for bundle in view.bundles.values()) or None,
-            timeout_ms=PATIENCE_MS,
-            what="all bundles being away",
-        )
+        await served_by_the_first(brokers)
 
 
-async def test_files_that_come_back_are_no_problem(tmp_path: Path) -> None:
-    """A peak that is over before the lease changes nothing, and is no longer told."""
+async def test_a_short_lack_of_files_drains_nothing(tmp_path: Path) -> None:
+    """It is reported only while it lasts."""
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
         files, worker = Files(), brokers.brokers[0].worker
         watch = FileWatch(worker, left=files)
         for left in (0, 500, 0):
             files.left = left
             watch.look()
-        assert not is_draining(brokers)
+        assert [False, False] == draining(brokers)
         assert PROBLEM in worker.client_problems
         files.left = 64
         watch.look()
         assert {} == worker.client_problems
 
 
-async def test_a_broker_without_an_heir_keeps_its_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only broker serves whom it still can, since nobody else would: it never drains."""
-    files = Files()
-    files.left = 0
-    config = WorkerConfig.model_validate({"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "broker_id": "a", "lease_ms": 3_000})
-    worker = Worker(config, {}, addresses={})
-    await worker.start()
-    await worker.ready(timeout_ms=PATIENCE_MS)
-    monkeypatch.setattr(worker, "drain", lambda: pytest.fail("it drained"))
-    watch = FileWatch(worker, left=files)
-    watch.look()
-    now = worker.clock.now()
-    monkeypatch.setattr(type(worker.clock), "now", lambda _: type(now)(boot_ms=now.boot_ms + 60_000, wall_ms=now.wall_ms + 60_000))
-    watch.look()
-    monkeypatch.undo()
-    assert PROBLEM in worker.client_problems
-    await worker.abort()
+async def test_the_only_broker_never_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, balance=False) as brokers:
+        (broker,) = brokers.brokers
+        worker, files = broker.worker, Files()
+        files.left = 0
+        monkeypatch.setattr(worker, "drain", lambda: pytest.fail("it drained"))
+        watch = FileWatch(worker, left=files)
+        watch.look()
+        now = worker.clock.now()
+        with monkeypatch.context() as patched:
+            patched.setattr(type(worker.clock), "now", lambda _: type(now)(boot_ms=now.boot_ms + 60_000, wall_ms=now.wall_ms + 60_000))
+            watch.look()
+        assert PROBLEM in worker.client_problems

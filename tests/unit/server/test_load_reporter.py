@@ -1,4 +1,4 @@
-"""The load reports of one worker: what they tell, when they come, what is told of trouble, and that they end with the broker."""
+"""The load reports of one worker: content, intervals, failures and withdrawal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from equipoise.brokers.server.load_reporter import LoadReporter
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.load_reports import LoadBus, Sample, Summary
 from equipoise.shedder.snapshot import BYTES_PER_CALL
-from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, run, until
+from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, until
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +30,7 @@ SELDOM = replace(OFTEN, interval_max_ms=3_600_000, change_percent=10**9)
 
 
 class Bus(MemoryLoadBus):
-    """A bus that counts samples, is away for as long as `problem` is set, and holds back who publishes while `gate` is closed."""
+    """A bus that notes samples, is unavailable while `problem` is set, and holds back publishers while `gate` is closed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -54,7 +54,7 @@ class Bus(MemoryLoadBus):
 
 @asynccontextmanager
 async def reporting(broker: Broker, bus: LoadBus, settings: Callable[[], BalancingSettings]) -> AsyncIterator[LoadReporter]:
-    """A reporter that runs, and ends gracefully."""
+    """Run a reporter, and end it gracefully."""
     reporter = LoadReporter(broker.worker, bus, settings)
     task = asyncio.ensure_future(reporter.run())
     try:
@@ -65,13 +65,13 @@ async def reporting(broker: Broker, bus: LoadBus, settings: Callable[[], Balanci
 
 
 def rules(reports: ReportRules) -> Callable[[], BalancingSettings]:
-    """Settings that never change."""
+    """Return settings that never change."""
     settings = replace(BalancingSettings(), reports=reports)
     return lambda: settings
 
 
-async def test_a_report_tells_what_services_say(tmp_path: Path) -> None:
-    """Named are the bundles that carry something, counted are all that are open; whoever has left is no longer on the bus."""
+async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
+    """It names the bundles that carry load, and counts all open ones. A broker that has left has no report."""
     async with cluster(tmp_path, balance_interval_ms=20) as brokers:
         broker, bus = brokers.brokers[0], MemoryLoadBus("reports")
         bundle = brokers.bundles()[0]
@@ -92,8 +92,7 @@ async def test_a_report_tells_what_services_say(tmp_path: Path) -> None:
         assert [] == bus.latest()
 
 
-def test_a_report_is_put_together_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals, the busiest bundles and the rounding of thousands do not hold up the loop."""
+async def test_a_report_is_made_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[str, int] = {}
 
     def noted(name: str) -> Callable[..., object]:
@@ -105,20 +104,17 @@ def test_a_report_is_put_together_in_a_thread(tmp_path: Path, monkeypatch: pytes
 
         return call
 
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-            bus = MemoryLoadBus("thread")
-            async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
-                await until(lambda: bool(bus.latest()))
-
     monkeypatch.setattr(load_reporter, "sampled", noted("sampled"))
     monkeypatch.setattr(load_reporter, "light", noted("light"))
-    run(story)
+    async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
+        bus = MemoryLoadBus("thread")
+        async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
+            await until(lambda: bool(bus.latest()))
     assert ["sampled", "light"] == [name for name, thread in threads.items() if thread != threading.get_ident()]
 
 
-async def test_a_load_that_stays_is_reported_seldom(tmp_path: Path) -> None:
-    """While nothing has changed there is one report; a bundle that has moved away makes one at once, and so do other rules."""
+async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:
+    """A bundle that moves away causes a report at once, and so does a shorter interval."""
     async with cluster(tmp_path, brokers=2, balance_interval_ms=20) as brokers:
         one, other = brokers.brokers
         bus, rules_now, looks = Bus("seldom"), [SELDOM], [0]
@@ -141,8 +137,8 @@ async def test_a_load_that_stays_is_reported_seldom(tmp_path: Path) -> None:
             await until(lambda: len(bus.samples) > before + 2)
 
 
-async def test_an_interval_of_hours_can_be_taken_back(tmp_path: Path) -> None:
-    """A broker that was told to look at itself once in an hour looks soon when it is told otherwise."""
+async def test_a_shorter_interval_takes_effect_soon(tmp_path: Path) -> None:
+    """Even if the present interval is an hour."""
     async with cluster(tmp_path, balance_interval_ms=20) as brokers:
         bus, rules_now = Bus("hours"), [replace(OFTEN, sample_interval_ms=3_600_000)]
         async with reporting(brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])) as reporter:
@@ -153,50 +149,36 @@ async def test_an_interval_of_hours_can_be_taken_back(tmp_path: Path) -> None:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What the reporter has told."""
+    """Return the log lines of the reporter."""
     return [record for record in caplog.records if record.name == "equipoise.brokers.server.load_reporter"]
 
 
-def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """However often a report fails, the log has one line, and one when it is over, with how many failures nobody was told of."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-            bus = Bus("away")
-            bus.problem = load_bus_unavailable(bus="the topic loads", problem="it is away")
-            async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
-                await until(lambda: len(bus.samples) > 10)
-                told = [(record.levelname, record.__dict__["failures"]) for record in lines(caplog)]
-                bus.problem = None
-                await until(lambda: len(lines(caplog)) > 1)
-                assert [("WARNING", 1)] == told
-                over = lines(caplog)[-1]
-                assert ("load is reported again", True) == (over.message, over.__dict__["failures"] >= 9)
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.load_reporter"):
-        run(story)
+AWAY = load_bus_unavailable(bus="the topic loads", problem="it is away")
 
 
-def test_a_bug_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It comes again with every turn, so that the first line is the one that says where; the reports go on."""
-
-    async def story() -> None:
-        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
-            bus = Bus("bug")
-            bus.problem = KeyError("no such bundle")
-            async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
-                await until(lambda: len(bus.samples) > 10)
-                (line,) = lines(caplog)
-                assert ("ERROR", True) == (line.levelname, line.exc_info is not None and isinstance(line.exc_info[1], KeyError))
-                bus.problem = load_bus_unavailable(bus="the topic loads", problem="it is away")
-            assert "load report not removed" in lines(caplog)[-1].message
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.load_reporter"):
-        run(story)
+@pytest.mark.parametrize(("problem", "level"), [(AWAY, "WARNING"), (KeyError("no such bundle"), "ERROR")], ids=["bus", "bug"])
+async def test_failed_reports_are_logged_once_and_so_is_the_first_success(
+    problem: Exception, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of the bus is a warning. Any other error is logged with its traceback. A failed withdrawal is logged, too."""
+    caplog.set_level("INFO", logger="equipoise.brokers.server.load_reporter")
+    async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
+        bus = Bus("away")
+        bus.problem = problem
+        async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
+            await until(lambda: len(bus.samples) > 10)
+            (line,) = lines(caplog)
+            assert (level, 1, level == "ERROR") == (line.levelname, line.__dict__["failures"], bool(line.exc_info))
+            bus.problem = None
+            await until(lambda: len(lines(caplog)) > 1)
+            over = lines(caplog)[-1]
+            assert ("load is reported again", True) == (over.message, over.__dict__["failures"] >= 9)
+            bus.problem = AWAY
+        assert "load report not removed" in lines(caplog)[-1].message
 
 
 async def test_nothing_is_published_after_the_withdrawal(tmp_path: Path) -> None:
-    """A thread that publishes while its broker ends is waited for, so that what it says does not outlive the broker."""
+    """The end of the reporter waits for the thread that publishes."""
     async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
         bus = Bus("late")
         bus.gate.clear()

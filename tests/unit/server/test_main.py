@@ -1,4 +1,4 @@
-"""The composition root: what it refuses to serve, what it tells, and that it lets go of a start that fails."""
+"""The composition root: which services it refuses, what it logs, and that a failed start releases everything."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 
 class Routed(Service):
-    """A service with whatever routes the test wants."""
+    """A service with the routes that `make` returns."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self.make = make
@@ -49,7 +49,7 @@ async def handler(_request: web.Request) -> web.Response:
 
 
 def fail() -> object:
-    """Routes that cannot be made."""
+    """Raise an error instead of returning routes."""
     raise KeyError("no such setting")
 
 
@@ -66,38 +66,31 @@ def fail() -> object:
     ],
     ids=["raises", "none", "static", "text", "relative", "pattern", "clash"],
 )
-def test_routes_that_cannot_be_served_are_refused(make: Callable[[], object], problem: str, tmp_path: Path) -> None:
-    """A start with routes that cannot be is refused with what is wrong with which of them, and lets go of everything."""
+async def test_routes_that_cannot_be_served_are_refused(make: Callable[[], object], problem: str, tmp_path: Path) -> None:
+    """The error names the route and the problem, and the failed start releases everything."""
     config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0)
-
-    async def start(service: Service) -> None:
-        async with Broker(config, {"*": service}):
-            pass
-
     with pytest.raises(CallerError, match=problem):
-        asyncio.run(start(Routed(make)))
-    asyncio.run(start(Routed(lambda: [web.get("/mine", handler)])))
+        async with Broker(config, {"*": Routed(make)}):
+            pass
+    async with Broker(config, {"*": Routed(lambda: [web.get("/mine", handler)])}):
+        pass
 
 
-def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose thread cannot be started is aborted, so that its directory is free for the next start."""
+async def test_a_start_that_fails_late_releases_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose thread cannot be started is aborted, so its directory is free for the next start."""
 
     def fail_to_start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(Subscription, "start", fail_to_start)
-
-    async def start() -> None:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            async with Broker(WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0), {}):
-                pass
-        DataDirectory(tmp_path).close()
-
-    asyncio.run(start())
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        async with Broker(WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0), {}):
+            pass
+    DataDirectory(tmp_path).close()
 
 
-async def test_two_services_for_clients_of_pulsar_are_refused(tmp_path: Path) -> None:
-    """Clients would reach only one of them, whatever namespace they come for; the same one under two patterns is one."""
+async def test_two_services_for_pulsar_clients_are_refused(tmp_path: Path) -> None:
+    """Clients would reach only one of them. One service under two patterns is fine."""
     config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0, pulsar_port=0, balance=False)
     with pytest.raises(InvalidConfig, match="2 services of this broker speak Pulsar's protocol"):
         async with Broker(config, {"acme/*": PulsarService(), "*": PulsarService()}):
@@ -108,10 +101,10 @@ async def test_two_services_for_clients_of_pulsar_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("room", "expected"), [(1_356, 0), (1_355, 1)])
-async def test_a_limit_of_open_files_that_is_too_low_is_told(
+async def test_a_low_limit_of_open_files_reduces_the_connections(
     room: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that cannot have as many connections as it is configured for says so in one line, and starts."""
+    """The broker warns in one line, and starts."""
     wanted = list[int]()
 
     def answer(files: int) -> int:
@@ -129,48 +122,41 @@ async def test_a_limit_of_open_files_that_is_too_low_is_told(
     assert expected == caplog.text.count("this process may open only 1355 files")
 
 
-def announced(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:
-    """Start a worker whose log takes nothing, let the log mend itself once `after` holds, and wait for the announcement."""
+async def announce(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:
+    """Start a worker whose log takes no records until `after` holds, and wait for the end of its announcement."""
     monkeypatch.setattr(module, "_READY_MS", 10)
     monkeypatch.setattr(workers, "open_log", lambda _url: log)
-
-    async def story() -> None:
-        worker = Worker(WorkerConfig(log_url=log.name, data_dir=folder, broker_id="a"), {}, addresses={})
-        await worker.start()
-        async with asyncio.timeout(60):
-            announcing = asyncio.ensure_future(module._announce(worker))  # noqa: SLF001 - the rest of a process is not wanted here
-            while not after():  # noqa: ASYNC110 - what is logged has no event
-                await asyncio.sleep(0.001)
-            log.append_error = None
-            await announcing
-        await worker.abort()
-
-    asyncio.run(story())
+    log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
+    worker = Worker(WorkerConfig(log_url=log.name, data_dir=folder, broker_id="a"), {}, addresses={})
+    await worker.start()
+    async with asyncio.timeout(60):
+        announcing = asyncio.ensure_future(module._announce(worker))  # noqa: SLF001 - without the rest of the process
+        while not after():  # noqa: ASYNC110 - a log line is no event
+            await asyncio.sleep(0.001)
+        log.append_error = None
+        await announcing
+    await worker.abort()
 
 
-def test_a_broker_that_is_late_is_announced_when_it_is_ready(
+async def test_a_slow_broker_is_announced_when_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever waits for the word `ready` gets it, however long it took, and is told meanwhile that it is not yet so."""
-    log = TroubledLog(name="memory:late")
-    log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
-        announced(tmp_path, monkeypatch, log, lambda: caplog.text.count("not ready yet") > 2)
+    """Until then the log says that it is not ready."""
+    caplog.set_level("INFO", logger="equipoise.brokers.server.main")
+    await announce(tmp_path, monkeypatch, TroubledLog(name="memory:late"), lambda: caplog.text.count("not ready yet") > 2)
     assert "ready" == caplog.records[-1].message
 
 
-def test_a_broker_that_ends_before_it_is_ready_is_announced_no_more(
+async def test_a_broker_that_ends_before_it_is_ready_is_not_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The announcement ends with the broker, which tells of its end itself."""
     log = TroubledLog(name="memory:never")
-    log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
 
-    def damaged() -> bool:
+    def damage() -> bool:
         log.read_error = LogDamaged(log=log.name, problem="rust")
         log.wake()
         return True
 
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
-        announced(tmp_path, monkeypatch, log, damaged)
+    caplog.set_level("INFO", logger="equipoise.brokers.server.main")
+    await announce(tmp_path, monkeypatch, log, damage)
     assert "ready" not in [record.message for record in caplog.records]

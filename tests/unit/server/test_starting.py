@@ -1,4 +1,4 @@
-"""A start while the log is away: how long it waits, what it answers meanwhile, and what it does not wait for."""
+"""Starting while the log is unavailable: how long the broker waits, and what it answers meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equipoise.brokers.server import starting
 from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable
 from tests.channels.troubled_log import TroubledLog
-from tests.unit.http.cluster import PATIENCE_MS, run, until
+from tests.unit.http.cluster import PATIENCE_MS, until
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,7 @@ AWAY = LogUnavailable(log="memory:away", problem="nobody answers", in_doubt=Fals
 
 
 class Opening:
-    """In place of `open_log`: raises `error` for as long as it is set, and counts how often it was asked."""
+    """A replacement of `open_log` that raises `error` while it is set, and counts its calls."""
 
     def __init__(self, error: EquipoiseError | None) -> None:
         self.error = error
@@ -41,7 +41,7 @@ class Opening:
 
 @pytest.fixture
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
-    """A log that is away, and is asked for every millisecond."""
+    """Return a log that is unavailable, and is tried every millisecond."""
     opening = Opening(AWAY)
     monkeypatch.setattr(workers, "open_log", opening)
     monkeypatch.setattr(starting, "_TRY_AGAIN_MS", 1)
@@ -49,19 +49,19 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
 
 
 def config(folder: Path, **settings: object) -> WorkerConfig:
-    """Settings of a broker that listens at some free port."""
+    """Return the settings of a broker on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     return WorkerConfig.model_validate({"log_url": "memory:away", "data_dir": folder, "http_port": port, "balance": False, **settings})
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What was told of the wait."""
+    """Return the log lines about the wait."""
     return [record for record in caplog.records if record.name == "equipoise.brokers.server.starting"]
 
 
-async def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
-    """It is alive and not ready, with the reason; and ready, at the same port, once the log is there."""
+async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    """Meanwhile `/health` answers 200, and `/ready` gives the reason. Once the log is there, the same port is ready."""
     made = config(tmp_path)
 
     async def said(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, object]]:
@@ -83,15 +83,16 @@ async def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: O
         opening.error = None
         worker = await entering
         await worker.ready(timeout_ms=PATIENCE_MS)
-        assert (200, "ready") == ((await said(session, "/ready"))[0], (await said(session, "/ready"))[1]["status"])
+        status, ready = await said(session, "/ready")
+        assert (200, "ready") == (status, ready["status"])
     await broker.__aexit__(None, None, None)
     (line,) = lines(caplog)
     assert (f"waiting for the log: {AWAY}", made.id) == (line.message, line.__dict__["broker"])
 
 
 @pytest.mark.parametrize(("wait_ms", "asked_min"), [(0, 1), (50, 2)])
-async def test_the_wait_has_a_bound(tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int) -> None:
-    """After `log_wait_ms` the start fails with what the log said, and lets go of all it had."""
+async def test_the_wait_is_bounded(tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int) -> None:
+    """After `log_wait_ms` the start fails with the error of the log, and releases everything."""
     with pytest.raises(LogUnavailable, match="nobody answers"):
         async with Broker(config(tmp_path, log_wait_ms=wait_ms), {}):
             pass
@@ -99,8 +100,7 @@ async def test_the_wait_has_a_bound(tmp_path: Path, opening: Opening, wait_ms: i
     DataDirectory(tmp_path).close()
 
 
-async def test_what_is_wrong_with_the_log_is_not_waited_for(tmp_path: Path, opening: Opening) -> None:
-    """Somebody has to act, and had better know at once."""
+async def test_other_problems_of_the_log_end_the_start_at_once(tmp_path: Path, opening: Opening) -> None:
     opening.error = LogAccessDenied(log="memory:away", problem="no such user")
     with pytest.raises(LogAccessDenied):
         async with Broker(config(tmp_path), {}):
@@ -108,8 +108,8 @@ async def test_what_is_wrong_with_the_log_is_not_waited_for(tmp_path: Path, open
     assert 1 == opening.asked
 
 
-async def test_who_is_told_to_stop_does_not_try_again(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A try may take as long as Kafka takes to answer: none is begun that nobody wants."""
+async def test_a_stop_during_a_try_starts_no_other_try(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try may take as long as Kafka takes to answer."""
     monkeypatch.setattr(starting, "_TRY_AGAIN_MS", PATIENCE_MS)
     stopping = asyncio.Event()
     entering = asyncio.ensure_future(Broker(config(tmp_path), {}, stopping=stopping).__aenter__())
@@ -120,16 +120,11 @@ async def test_who_is_told_to_stop_does_not_try_again(tmp_path: Path, opening: O
     assert 1 == opening.asked
 
 
-def test_who_is_told_to_stop_waits_no_more(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
-    """A signal ends a process that waits for its log, and that is no error."""
-
-    async def story() -> None:
-        running = asyncio.ensure_future(run_broker(config(tmp_path), {}))
-        await until(lambda: opening.asked > 1)
-        signal.raise_signal(signal.SIGTERM)
-        await running
-
-    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
-        run(story)
+async def test_a_signal_ends_the_wait_without_an_error(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="equipoise.brokers.server.main")
+    running = asyncio.ensure_future(run_broker(config(tmp_path), {}))
+    await until(lambda: opening.asked > 1)
+    signal.raise_signal(signal.SIGTERM)
+    await running
     assert "stopping" in [record.message for record in caplog.records]
     DataDirectory(tmp_path).close()
