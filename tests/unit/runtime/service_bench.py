@@ -1,4 +1,4 @@
-"""A runner of services with one service that does what a test says, and the events that come of it."""
+"""A runner of services with one service that does what a test sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUNDLE = bundle_name(NAMESPACE, 0, HASH_MAX)
 
 
 class Plain(Service):
-    """A service that does what each test says, and has nothing to fetch."""
+    """A service without state to fetch, which does what a test sets."""
 
     def __init__(self) -> None:
         self.opening: Callable[[], Coroutine[None, None, None]] = self._nothing
@@ -42,22 +42,43 @@ class Plain(Service):
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         self.closed.append((bundle.name, moved_to, deadline.remaining_ms()))
         await self.closing()
-        return self.leaves  # type: ignore[return-value]  # what a user's code may do all the same
+        return self.leaves  # type: ignore[return-value]  # what a user's code may do
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
         return self.cuts  # type: ignore[return-value]  # as above
 
 
 class Odd(Plain):
-    """A service that does what each test says, and is asked for the state of what it closed."""
+    """The same with `fetch`."""
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
         await self.fetching()
         return None
 
 
+def runner_of(
+    service: Service,
+    *,
+    pattern: str = "*",
+    step: Callable[[Event], None] = lambda _: None,
+    end_process: Callable[[str], None] = lambda _: None,
+    serves_peers: bool = True,
+    fetch_spilled: FetchSpilled = fetch_from,
+) -> ServiceRunner:
+    """Return a runner of one service, on the clocks of this machine."""
+    return ServiceRunner(
+        {pattern: service},
+        clock=SystemClock(),
+        make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
+        step=step,
+        end_process=end_process,
+        serves_peers=serves_peers,
+        fetch_spilled=fetch_spilled,
+    )
+
+
 class Bench:
-    """A runner with one odd service, the events that came of it, and why it ended the process."""
+    """A runner with one service, its events, and the reasons for which it ended the process."""
 
     def __init__(
         self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from
@@ -65,10 +86,9 @@ class Bench:
         self.ended: list[str] = []
         self.events: list[Event] = []
         self.service = service or (Odd() if serves_peers else Plain())
-        self.runner = ServiceRunner(
-            {pattern: self.service},
-            clock=SystemClock(),
-            make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
+        self.runner = runner_of(
+            self.service,
+            pattern=pattern,
             step=self.events.append,
             end_process=self.ended.append,
             serves_peers=serves_peers,
@@ -77,14 +97,14 @@ class Bench:
 
     @property
     def warming(self) -> Warming:
-        """The service, where it is one that notes what it does."""
+        """Return the service as a `Warming`."""
         assert isinstance(self.service, Warming)
         return self.service
 
     def open(
         self, token: int, *, low: int = 0, high: int = HASH_MAX, handover: bytes | None = None, source: BrokerEntry | None = None
     ) -> Handle:
-        """Have a bundle opened under a token."""
+        """Open a bundle under a token."""
         lease = Lease(incarnation=1, skew_max_ms=1_000)
         bundle = bundle_name(NAMESPACE, low, high)
         handle = Handle(bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease)
@@ -92,14 +112,23 @@ class Bench:
         return handle
 
 
+async def stubborn(gate: asyncio.Event, cancelled: Callable[[], None] = lambda: None) -> None:
+    """Wait for a gate, and swallow the first cancellation."""
+    try:
+        await gate.wait()
+    except asyncio.CancelledError:
+        cancelled()
+        await gate.wait()
+
+
 async def settled() -> None:
-    """Let everything run that can."""
+    """Let all tasks run that can."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 class Warming(Odd):
-    """A service that notes when each preparation and each discarding begins and ends; `waits` holds up those that are in it."""
+    """A service that notes the begin and end of each preparation and discarding. `waits` holds them up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,9 +145,5 @@ class Warming(Odd):
         self.noted.append(f"{operation} begins")
         gate = self.waits.pop(operation, None)
         if gate is not None:
-            try:
-                await gate.wait()
-            except asyncio.CancelledError:
-                self.noted.append(f"{operation} is cancelled")
-                await gate.wait()
+            await stubborn(gate, lambda: self.noted.append(f"{operation} is cancelled"))
         self.noted.append(f"{operation} ends")

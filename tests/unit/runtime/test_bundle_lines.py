@@ -1,4 +1,4 @@
-"""The lines that a broker writes of its own bundles."""
+"""The log lines that a broker writes about its own bundles."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FIELDS = ("broker", "bundle", "token", "offset", "source", "destination", "reaso
 WHY = "asked for by an admin"
 
 
-class Teller:
-    """A channel in which `owner` holds a bundle, and the lines of one broker; each record is read 2 ms after the one before."""
+class LoggedChannel:
+    """A channel on which `owner` holds a bundle, and the lines of one broker. Each record is read 2 ms after the previous one."""
 
     def __init__(self, broker: str) -> None:
         self.channel = channel_in("owned", "target")
@@ -32,11 +32,11 @@ class Teller:
 
     @property
     def bundle(self) -> BundleEntry:
-        """The bundle as it is now."""
+        """Return the bundle as it is now."""
         return self.channel.bundle()
 
     def put(self, record: AnyRecord) -> None:
-        """Append a record, and have it read."""
+        """Append a record, and read it."""
         verdict = self.channel.put(record)
         assert verdict.accepted, verdict
         self.now_ns += 2_000_000
@@ -44,20 +44,20 @@ class Teller:
             self.lines.moved(move, self.channel.view)
 
     def handle(self) -> Handle:
-        """A handle of the bundle, as the agent makes it."""
+        """Return a handle of the bundle, as the agent makes it."""
         bundle = self.bundle
         lease = Lease(incarnation=1, skew_max_ms=1)
         return Handle(bundle=bundle.name, namespace=bundle.namespace, low=bundle.low, high=bundle.high, token=bundle.token, lease=lease)
 
     def transfer(self) -> None:
-        """Ask for the bundle to go to `target`, which is ready for it."""
+        """Request a transfer to `target`, which reports ready."""
         target = self.channel.incarnation("target")
         self.put(propose.transfer(self.channel.author("owner"), self.bundle, destination=target, reason=WHY))
         self.put(propose.prepared(self.channel.author("target"), self.bundle))
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
-    """The lines, each with its event and its fields."""
+def written(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
+    """Return the lines, each with its event and its fields."""
     return [
         {"event": record.message, **{name: record.__dict__[name] for name in FIELDS if name in record.__dict__}}
         for record in caplog.records
@@ -65,20 +65,19 @@ def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     ]
 
 
-def test_the_source_tells_of_a_closing_and_of_the_end_of_the_move(caplog: pytest.LogCaptureFixture) -> None:
-    """Who gives a bundle away says under which token, to whom, why, and how long each took."""
-    teller = Teller("owner")
-    name, token = teller.bundle.name, teller.bundle.token
+def test_the_source_writes_a_line_for_the_closing_and_one_for_the_move(caplog: pytest.LogCaptureFixture) -> None:
+    logged = LoggedChannel("owner")
+    name, token = logged.bundle.name, logged.bundle.token
     with caplog.at_level(logging.INFO):
-        teller.transfer()
-        began = teller.bundle.last
-        close = Close(handle=teller.handle(), moved_to=teller.channel.broker("target"), deadline_ms=0)
-        teller.lines.carried_out(close, teller.channel.view)
-        teller.now_ns += 1_500_000
-        teller.lines.ended(Closed(bundle=name))
-        teller.put(propose.hand_over(teller.channel.author("owner"), teller.bundle))
+        logged.transfer()
+        began = logged.bundle.last
+        close = Close(handle=logged.handle(), moved_to=logged.channel.broker("target"), deadline_ms=0)
+        logged.lines.carried_out(close, logged.channel.view)
+        logged.now_ns += 1_500_000
+        logged.lines.ended(Closed(bundle=name))
+        logged.put(propose.hand_over(logged.channel.author("owner"), logged.bundle))
     both = {"broker": "owner", "bundle": name, "destination": "target", "reason": WHY}
-    last = teller.bundle.last
+    last = logged.bundle.last
     assert [
         {"event": "closed", **both, "token": token, "offset": began, "took_ms": 1.5},
         {
@@ -91,61 +90,57 @@ def test_the_source_tells_of_a_closing_and_of_the_end_of_the_move(caplog: pytest
             "result": "done",
             "took_ms": 5.5,
         },
-    ] == told(caplog)
+    ] == written(caplog)
 
 
-def test_the_destination_tells_of_the_move_and_of_the_opening(caplog: pytest.LogCaptureFixture) -> None:
-    """Who takes a bundle says from whom, and why it came; an opening that failed or was abandoned has no such line."""
-    teller = Teller("target")
+def test_the_destination_writes_a_line_for_the_move_and_one_for_the_opening(caplog: pytest.LogCaptureFixture) -> None:
+    """An opening that failed or was abandoned has no line."""
+    logged = LoggedChannel("target")
     with caplog.at_level(logging.INFO):
-        teller.transfer()
-        teller.put(propose.hand_over(teller.channel.author("owner"), teller.bundle))
-        name, last = teller.bundle.name, teller.bundle.last
-        open_it = Open(handle=teller.handle(), source=teller.channel.broker("owner"), handover=None, deadline_ms=0)
-        teller.lines.carried_out(open_it, teller.channel.view)
-        teller.lines.ended(Opened(bundle=name))
-        for failed in (Opened(bundle=name, problem="no"), Abandon(bundle=name, doing="opening")):
-            teller.lines.carried_out(open_it, teller.channel.view)
-            if isinstance(failed, Opened):
-                teller.lines.ended(failed)
-            else:
-                teller.lines.carried_out(failed, teller.channel.view)
-                teller.lines.ended(Opened(bundle=name))
+        logged.transfer()
+        logged.put(propose.hand_over(logged.channel.author("owner"), logged.bundle))
+        name, last = logged.bundle.name, logged.bundle.last
+        open_it = Open(handle=logged.handle(), source=logged.channel.broker("owner"), handover=None, deadline_ms=0)
+        logged.lines.carried_out(open_it, logged.channel.view)
+        logged.lines.ended(Opened(bundle=name))
+        logged.lines.carried_out(open_it, logged.channel.view)
+        logged.lines.ended(Opened(bundle=name, problem="no"))
+        logged.lines.carried_out(open_it, logged.channel.view)
+        logged.lines.carried_out(Abandon(bundle=name, doing="opening"), logged.channel.view)
+        logged.lines.ended(Opened(bundle=name))
     opened = {"broker": "target", "bundle": name, "token": last, "offset": last, "source": "owner", "reason": WHY, "took_ms": 0.0}
-    assert ["moved", "opened"] == [line["event"] for line in told(caplog)]
-    assert {"event": "opened", **opened} == told(caplog)[1]
+    assert ["moved", "opened"] == [line["event"] for line in written(caplog)]
+    assert {"event": "opened", **opened} == written(caplog)[1]
 
 
-def test_a_call_off_has_its_own_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """A move that came to nothing says why that was, not why it began, and both brokers tell of it."""
+def test_a_cancelled_move_has_the_reason_of_the_cancel(caplog: pytest.LogCaptureFixture) -> None:
+    """Both brokers write its line."""
     for broker in ("owner", "target"):
-        teller = Teller(broker)
+        logged = LoggedChannel(broker)
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            target = teller.channel.incarnation("target")
-            teller.put(propose.transfer(teller.channel.author("owner"), teller.bundle, destination=target, reason=WHY))
-            teller.put(propose.cancel(teller.channel.author("target"), teller.bundle, reason="no room"))
-        (line,) = told(caplog)
+            target = logged.channel.incarnation("target")
+            logged.put(propose.transfer(logged.channel.author("owner"), logged.bundle, destination=target, reason=WHY))
+            logged.put(propose.cancel(logged.channel.author("target"), logged.bundle, reason="no room"))
+        (line,) = written(caplog)
         assert ("moved", "cancelled", "no room") == (line["event"], line["result"], line["reason"])
 
 
-def test_a_move_of_others_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A thousand moves are not told of by every broker of the cluster."""
-    teller = Teller("stranger")
+def test_a_move_of_other_brokers_has_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    logged = LoggedChannel("stranger")
     with caplog.at_level(logging.INFO):
-        teller.transfer()
-        teller.put(propose.hand_over(teller.channel.author("owner"), teller.bundle))
-    assert [] == told(caplog)
+        logged.transfer()
+        logged.put(propose.hand_over(logged.channel.author("owner"), logged.bundle))
+    assert [] == written(caplog)
 
 
-def test_the_dead_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    """The broker that a death took a bundle from is named by its id, by whoever took it over."""
-    teller = Teller("target")
+def test_a_dead_source_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    logged = LoggedChannel("target")
     with caplog.at_level(logging.INFO):
-        owner = teller.channel.broker("owner")
-        teller.put(propose.down(teller.channel.admin(), owner, nonce=owner.joined.nonce))
-        target = teller.channel.incarnation("target")
-        teller.put(propose.assign(teller.channel.author("target"), teller.bundle, owner=target))
-        teller.put(propose.opened(teller.channel.author("target"), teller.bundle))
-    (line,) = told(caplog)
+        owner = logged.channel.broker("owner")
+        logged.put(propose.down(logged.channel.admin(), owner, nonce=owner.joined.nonce))
+        target = logged.channel.incarnation("target")
+        logged.put(propose.assign(logged.channel.author("target"), logged.bundle, owner=target))
+        logged.put(propose.opened(logged.channel.author("target"), logged.bundle))
+    (line,) = written(caplog)
     assert ("death", "owner", "target") == (line["kind"], line["source"], line["destination"])

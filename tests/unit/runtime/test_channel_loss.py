@@ -1,4 +1,4 @@
-"""What a broker says of its loss of the channel: since when, why, and what it serves on."""
+"""The loss of the channel at one broker: since when, why, and what it still serves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = Instant(100_000, 1_700_000_000_000)
 
 @dataclass(kw_only=True)
 class Broker:
-    """What is looked at of an agent."""
+    """The part of an agent that is read."""
 
     silent_ms: int | None = None
     handles: Mapping[str, Handle] = field(default_factory=dict)
@@ -30,35 +30,34 @@ class Broker:
 
 
 def loss(broker: Broker, *, outage_ms: int | None = None) -> ChannelLoss | None:
-    """What is said of a broker whose log cannot be read for so long."""
+    """Return the loss of a broker whose log cannot be read for so long."""
     error = LogUnavailable(log="memory:x", problem="it is away", in_doubt=False)
     outage = None if outage_ms is None else Outage(since_ns=(NOW.boot_ms - outage_ms) * 1_000_000, error=error)
     return channel_loss(cast("Agent", broker), outage, VirtualClock(boot_ms=NOW.boot_ms, ahead_ms=NOW.wall_ms - NOW.boot_ms))
 
 
 def handle(name: str, *, serves_on: bool, is_open: bool = True) -> Handle:
-    """An open bundle of a broker that is awake, past its lease."""
+    """Return an open bundle of a broker that is awake, past its lease."""
     lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400, deadline_ms=NOW.boot_ms)
     lease.attend(NOW)
     namespace = name.rpartition("/")[0]
     return Handle(bundle=name, namespace=namespace, low=0, high=1, token=9, lease=lease, is_open=is_open, serves_on=serves_on)
 
 
-def test_a_broker_that_has_the_channel_has_nothing_to_say() -> None:
-    """Neither is the log away, nor has the broker been out of touch."""
+def test_a_broker_with_the_channel_has_no_loss() -> None:
     assert loss(Broker()) is None
 
 
-def test_the_loss_is_counted_from_what_was_first() -> None:
-    """The log may have been away before the renewals were missed, or take no records long before it cannot be read."""
+def test_the_loss_counts_from_the_earlier_sign() -> None:
+    """The log is away, or renewals are not read back."""
     for silent_ms, outage_ms, lost_ms in ((None, 300, 300), (7_000, None, 7_000), (7_000, 300, 7_000), (2_000, 9_000, 9_000)):
         told = loss(Broker(silent_ms=silent_ms), outage_ms=outage_ms)
         assert told is not None
         assert (lost_ms, NOW.wall_ms - lost_ms, outage_ms is None) == (told.lost_ms, told.since_ms, told.problem is None)
 
 
-def test_what_is_served_on_is_counted_by_namespace() -> None:
-    """Bundles that are open, and of namespaces that say so; no others."""
+def test_bundles_that_serve_on_are_counted_by_namespace() -> None:
+    """Only open ones, of namespaces that allow it."""
     handles = (
         handle("t/b/0_1", serves_on=True),
         handle("t/b/1_2", serves_on=True),

@@ -1,4 +1,4 @@
-"""What a broker's data directory keeps, what it forgives, and what it refuses."""
+"""A broker's data directory: what it keeps, what damage it survives, and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LOG = "identity of the log"
 
 
 def lines(path: Path) -> list[bytes]:
-    """The lines of the file of nonces."""
+    """Return the lines of the file of instance ids."""
     return (path / "nonces").read_bytes().split()
 
 
-def test_a_directory_is_made_with_the_folders_above_it(tmp_path: Path) -> None:
-    """A directory that is not there is made, empty, and only for its owner's eyes."""
+def test_a_new_directory_is_empty_and_private(tmp_path: Path) -> None:
+    """Its parents are created, too."""
     path = tmp_path / "deep" / "broker-0"
     with DataDirectory(path) as directory:
         assert frozenset() == directory.nonces
@@ -29,8 +29,7 @@ def test_a_directory_is_made_with_the_folders_above_it(tmp_path: Path) -> None:
     assert 0o700 == path.stat().st_mode & 0o777
 
 
-def test_nonces_are_found_again(tmp_path: Path) -> None:
-    """All nonces that were written are there when the directory is opened again."""
+def test_instance_ids_are_found_again(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
         directory.write_nonce("one")
         directory.write_nonce("two")
@@ -39,8 +38,8 @@ def test_nonces_are_found_again(tmp_path: Path) -> None:
         assert {"one", "two"} == directory.nonces
 
 
-def test_all_nonces_but_one_are_forgotten(tmp_path: Path) -> None:
-    """Once an incarnation has been read back only its nonce is kept, and later ones come after it."""
+def test_all_instance_ids_but_one_are_forgotten(tmp_path: Path) -> None:
+    """Later ones follow it."""
     with DataDirectory(tmp_path) as directory:
         for nonce in ("one", "two", "three"):
             directory.write_nonce(nonce)
@@ -51,8 +50,8 @@ def test_all_nonces_but_one_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"thr", b"\0\0\0\0", b"\xff\xfe", b"\n\n"])
-def test_a_torn_end_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
-    """What a power cut left of a last line is passed over, and the next nonce is not joined to it."""
+def test_a_torn_line_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
+    """A power cut may leave one. The next id is not joined to it."""
     with DataDirectory(tmp_path) as directory:
         directory.write_nonce("one")
     with (tmp_path / "nonces").open("ab") as file:
@@ -64,8 +63,8 @@ def test_a_torn_end_costs_nothing_else(tmp_path: Path, torn: bytes) -> None:
         assert {"one", "two"} <= directory.nonces
 
 
-def test_any_bytes_may_stand_in_the_file_of_nonces(tmp_path: Path) -> None:
-    """A file of anything gives the words in it that could be nonces, and no error."""
+def test_any_bytes_may_be_in_the_file_of_instance_ids(tmp_path: Path) -> None:
+    """Only words that may be ids are read."""
     (tmp_path / "nonces").write_bytes(bytes(range(256)) * 4 + b"\nword\nwith blank\n")
     with DataDirectory(tmp_path) as directory:
         assert "word" in directory.nonces
@@ -73,14 +72,14 @@ def test_any_bytes_may_stand_in_the_file_of_nonces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "two words", "line\nbreak", "ü"])
-def test_what_is_no_nonce_is_a_bug(tmp_path: Path, text: str) -> None:
-    """A text that would not be found again is not written."""
+def test_an_invalid_instance_id_is_a_bug(tmp_path: Path, text: str) -> None:
+    """It would not be found again."""
     with DataDirectory(tmp_path) as directory, pytest.raises(Bug):
         directory.write_nonce(text)
 
 
-def test_the_oldest_nonces_are_forgotten_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of nonces has a bound, beyond which the oldest half of them goes."""
+def test_instance_ids_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the oldest half is dropped."""
     monkeypatch.setattr(data_directory, "NONCES_MAX", 4)
     with DataDirectory(tmp_path) as directory:
         for number in range(6):
@@ -90,7 +89,6 @@ def test_the_oldest_nonces_are_forgotten_in_the_end(tmp_path: Path, monkeypatch:
 
 
 def test_a_snapshot_belongs_to_its_log(tmp_path: Path) -> None:
-    """A snapshot is found again together with the identity of the log that it was taken of."""
     snapshot = b"checksum\n{\0}\n"
     with DataDirectory(tmp_path) as directory:
         directory.save_snapshot(b"older", log_identity="another log")
@@ -101,15 +99,14 @@ def test_a_snapshot_belongs_to_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"no newline", b"\xff\n\xff"])
-def test_any_bytes_may_stand_in_the_place_of_a_snapshot(tmp_path: Path, data: bytes) -> None:
-    """A file of anything is a snapshot of no log that anybody has."""
+def test_any_bytes_may_be_in_the_snapshot_file(tmp_path: Path, data: bytes) -> None:
+    """They are a snapshot of no existing log."""
     (tmp_path / "snapshot").write_bytes(data)
     with DataDirectory(tmp_path) as directory:
         assert directory.load_snapshot(log_identity=LOG) is None
 
 
-def test_a_snapshot_that_was_being_written_is_passed_over(tmp_path: Path) -> None:
-    """A power cut while a snapshot is written leaves the one before."""
+def test_a_snapshot_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
         directory.save_snapshot(b"whole", log_identity=LOG)
         (tmp_path / "snapshot.new").write_bytes(b"half and much longer than the next one")
@@ -118,8 +115,8 @@ def test_a_snapshot_that_was_being_written_is_passed_over(tmp_path: Path) -> Non
         assert b"next" == directory.load_snapshot(log_identity=LOG)
 
 
-def test_the_lock_excludes_and_names_its_holder(tmp_path: Path) -> None:
-    """A directory that is held is refused, to a broker and to a declaration of death, by a message that names the process."""
+def test_the_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
+    """A declaration of death, too."""
     with DataDirectory(tmp_path) as directory:
         directory.write_nonce("one")
         with pytest.raises(OperatorError, match=f"held by process {os.getpid()}:"):
@@ -130,16 +127,16 @@ def test_the_lock_excludes_and_names_its_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "who knows", "-1"])
-def test_a_lock_that_does_not_name_its_holder(tmp_path: Path, text: str) -> None:
-    """A holder that has not written its id yet is another process, whichever."""
+def test_a_lock_without_a_process_id(tmp_path: Path, text: str) -> None:
+    """Its holder has not written it yet."""
     with DataDirectory(tmp_path):
         (tmp_path / "lock").write_text(text)
         with pytest.raises(OperatorError, match="held by another process"):
             DataDirectory(tmp_path)
 
 
-def test_closing_lets_go_of_the_lock_once(tmp_path: Path) -> None:
-    """A closed directory may be closed again, opened again, and not be written to."""
+def test_a_closed_directory_can_be_closed_and_opened_again(tmp_path: Path) -> None:
+    """It cannot be written."""
     directory = DataDirectory(tmp_path)
     directory.close()
     directory.close()
@@ -150,8 +147,8 @@ def test_closing_lets_go_of_the_lock_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["deleting", "replacing"])
-def test_a_lock_that_others_do_not_find_protects_nothing(tmp_path: Path, by: str) -> None:
-    """Once its lock file is gone or another, a directory is not written to: another process may hold it as well."""
+def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: str) -> None:
+    """Another process may hold it, too."""
     with DataDirectory(tmp_path) as directory:
         (tmp_path / "lock").unlink()
         if by == "replacing":
@@ -163,8 +160,7 @@ def test_a_lock_that_others_do_not_find_protects_nothing(tmp_path: Path, by: str
     assert not (tmp_path / "nonces").exists()
 
 
-def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
-    """A file in the directory's place, or a path that cannot be, is a typed error that names it."""
+def test_an_impossible_path_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below", Path("null\0character")):
         with pytest.raises(DataDirectoryUnusable) as caught:
@@ -172,8 +168,8 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
         assert str(path) == caught.value.path
 
 
-def test_a_declaration_makes_nothing(tmp_path: Path) -> None:
-    """Only a directory that a broker has used tells of a death; others are refused and left as they are."""
+def test_a_declaration_of_death_needs_a_used_directory(tmp_path: Path) -> None:
+    """It creates nothing."""
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DataDirectoryUnusable):
             nonces_of_dead(path)
@@ -181,7 +177,7 @@ def test_a_declaration_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where two machines may hold one lock, neither a broker nor a declaration of death trusts it."""
+    """Two machines may hold one lock there."""
 
     def refuse(path: Path) -> None:
         raise OperatorError(f"{path} lies on nfs4")
@@ -193,8 +189,7 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         nonces_of_dead(tmp_path)
 
 
-def test_a_full_disk_is_told_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that refuses is a typed error, and what was there before is there afterwards."""
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DataDirectory(tmp_path) as directory:
         directory.write_nonce("one")
 

@@ -1,4 +1,4 @@
-"""Asking a former owner for state: what it may answer, and what is made of an answer that has no end."""
+"""Fetching state from a former owner: its answers, and the bounds on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def fetched(handler: Handler) -> bytes | None:
-    """What a former owner gives that answers as `handler` does."""
+    """Fetch from a former owner whose HTTP answers with `handler`."""
 
     async def story() -> bytes | None:
         app = web.Application()
@@ -38,7 +38,7 @@ def fetched(handler: Handler) -> bytes | None:
 
 
 async def endless(request: web.Request) -> web.StreamResponse:
-    """An answer that says nothing of its length, and has none."""
+    """Answer without a length and without an end."""
     response = web.StreamResponse()
     await response.prepare(request)
     while True:
@@ -46,7 +46,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 
 async def silent(request: web.Request) -> web.StreamResponse:
-    """An answer that begins, and never ends."""
+    """Begin an answer, and never end it."""
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b"x")
@@ -55,7 +55,7 @@ async def silent(request: web.Request) -> web.StreamResponse:
 
 
 def answering(body: bytes, status: int = 200) -> Handler:
-    """One that gives this answer."""
+    """Return a handler with this answer."""
 
     async def answer(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, status=status)
@@ -63,23 +63,21 @@ def answering(body: bytes, status: int = 200) -> Handler:
     return answer
 
 
-def test_state_comes_as_it_was_left() -> None:
-    """Bytes come through as they are, and 204 means that there are none."""
+def test_state_arrives_unchanged() -> None:
+    """204 means that there is none."""
     assert b"\x00state\xff" == fetched(answering(b"\x00state\xff"))
     assert b"" == fetched(answering(b""))
     assert fetched(answering(b"", status=204)) is None
 
 
 @pytest.mark.parametrize("handler", [endless, answering(b"x" * 2_000)], ids=["endless", "known length"])
-def test_too_much_is_not_read(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is larger than the bound is refused, whether or not it says so beforehand."""
+def test_state_that_is_too_large_is_refused(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STATE_BYTES_MAX", 1_000)
     with pytest.raises(PeerError, match="larger than 1000 bytes"):
         fetched(handler)
 
 
-def test_all_of_it_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner that begins to answer and falls silent is given up on."""
+def test_the_whole_fetch_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.05)
     with pytest.raises(PeerError, match="TimeoutError"):
         fetched(silent)
@@ -90,15 +88,14 @@ def test_all_of_it_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     [(answering(b"no\xff" * 10_000, status=503), "it answers 503: no"), (answering(b"", status=307), "it answers 307")],
     ids=["refusal", "redirect"],
 )
-def test_an_answer_that_is_none_is_told_in_short(handler: Handler, told: str) -> None:
-    """A refusal is told with its status and the beginning of its text; nobody is followed elsewhere."""
+def test_a_refusal_is_quoted_in_short(handler: Handler, told: str) -> None:
+    """Redirects are not followed."""
     with pytest.raises(PeerError, match=told) as caught:
         fetched(handler)
     assert len(str(caught.value)) < 2_000
 
 
 @pytest.mark.parametrize("addresses", [{}, {"http": "http://127.0.0.1:1"}, {"http": "no address"}], ids=["none", "nobody", "nonsense"])
-def test_an_owner_that_cannot_be_found_is_told(addresses: dict[str, str]) -> None:
-    """An owner without an address, with nobody at it, or with one that is none, is named in the error."""
+def test_an_unreachable_owner_is_named(addresses: dict[str, str]) -> None:
     with pytest.raises(PeerError, match="broker b does not hand over"):
         asyncio.run(fetch_from(Peer(broker="b", addresses=addresses), BUNDLE))

@@ -1,4 +1,4 @@
-"""An async context in a thread: how it is entered, asked and left, and what is said to whoever asks too early or too late."""
+"""An async context in a thread: entering, calls, leaving, and use outside of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE_MS = 10_000
 
 
 class Doors:
-    """A context that notes where it was entered and left."""
+    """A context that notes the threads in which it is entered and left."""
 
     def __init__(self, *, opens: bool = True) -> None:
         self.threads: list[str] = []
@@ -27,7 +27,7 @@ class Doors:
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[None]:
-        """The context itself."""
+        """Enter and leave, or fail."""
         self.threads.append(threading.current_thread().name)
         if not self.opens:
             raise OSError("no room")
@@ -35,22 +35,22 @@ class Doors:
         self.threads.append(threading.current_thread().name)
 
     def in_thread(self) -> InThread:
-        """The context in a thread of its own."""
+        """Return the context in a thread of its own."""
         return InThread(self.context(), what="the door", start_ms=PATIENCE_MS, stop_ms=PATIENCE_MS)
 
 
 async def name() -> str:
-    """Where it runs."""
+    """Return the name of the current thread."""
     return threading.current_thread().name
 
 
 def ask(door: InThread) -> str:
-    """Where a coroutine runs that is handed to it."""
+    """Return the name of the thread in which coroutines run."""
     return door.run(name(), timeout_ms=PATIENCE_MS, what="the name")
 
 
-def test_it_is_entered_asked_and_left_in_its_thread() -> None:
-    """All that it does it does in one thread, which ends with it."""
+def test_a_context_runs_in_one_thread() -> None:
+    """The thread ends with the context."""
     doors, before = Doors(), threading.active_count()
     with doors.in_thread() as door:
         assert "equipoise the door" == ask(door)
@@ -58,8 +58,8 @@ def test_it_is_entered_asked_and_left_in_its_thread() -> None:
     assert before == threading.active_count()
 
 
-def test_who_comes_too_early_or_too_late_is_told() -> None:
-    """Before its start, after its end, and for a second start there is a typed error, and no thread."""
+def test_use_outside_the_context_is_an_error() -> None:
+    """So is a second start. Neither leaves a thread."""
     door, before = Doors().in_thread(), threading.active_count()
     with pytest.raises(CallerError, match=r"the door cannot be used: it has not been started; use it inside its `with`"):
         ask(door)
@@ -73,15 +73,13 @@ def test_who_comes_too_early_or_too_late_is_told() -> None:
 
 
 def test_a_start_that_fails_ends_its_thread() -> None:
-    """What makes a start impossible is raised to whoever started it."""
     doors, before = Doors(opens=False), threading.active_count()
     with pytest.raises(OSError, match="no room"), doors.in_thread():
         pass
     assert before == threading.active_count()
 
 
-def test_who_waits_at_its_end_is_told() -> None:
-    """A call that another thread still waits for when the context is left ends with the same error."""
+def test_the_end_of_the_context_ends_calls_of_other_threads() -> None:
     asked, told = threading.Event(), []
 
     async def hang() -> None:
@@ -101,14 +99,13 @@ def test_who_waits_at_its_end_is_told() -> None:
     assert ["the door cannot be used: it has ended; use it inside its `with`, and make a new one for each"] == told
 
 
-def test_a_call_is_bounded() -> None:
-    """A coroutine that takes longer than its caller waits is cancelled."""
+def test_a_call_is_cancelled_at_its_deadline() -> None:
     with Doors().in_thread() as door, pytest.raises(DeadlineExceeded, match="the end of time did not happen within 20 ms"):
         door.run(asyncio.sleep(3_600), timeout_ms=20, what="the end of time")
 
 
-def test_workers_and_clients_say_so_too() -> None:
-    """A worker and a client that are used outside their contexts say what to do, with a thread and without one."""
+def test_workers_and_clients_refuse_use_outside_their_contexts() -> None:
+    """With a thread and without one."""
     worker = Worker("memory:never", Diary(), http_port=0)
     with pytest.raises(CallerError, match="the worker cannot be used"):
         worker.ownership("shop/orders", "key")

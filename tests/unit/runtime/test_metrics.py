@@ -12,8 +12,8 @@ from equipoise.channel.core.records import AnyRecord, Reason
 from tests.channels.folding import MIDDLE, Channel, channel_in, channel_with
 
 
-class Watched:
-    """A channel whose records are counted, by a broker called `owner`; a clock that the test moves."""
+class Counted:
+    """A channel whose records a broker called `owner` counts, and a clock that the test sets."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -21,13 +21,13 @@ class Watched:
         self.metrics = Metrics(broker="owner", now_ns=lambda: self.now_ns)
 
     def put(self, record: AnyRecord, *, live: bool = True) -> None:
-        """Append a record and have it counted."""
+        """Append a record, and count it."""
         verdict = self.channel.put(record)
         folded = Folded(offset=self.channel.view.offset, record=record, verdict=verdict)
         self.metrics.observe(folded, live=live)
 
     def sample(self, name: str, **labels: str) -> float:
-        """The value of one series at this moment."""
+        """Return the present value of one series."""
         text = self.metrics.scrape(
             self.channel.view, incarnation=self.channel.incarnation("owner"), lease_left_ms=1_500, lag_records=7, log_is_available=True
         ).decode()
@@ -37,76 +37,72 @@ class Watched:
 
 
 def test_every_series_is_there_from_the_start() -> None:
-    """What can be known beforehand is shown as 0, because a rate needs two points."""
-    watched = Watched(channel_with("owner"))
-    assert 0 == watched.sample("equipoise_records_accepted_total")
-    assert [0] * len(Reason) == [watched.sample("equipoise_records_rejected_total", reason=reason) for reason in Reason]
-    assert 0 == watched.sample("equipoise_move_duration_seconds_count", kind="transfer", result="done")
-    assert 0 == watched.sample("equipoise_lookup_duration_seconds_count", outcome="timed_out")
+    """A rate needs two points."""
+    counted = Counted(channel_with("owner"))
+    assert 0 == counted.sample("equipoise_records_accepted_total")
+    assert [0] * len(Reason) == [counted.sample("equipoise_records_rejected_total", reason=reason) for reason in Reason]
+    assert 0 == counted.sample("equipoise_move_duration_seconds_count", kind="transfer", result="done")
+    assert 0 == counted.sample("equipoise_lookup_duration_seconds_count", outcome="timed_out")
 
 
 def test_records_are_counted_by_verdict() -> None:
-    """Accepted records are counted, and rejected ones by their reason."""
-    watched = Watched(channel_with("owner"))
-    create = propose.create_namespace(watched.channel.admin(), watched.channel.view, name="tenant/other", boundaries=(0, 0xFFFFFFFF))
-    watched.put(create)
-    watched.put(create)
-    assert 1 == watched.sample("equipoise_records_accepted_total")
-    assert 1 == watched.sample("equipoise_records_rejected_total", reason="stale")
+    counted = Counted(channel_with("owner"))
+    create = propose.create_namespace(counted.channel.admin(), counted.channel.view, name="tenant/other", boundaries=(0, 0xFFFFFFFF))
+    counted.put(create)
+    counted.put(create)
+    assert 1 == counted.sample("equipoise_records_accepted_total")
+    assert 1 == counted.sample("equipoise_records_rejected_total", reason="stale")
 
 
-def test_history_is_no_news() -> None:
-    """What is replayed at a start is not counted, nor taken for the beginning of a move."""
-    watched = Watched(channel_in("owned"))
-    watched.put(propose.unload(watched.channel.admin(), watched.channel.bundle()), live=False)
-    watched.put(propose.released(watched.channel.author("owner"), watched.channel.bundle()))
-    watched.put(
-        propose.assign(watched.channel.author("owner"), watched.channel.bundle(), owner=watched.channel.incarnation("owner")),
+def test_replayed_records_are_not_counted() -> None:
+    """They do not begin moves either."""
+    counted = Counted(channel_in("owned"))
+    counted.put(propose.unload(counted.channel.admin(), counted.channel.bundle()), live=False)
+    counted.put(propose.released(counted.channel.author("owner"), counted.channel.bundle()))
+    counted.put(
+        propose.assign(counted.channel.author("owner"), counted.channel.bundle(), owner=counted.channel.incarnation("owner")),
     )
-    watched.put(propose.opened(watched.channel.author("owner"), watched.channel.bundle()))
-    assert 3 == watched.sample("equipoise_records_accepted_total")
-    assert 0 == watched.sample("equipoise_move_duration_seconds_count", kind="unload", result="done")
+    counted.put(propose.opened(counted.channel.author("owner"), counted.channel.bundle()))
+    assert 3 == counted.sample("equipoise_records_accepted_total")
+    assert 0 == counted.sample("equipoise_move_duration_seconds_count", kind="unload", result="done")
 
 
 def test_moves_have_a_duration() -> None:
-    """A move is counted with the time between its first and its last record."""
-    watched = Watched(channel_in("owned"))
-    watched.put(propose.start_split(watched.channel.admin(), watched.channel.bundle(), algorithm="range_equally_divide"))
-    watched.now_ns += 250_000_000
-    watched.put(propose.split(watched.channel.author("owner"), watched.channel.bundle(), cuts=(MIDDLE,)))
-    assert 0.25 == watched.sample("equipoise_move_duration_seconds_sum", kind="split", result="done")
-    assert 0 == watched.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.1")
-    assert 1 == watched.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.25")
+    """From the first record to the last."""
+    counted = Counted(channel_in("owned"))
+    counted.put(propose.start_split(counted.channel.admin(), counted.channel.bundle(), algorithm="range_equally_divide"))
+    counted.now_ns += 250_000_000
+    counted.put(propose.split(counted.channel.author("owner"), counted.channel.bundle(), cuts=(MIDDLE,)))
+    assert 0.25 == counted.sample("equipoise_move_duration_seconds_sum", kind="split", result="done")
+    assert 0 == counted.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.1")
+    assert 1 == counted.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.25")
 
 
-def test_lookups_are_counted_by_outcome() -> None:
-    """A lookup is counted with its outcome and its duration."""
-    watched = Watched(channel_with("owner"))
-    watched.now_ns = 1_000_000_000
-    watched.metrics.lookup(LookupOutcome.HELD, started_ns=0)
-    assert 1.0 == watched.sample("equipoise_lookup_duration_seconds_sum", outcome="held")
+def test_lookups_have_a_duration_by_outcome() -> None:
+    counted = Counted(channel_with("owner"))
+    counted.now_ns = 1_000_000_000
+    counted.metrics.lookup(LookupOutcome.HELD, started_ns=0)
+    assert 1.0 == counted.sample("equipoise_lookup_duration_seconds_sum", outcome="held")
 
 
-def test_the_state_of_the_moment_is_shown() -> None:
-    """Gauges show what is in flight, what this broker owns, its lease, its lag and its log."""
-    watched = Watched(channel_with("owner", "other", bundles=4))
-    channel = watched.channel
+def test_gauges_show_the_present_state() -> None:
+    counted = Counted(channel_with("owner", "other", bundles=4))
+    channel = counted.channel
     for point in (0, MIDDLE):
         channel.own("owner", point)
     channel.own("other", 0x40000000)
-    watched.put(propose.unload(channel.admin(), channel.bundle(MIDDLE)))
+    counted.put(propose.unload(channel.admin(), channel.bundle(MIDDLE)))
     in_flight = {
-        state: watched.sample("equipoise_bundles_in_flight", state=state) for state in ("free", "assigning", "releasing", "splitting")
+        state: counted.sample("equipoise_bundles_in_flight", state=state) for state in ("free", "assigning", "releasing", "splitting")
     }
     assert {"free": 1, "assigning": 0, "releasing": 1, "splitting": 0} == in_flight
-    assert 1 == watched.sample("equipoise_bundles_owned")
-    assert 1.5 == watched.sample("equipoise_lease_left_seconds")
-    assert 7 == watched.sample("equipoise_reader_lag_records")
-    assert 1 == watched.sample("equipoise_log_available")
+    assert 1 == counted.sample("equipoise_bundles_owned")
+    assert 1.5 == counted.sample("equipoise_lease_left_seconds")
+    assert 7 == counted.sample("equipoise_reader_lag_records")
+    assert 1 == counted.sample("equipoise_log_available")
 
 
-def test_a_broker_that_is_no_member_is_shown_too() -> None:
-    """Before a broker has joined it owns nothing, and its metrics say so."""
+def test_gauges_of_a_broker_that_is_no_member() -> None:
     channel = channel_in("owned")
     scrape = Metrics(broker="owner").scrape(channel.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=False)
     assert b'equipoise_bundles_owned{broker="owner"} 0.0' in scrape
@@ -114,15 +110,13 @@ def test_a_broker_that_is_no_member_is_shown_too() -> None:
 
 
 def test_alarms_are_counted_by_name() -> None:
-    """Each name of an alarm has a series of its own."""
-    watched = Watched(channel_with("owner"))
-    watched.metrics.alarm(AlarmName.OWN_DEATH)
-    watched.metrics.alarm(AlarmName.OWN_DEATH)
-    assert 2 == watched.sample("equipoise_alarms_total", alarm="own_death")
+    counted = Counted(channel_with("owner"))
+    counted.metrics.alarm(AlarmName.OWN_DEATH)
+    counted.metrics.alarm(AlarmName.OWN_DEATH)
+    assert 2 == counted.sample("equipoise_alarms_total", alarm="own_death")
 
 
-def test_two_workers_of_one_process_do_not_mix() -> None:
-    """Each worker has a registry of its own."""
-    one, other = Watched(channel_with("owner")), Watched(channel_with("owner"))
+def test_two_workers_of_one_process_have_separate_metrics() -> None:
+    one, other = Counted(channel_with("owner")), Counted(channel_with("owner"))
     one.metrics.lookup(LookupOutcome.ANSWERED, started_ns=0)
     assert 0 == other.sample("equipoise_lookup_duration_seconds_count", outcome="answered")

@@ -1,4 +1,4 @@
-"""The writer of observations: all that is told is written in batches, and no place that hangs or fails is in the way of serving."""
+"""The writer of observations: batches, retries, losses, and its bounded end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from equipoise.brokers.runtime.observations.writer import ObservationWriter
 PATIENCE_S = 20.0
 
 
-class Place:
-    """A place for observations in memory, that waits before each write for `gate`, and fails while `is_away`."""
+class Store:
+    """A store in memory that waits for `gate` before each write, and fails while `is_away`."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -39,12 +39,12 @@ class Place:
 
     @property
     def tokens(self) -> list[int]:
-        """All that was written, in order."""
+        """Return all that was written, in order."""
         return [token for batch in self.batches for token in batch]
 
 
 def served(token: int) -> Served:
-    """A beginning under some token."""
+    """Return the beginning of a period under this token."""
     return Served(
         log="log",
         broker="b",
@@ -62,105 +62,104 @@ def served(token: int) -> Served:
     )
 
 
-def writer_to(place: Place) -> ObservationWriter:
-    """A writer to that place."""
-    return ObservationWriter(lambda: place, broker="b", clock=SystemClock())
+def writer_to(store: Store) -> ObservationWriter:
+    """Return a writer to a store."""
+    return ObservationWriter(lambda: store, broker="b", clock=SystemClock())
 
 
-def test_all_that_was_told_is_written_in_order() -> None:
-    """At the end nothing is left, and a thousand are written at once rather than one by one."""
-    place = Place()
-    place.gate.clear()
-    writer = writer_to(place)
+def test_all_observations_are_written_in_order_and_in_batches() -> None:
+    store = Store()
+    store.gate.clear()
+    writer = writer_to(store)
     writer.served(served(0))
-    assert place.reached.wait(PATIENCE_S)
+    assert store.reached.wait(PATIENCE_S)
     for token in range(1, 2_000):
         writer.served(served(token))
-    place.gate.set()
+    store.gate.set()
     writer.close()
-    assert list(range(2_000)) == place.tokens
-    assert [1, 1_000, 999] == [len(batch) for batch in place.batches if batch]
+    assert list(range(2_000)) == store.tokens
+    assert [1, 1_000, 999] == [len(batch) for batch in store.batches if batch]
 
 
-def test_a_place_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The end has a bound, with a full row too, and says that something is missing."""
+def test_a_store_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Dropped observations are logged."""
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
     monkeypatch.setattr(module, "_WAITING_MAX", 1)
-    place = Place()
-    place.gate.clear()
-    writer = writer_to(place)
+    store = Store()
+    store.gate.clear()
+    writer = writer_to(store)
     writer.served(served(0))
-    assert place.reached.wait(PATIENCE_S)
+    assert store.reached.wait(PATIENCE_S)
     for token in range(1, 4):
         writer.served(served(token))
     writer.close()
     assert "still being written" in caplog.text
-    place.gate.set()
+    store.gate.set()
     monkeypatch.setattr(module, "CLOSE_S", PATIENCE_S)
     writer.close()
-    assert [0, 1] == place.tokens
+    assert [0, 1] == store.tokens
     assert "2 observations were dropped" in caplog.text
 
 
-def test_a_place_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """What it did not take is written when it is back, in order, and two lines tell of it."""
+def test_an_unavailable_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is lost, and the log has two lines."""
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    place = Place()
-    place.is_away = True
+    store = Store()
+    store.is_away = True
     with caplog.at_level(logging.INFO, logger=module.__name__):
-        writer = writer_to(place)
+        writer = writer_to(store)
         writer.served(served(1))
         wait_for(lambda: "observations not stored" in caplog.text)
         writer.served(served(2))
-        place.is_away = False
+        store.is_away = False
         writer.close()
-    assert [1, 2] == place.tokens
+    assert [1, 2] == store.tokens
     assert "it is away" in caplog.text
     assert "observations are stored again" in caplog.text
 
 
-def test_a_place_that_stays_away_loses_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many attempts, or at the broker's end after one more, what waits for it is lost."""
+def test_a_batch_is_lost_after_the_last_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the broker there is only one more attempt."""
     monkeypatch.setattr(module, "_RETRY_S", 0.0)
     monkeypatch.setattr(module, "_ATTEMPTS_MAX", 3)
-    place = Place()
-    place.is_away = True
-    writer = writer_to(place)
+    store = Store()
+    store.is_away = True
+    writer = writer_to(store)
     writer.served(served(1))
-    wait_for(lambda: 3 == place.attempts)
-    place.is_away = False
+    wait_for(lambda: 3 == store.attempts)
+    store.is_away = False
     writer.served(served(2))
-    wait_for(lambda: [2] == place.tokens)
+    wait_for(lambda: [2] == store.tokens)
     monkeypatch.setattr(module, "_RETRY_S", PATIENCE_S)
-    place.is_away = True
+    store.is_away = True
     writer.served(served(3))
-    wait_for(lambda: 5 == place.attempts)
+    wait_for(lambda: 5 == store.attempts)
     writer.close()
-    assert [2] == place.tokens
+    assert [2] == store.tokens
 
 
-def test_a_defect_of_a_place_costs_one_batch(caplog: pytest.LogCaptureFixture) -> None:
-    """It is told with its traceback, and what comes later is written."""
-    place, errors = Place(), iter([ValueError("a bug")])
+def test_a_bug_of_a_store_costs_one_batch(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged with its type."""
+    store, errors = Store(), iter([ValueError("a bug")])
 
-    def opening() -> Place:
+    def opening() -> Store:
         for error in errors:
             raise error
-        return place
+        return store
 
     writer = ObservationWriter(opening, broker="b", clock=SystemClock())
     writer.served(served(1))
     wait_for(lambda: "ValueError: a bug" in caplog.text)
     writer.served(served(2))
     writer.close()
-    assert [2] == place.tokens
+    assert [2] == store.tokens
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     looks = threading.Event()
     for _ in range(int(PATIENCE_S / 0.01)):
         if condition():
             return
         looks.wait(0.01)
-    raise AssertionError("it did not come to be")
+    raise AssertionError("the condition did not come true")

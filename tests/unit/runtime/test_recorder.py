@@ -1,4 +1,4 @@
-"""The recorder of serving: which periods it reports, and how each ended."""
+"""The recorder of serving: which periods it reports, and how each ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WALL_MS = 1_700_000_000_000
 
 @dataclass
 class Broker:
-    """One broker as its recorder sees it, with a lease and handles that a test sets."""
+    """One broker as its recorder sees it. A test sets its lease and handles."""
 
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(boot_ms=1_000, ahead_ms=WALL_MS))
     lease: Lease = field(default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000))
@@ -39,7 +39,7 @@ class Broker:
         return self.handles.get(bundle)
 
     def tick(self, boot_ms: int) -> None:
-        """Set the time, and have the agent take a step."""
+        """Set the time, and take a step."""
         self.clock.boot_ms = boot_ms
         self.recorder.stepped(Tick(), self)
 
@@ -61,13 +61,13 @@ class Broker:
         return handle
 
     def close(self, handle: Handle) -> None:
-        """Have the agent release a bundle."""
+        """Release a bundle."""
         handle.is_open = False
         self.recorder.carried_out(Close(handle=handle, moved_to=None, deadline_ms=0))
 
     @property
     def reported(self) -> list[tuple[str | None, int, int | None]]:
-        """The reports in order: the reason of the end (None: it begins), the beginning and the end in ms."""
+        """Return the reports in order: the reason of the end (None at the beginning), the beginning and the end in ms."""
         million = 1_000_000
         return [
             (each.ended, each.started_ns // million, None if each.answered_ns is None else each.answered_ns // million)
@@ -76,7 +76,7 @@ class Broker:
 
 
 def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
-    """When it begins and when it ends, with its token, its lease, and one moment of both clocks."""
+    """With token, lease, and one moment of both clocks."""
     broker = Broker()
     handle = broker.open()
     broker.clock.boot_ms = 1_500
@@ -106,14 +106,12 @@ def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
 
 
 def test_a_failed_opening_is_not_reported() -> None:
-    """Nothing was served, and nothing ends."""
     broker = Broker()
     broker.close(broker.open(problem="no"))
     assert [] == broker.reported
 
 
 def test_a_bundle_closed_while_it_opened_is_not_reported() -> None:
-    """An opening that ends when its bundle has gone already begins no period."""
     broker = Broker()
     broker.new_handle(LEFT)
     broker.recorder.stepped(Opened(bundle=LEFT, problem=None), broker)
@@ -122,7 +120,7 @@ def test_a_bundle_closed_while_it_opened_is_not_reported() -> None:
 
 
 def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
-    """However late it reads its own death, it served nothing past its lease: the check of the handle saw to that."""
+    """However late it reads its own death."""
     broker = Broker()
     handle = broker.open()
     broker.clock.boot_ms = 60_000
@@ -134,7 +132,7 @@ def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
 
 
 def test_a_lapse_of_the_lease_ends_a_period_and_its_renewal_begins_another() -> None:
-    """What the broker fences itself from, and takes up again, is one ownership in two periods."""
+    """One ownership has two periods."""
     broker = Broker()
     handle = broker.open()
     broker.tick(3_999)
@@ -148,7 +146,7 @@ def test_a_lapse_of_the_lease_ends_a_period_and_its_renewal_begins_another() -> 
 
 
 def test_a_bundle_opened_without_a_lease_is_served_from_the_renewal() -> None:
-    """A bundle that opens after the lease has run out is not served yet; one that closes before it is renewed never was."""
+    """If it closes before that, it was never served."""
     broker = Broker()
     broker.tick(5_000)
     kept, gone = broker.open(), broker.open(RIGHT)
@@ -161,7 +159,7 @@ def test_a_bundle_opened_without_a_lease_is_served_from_the_renewal() -> None:
 
 
 def test_serving_past_the_lease_is_marked() -> None:
-    """Past the lease only the token guards it; before that it is like any other."""
+    """Only the token guards it."""
     broker = Broker()
     within, beyond = broker.open(serves_on=True), broker.open(RIGHT, serves_on=True)
     broker.close(within)
@@ -172,7 +170,7 @@ def test_serving_past_the_lease_is_marked() -> None:
 
 
 def test_a_period_ends_no_earlier_than_its_last_answer() -> None:
-    """The end of a period is never before the last work that was answered in it: a check that failed to hold shows."""
+    """Otherwise a failed check would not show."""
     broker = Broker()
     handle = broker.open()
     handle.answered_ns = 9_000_000_000
@@ -182,7 +180,7 @@ def test_a_period_ends_no_earlier_than_its_last_answer() -> None:
 
 
 def test_an_answer_after_the_end_is_reported() -> None:
-    """Work under a closed handle is reported once at the next check, and at the end of the broker."""
+    """At the next check, and at the end of the broker."""
     broker = Broker()
     handle = broker.open()
     broker.clock.boot_ms = 2_000
@@ -196,7 +194,6 @@ def test_an_answer_after_the_end_is_reported() -> None:
 
 
 def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
-    """What a broker answers when it has its lease again makes no period longer that ended with the lease."""
     broker = Broker()
     handle = broker.open()
     broker.tick(4_100)
@@ -210,7 +207,7 @@ def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
 
 
 def test_a_handle_has_the_time_of_its_last_answer() -> None:
-    """What passes both checks is noted, and marked where it passed by its token alone; what fails is not."""
+    """It is marked if only the token guarded that. Work that fails is not noted."""
     broker = Broker()
     clock: Clock = broker.clock
     handle = broker.open(WHOLE)
@@ -232,7 +229,7 @@ def test_a_handle_has_the_time_of_its_last_answer() -> None:
 
 
 def test_a_split_ends_the_parent_and_begins_its_children() -> None:
-    """Sessions go on, and so does serving: from one instant on under other names."""
+    """At the same instant."""
     broker = Broker()
     parent = broker.open(WHOLE)
     broker.clock.boot_ms = 2_000
@@ -246,7 +243,7 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
 
 
 def test_the_end_of_a_broker_ends_its_periods() -> None:
-    """A service that overran its deadline, and a broker that is over, end their periods once, each with its reason."""
+    """Once, each with its reason. So does an overrun deadline."""
     broker = Broker()
     broker.open(LEFT)
     broker.open(RIGHT)

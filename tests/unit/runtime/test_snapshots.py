@@ -1,4 +1,4 @@
-"""The snapshots of a broker: which view its start begins with."""
+"""The snapshots of a broker: the view with which it starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOG = "the identity of the log"
 
 
 class AwayLog(MemoryLog):
-    """A log that was opened, and is away now."""
+    """A log that was opened, and is unavailable now."""
 
     def start(self) -> int:
         raise LogUnavailable(log=self.name, problem="it is away", in_doubt=False)
 
 
-def test_a_snapshot_outlasts_a_log_that_is_away(tmp_path: Path) -> None:
-    """What its own disk says is not forgotten for an outage: it tells a log that went back, or a damaged snapshot, from a whole one."""
+def test_an_unavailable_log_does_not_hide_the_snapshot(tmp_path: Path) -> None:
+    """Otherwise a log that went back would not be noticed."""
     view = channel_with("a:1").view
     assert view.cluster is not None
     directory = DataDirectory(tmp_path)

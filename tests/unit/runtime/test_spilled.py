@@ -1,4 +1,4 @@
-"""A handover of any size reaches the next owner, or the next owner is told why it does not."""
+"""Handovers of any size between two runners of services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHANNEL = channel_with("source", "destination")
 
 
 async def closed(bench: Bench, leaves: object) -> bytes | None:
-    """What goes on record when a bundle moves away whose service leaves this."""
+    """Close a bundle whose service returns `leaves`. Return what the record carries."""
     handle = bench.open(1)
     await settled()
     bench.service.leaves = leaves
@@ -32,7 +32,7 @@ async def closed(bench: Bench, leaves: object) -> bytes | None:
 
 
 async def opened(bench: Bench, handover: bytes | None, source: str | None = "source") -> tuple[bytes | None, str | None]:
-    """What a service is given for the handover on record, and why that is nothing."""
+    """Open a bundle with this record. Return what the service gets, and the reason for a lost handover."""
     bench.open(2, handover=handover, source=None if source is None else CHANNEL.broker(source))
     await settled()
     (ownership,) = bench.runner.ownerships.values()
@@ -40,7 +40,7 @@ async def opened(bench: Bench, handover: bytes | None, source: str | None = "sou
 
 
 def fetching_from(source: Bench) -> FetchSpilled:
-    """A way to the runner of another broker."""
+    """Return a function that fetches from the runner of another broker."""
 
     async def fetch(_source: Peer, bundle: str, digest: str) -> bytes | None:
         return await source.runner.fetch_released(bundle, digest)
@@ -49,7 +49,7 @@ def fetching_from(source: Bench) -> FetchSpilled:
 
 
 async def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCaptureFixture) -> None:
-    """What is too large for a record is kept at the source and fetched; so is what looks like the note that then stands there."""
+    """One that is too large for a record is fetched from the source. So is one that looks like the note in its place."""
     caplog.set_level(logging.INFO)
     note = Note(digest="x").encode()
     for leaves in (None, b"", b"state", LARGE, note):
@@ -62,8 +62,8 @@ async def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogC
     assert f"handover of {BUNDLE} kept for its next owner: 16385 bytes" in caplog.messages
 
 
-async def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureFixture) -> None:
-    """The next owner learns why nothing comes; after the death of the former owner there is nothing to learn."""
+async def test_the_next_owner_gets_the_reason_of_a_lost_handover(caplog: pytest.LogCaptureFixture) -> None:
+    """After a death there is no reason."""
 
     async def refuse(_source: Peer, bundle: str, _digest: str) -> bytes | None:
         raise PeerError(f"broker source does not hand over the state of {bundle}: it answers 404")
@@ -91,9 +91,7 @@ async def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCa
     assert f"handover of {BUNDLE} not received: " in caplog.text
 
 
-async def test_a_close_that_fails_is_told_to_the_next_owner() -> None:
-    """The state that a failing `close` did not return is no death either."""
-
+async def test_a_failed_close_is_a_lost_handover() -> None:
     async def failing() -> None:
         raise RuntimeError("no disk")
 
@@ -102,8 +100,8 @@ async def test_a_close_that_fails_is_told_to_the_next_owner() -> None:
     assert (None, "its close failed: RuntimeError: no disk") == await opened(Bench(), await closed(source, b"state"))
 
 
-async def test_what_is_kept_for_next_owners_is_bounded() -> None:
-    """Beyond a bound a handover is lost aloud; what was fetched makes room, and nobody waits for what has expired."""
+async def test_kept_handovers_are_bounded() -> None:
+    """Fetched ones make room. Nothing waits for expired ones."""
     kept = Spilled(bytes_max=10, kept_ms=60_000)
     first, second = kept.keep(b"123456"), None
     assert first is not None

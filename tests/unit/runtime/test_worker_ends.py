@@ -1,4 +1,4 @@
-"""A worker's beginning and end: what its disk, its services and its log see, and when."""
+"""How a worker ends and starts: failures, stops, aborts, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.runtime import callers
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError, Overloaded
+from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError
 from equipoise.channel.core.ranges import even_boundaries
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
@@ -27,8 +26,8 @@ BUNDLES = 4
 LOST = LogReplaced(log="memory:troubled", path="troubled")
 
 
-async def test_a_failure_closes_all_that_is_open(benches: Benches, tmp_path: Path) -> None:
-    """A service hears of the end of a broker whose log is lost, by itself, with time to settle; and that view is not kept."""
+async def test_a_failure_closes_all_open_bundles(benches: Benches, tmp_path: Path) -> None:
+    """The service has time to settle. The view is not saved."""
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         names = sorted(bench.service.open_now)
@@ -45,8 +44,7 @@ async def test_a_failure_closes_all_that_is_open(benches: Benches, tmp_path: Pat
     DataDirectory(tmp_path).close()
 
 
-async def test_a_service_that_hangs_in_its_last_closing_is_not_waited_for_long(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a broker has a bound of its own, whatever its service does."""
+async def test_the_last_closings_are_bounded(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_LAST_CLOSE_MS", 10)
 
     async with benches.started() as bench:
@@ -59,8 +57,8 @@ async def test_a_service_that_hangs_in_its_last_closing_is_not_waited_for_long(b
         assert BUNDLES == len(bench.service.closed)
 
 
-async def test_an_abort_tells_nobody(benches: Benches, tmp_path: Path) -> None:
-    """An abort is what a death is: no closing, no `left`, no snapshot; but the directory is free for a successor."""
+async def test_an_abort_is_like_a_death(benches: Benches, tmp_path: Path) -> None:
+    """No closing, no `left`, no snapshot. The directory is free."""
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.abort()
@@ -71,8 +69,7 @@ async def test_an_abort_tells_nobody(benches: Benches, tmp_path: Path) -> None:
     DataDirectory(tmp_path).close()
 
 
-async def test_a_stop_leaves_and_keeps_a_snapshot(benches: Benches, tmp_path: Path) -> None:
-    """A graceful stop closes each bundle once, is read to have left, and the next start has a snapshot to begin with."""
+async def test_a_stop_closes_leaves_and_saves_a_snapshot(benches: Benches, tmp_path: Path) -> None:
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.stop()
@@ -81,8 +78,8 @@ async def test_a_stop_leaves_and_keeps_a_snapshot(benches: Benches, tmp_path: Pa
     assert (tmp_path / "snapshot").exists()
 
 
-async def test_a_stop_without_a_log_is_over_in_its_time(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that cannot say that it leaves closes all, and goes without."""
+async def test_a_stop_without_a_log_is_bounded(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes all bundles, but cannot leave."""
     monkeypatch.setattr(workers, "_LAST_RECORDS_MS", 200)
 
     async with benches.started() as bench:
@@ -92,8 +89,8 @@ async def test_a_stop_without_a_log_is_over_in_its_time(benches: Benches, monkey
         assert (BUNDLES, "up") == (len(bench.service.closed), bench.worker.view.brokers["a"].status)
 
 
-async def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the disk hangs the loop goes on, and no `joined` is sent; once the nonce is written the broker joins with it."""
+async def test_a_joined_waits_for_its_instance_id_on_disk(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile."""
     disk = threading.Event()
     write_nonce = DataDirectory.write_nonce
     written: list[str] = []
@@ -115,10 +112,10 @@ async def test_a_joined_waits_for_its_nonce_and_nothing_else_does(benches: Bench
         assert bench.worker.view.brokers["a"].joined.nonce in written
 
 
-async def test_a_disk_that_refuses_keeps_a_broker_from_joining(
+async def test_a_full_disk_keeps_a_broker_from_joining(
     benches: Benches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A nonce that cannot be written raises an alarm and is tried anew; nothing is sent without it."""
+    """It raises an alarm, and tries again."""
     full = threading.Event()
     full.set()
     write_nonce = DataDirectory.write_nonce
@@ -140,7 +137,7 @@ async def test_a_disk_that_refuses_keeps_a_broker_from_joining(
 
 
 async def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
-    """Which record, of which key, and where: as fields, for machines, not in prose only."""
+    """As fields of the log line."""
     caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
@@ -159,8 +156,8 @@ async def test_alarms_and_failed_appends_name_their_record(benches: Benches, cap
     assert ("a", True) == (death.__dict__["key"], death.__dict__["offset"] > 0)
 
 
-async def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that opens a log cannot be stopped: the handle is closed when it comes, and the directory is free at once."""
+async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is free at once."""
     may_open = threading.Event()
     log = TroubledLog(name="memory:troubled")
 
@@ -180,8 +177,7 @@ async def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_
     assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
 
 
-def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None:
-    """A worker whose directory is another's has opened no file, and left no thread, when that is found out."""
+def test_a_failed_start_leaves_no_evidence_file_and_no_thread(tmp_path: Path) -> None:
     held = DataDirectory(tmp_path / "a")
     config = WorkerConfig(log_url="memory:troubled", data_dir=tmp_path / "a", broker_id="a", evidence=tmp_path / "evidence")
     worker = Worker(config, {}, addresses={})
@@ -192,8 +188,7 @@ def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None
     assert "evidence" not in [thread.name for thread in threading.enumerate()]
 
 
-async def test_a_broker_tells_of_its_openings_and_closings(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
-    """Each bundle has a line when it is opened, and one when it is closed."""
+async def test_each_opening_and_closing_has_a_log_line(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines")
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
@@ -201,18 +196,6 @@ async def test_a_broker_tells_of_its_openings_and_closings(benches: Benches, cap
 
     lines = [record.message for record in caplog.records if record.name == "equipoise.brokers.runtime.bundle_lines"]
     assert [BUNDLES, BUNDLES] == [lines.count("opened"), lines.count("closed")]
-
-
-async def test_one_listener_too_many_is_refused(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who are told of every record are bounded in number; who ends it makes room."""
-    monkeypatch.setattr(callers, "LISTENERS_MAX", 1)
-
-    async with benches.started() as bench:
-        end = bench.worker.listen(lambda _folded: None)
-        with pytest.raises(Overloaded, match="the list of listeners"):
-            bench.worker.listen(lambda _folded: None)
-        end()
-        bench.worker.listen(lambda _folded: None)()
 
 
 def _alarms(caplog: pytest.LogCaptureFixture, name: str) -> list[logging.LogRecord]:

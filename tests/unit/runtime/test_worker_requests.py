@@ -1,4 +1,4 @@
-"""What a worker answers to requests for records that the log does not take."""
+"""What a worker answers to requests whose records the log does not take."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SILENT = LogUnavailable(log="memory:troubled", problem="it gave no answer")
 
 
 @pytest.mark.parametrize("error", [FULL, AWAY], ids=lambda error: type(error).__name__)
-async def test_a_record_that_was_not_appended_is_told_at_once(error: EquipoiseError, benches: Benches) -> None:
-    """Whoever asked gets the very error of the log, long before its deadline, and may ask again."""
+async def test_an_error_of_the_log_answers_a_request_at_once(error: EquipoiseError, benches: Benches) -> None:
+    """The request can be made again."""
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.append_error = error
@@ -46,8 +46,8 @@ async def test_a_record_that_was_not_appended_is_told_at_once(error: EquipoiseEr
         assert ["tenant/ns"] == list(bench.worker.view.namespaces)
 
 
-async def test_what_is_in_doubt_stays_so(benches: Benches) -> None:
-    """Where nobody can tell whether the record is on the log, only reading tells: here it never came, and the deadline ends it."""
+async def test_an_append_in_doubt_ends_at_the_deadline(benches: Benches) -> None:
+    """The record may still be read. Here it never is."""
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.keeps_what_is_in_doubt = False
@@ -56,8 +56,8 @@ async def test_what_is_in_doubt_stays_so(benches: Benches) -> None:
             await bench.worker.request(INTENT, timeout_ms=200)
 
 
-async def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches: Benches) -> None:
-    """A request under way when the log is lost is unknown at once, long before its deadline; a later one gets what ended the broker."""
+async def test_the_end_of_a_broker_answers_all_requests(benches: Benches) -> None:
+    """A pending request is unknown at once. A later one raises the end of the broker."""
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         bench.log.keeps_what_is_in_doubt = False
@@ -74,8 +74,8 @@ async def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(benches
         assert ended.value.__cause__ is LOST
 
 
-async def test_a_destination_that_joins_again_during_a_request_is_found(benches: Benches) -> None:
-    """A worker reads that the destination joined again only after it has proposed the transfer: it proposes it to the new incarnation."""
+async def test_a_transfer_follows_a_destination_that_joins_again(benches: Benches) -> None:
+    """The worker reads of the new incarnation only after its first proposal."""
     async with benches.started() as bench:
         await bench.serve()
         view = bench.worker.view
@@ -98,14 +98,12 @@ async def test_a_destination_that_joins_again_during_a_request_is_found(benches:
         assert (view.brokers["b"].incarnation, True) == (owner, owner > former)
 
 
-async def test_the_version_goes_on_record(benches: Benches) -> None:
-    """A broker says on joining which version it is."""
+async def test_a_broker_publishes_its_version(benches: Benches) -> None:
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         assert version("equipoise") == bench.worker.view.brokers["a"].joined.version
 
 
-def test_an_address_that_no_record_holds_is_refused_at_the_start(tmp_path: Path) -> None:
-    """Such a worker would be rejected by the channel for ever: it is never made."""
+def test_an_address_that_no_record_can_carry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="addresses"):
         Worker(WorkerConfig(log_url="memory:x", data_dir=tmp_path), {}, addresses={"http": "x" * (TEXT_CHARACTERS_MAX + 1)})

@@ -1,4 +1,4 @@
-"""A worker whose log is truncated under it resyncs from the snapshot, and its callers and listeners learn of it."""
+"""A worker whose log is truncated before it reads on, its callers and its listeners."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ __all__ = ["benches"]
 
 
 def unload(bench: Bench) -> Callable[[Author], AnyRecord]:
-    """An admin takes the bundle away."""
+    """Return an unload of the only bundle by an admin."""
     (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
     return lambda author: propose.unload(author, bundle, reason="operator")
 
 
-async def test_a_worker_that_is_cut_off_goes_on_from_the_snapshot(
-    benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It acts on what it never read, counts the resync, keeps a new snapshot, and is the same member as before."""
+async def test_a_worker_whose_log_is_truncated_resyncs(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It acts on the unread records, and stays the same member."""
     caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
         await bench.serve()
@@ -53,8 +51,7 @@ async def test_a_worker_that_is_cut_off_goes_on_from_the_snapshot(
     assert 1 == resynced.__dict__["changes"]
 
 
-async def test_listeners_hear_of_a_resync(benches: Benches) -> None:
-    """Who asks for resyncs is told of this one, with the bundle that changed, and then of records again."""
+async def test_listeners_get_the_resync(benches: Benches) -> None:
     async with benches.started() as bench:
         await bench.serve()
         resyncs: list[Resync] = []
@@ -65,8 +62,8 @@ async def test_listeners_hear_of_a_resync(benches: Benches) -> None:
         assert [bundle.name] == [getattr(change, "name", None) for change in resyncs[0].changes]
 
 
-async def test_who_follows_an_assignment_is_woken_by_a_resync(benches: Benches) -> None:
-    """The feed names the bundle that changed, and its namespace has changed at the offset at which it truly did."""
+async def test_a_resync_wakes_the_followers_of_changed_bundles(benches: Benches) -> None:
+    """The namespace has changed at the offset of the unread record."""
     async with benches.started() as bench:
         await bench.serve()
         feed = AssignmentFeed(bench.worker.listen, broker="a")
@@ -80,8 +77,7 @@ async def test_who_follows_an_assignment_is_woken_by_a_resync(benches: Benches) 
         feed.close()
 
 
-async def test_who_follows_a_namespace_hears_that_a_resync_has_deleted_it(benches: Benches) -> None:
-    """A namespace whose policies were changed unread wakes its followers, too."""
+async def test_a_resync_wakes_the_followers_of_a_changed_namespace(benches: Benches) -> None:
     async with benches.started() as bench:
         await bench.serve()
         feed = AssignmentFeed(bench.worker.listen, broker="a")
@@ -94,8 +90,7 @@ async def test_who_follows_a_namespace_hears_that_a_resync_has_deleted_it(benche
         feed.close()
 
 
-async def test_a_move_whose_end_was_cut_off_ends_unknown(benches: Benches) -> None:
-    """Who waits for a split that somebody cancelled in records that nobody read is told that it is not known."""
+async def test_a_move_whose_end_was_truncated_is_unknown(benches: Benches) -> None:
     async with benches.started() as bench:
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
@@ -108,8 +103,7 @@ async def test_a_move_whose_end_was_cut_off_ends_unknown(benches: Benches) -> No
             await splitting
 
 
-async def test_a_request_whose_record_was_cut_off_ends_unknown(benches: Benches) -> None:
-    """A record that stands in what was truncated was accepted or not: its author is told that nobody can tell."""
+async def test_a_request_whose_record_was_truncated_is_unknown(benches: Benches) -> None:
     async with benches.started() as bench:
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
@@ -125,8 +119,7 @@ async def test_a_request_whose_record_was_cut_off_ends_unknown(benches: Benches)
             await asking
 
 
-async def test_a_worker_without_anything_starts_from_the_snapshot(benches: Benches, tmp_path: Path) -> None:
-    """A broker with an empty directory becomes ready on a log whose beginning is gone, and reads its namespaces."""
+async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(benches: Benches, tmp_path: Path) -> None:
     async with benches.started() as bench:
         await bench.serve()
         await bench.worker.stop()
@@ -137,8 +130,8 @@ async def test_a_worker_without_anything_starts_from_the_snapshot(benches: Bench
             assert NAMESPACE in again.worker.view.namespaces
 
 
-async def test_a_start_waits_for_a_log_that_is_away(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker whose log cannot be read at its start restores itself when the log is back, which is no resync."""
+async def test_a_start_waits_for_an_unavailable_log(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """That is no resync."""
     caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
         await bench.serve()
@@ -155,16 +148,11 @@ async def test_a_start_waits_for_a_log_that_is_away(benches: Benches, tmp_path: 
     assert "truncated before" not in caplog.text
 
 
-def test_a_worker_on_an_empty_log_resyncs_into_the_copy(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker that was started on the new log too early joins the channel that is copied there."""
-
-    async def story() -> None:
-        bench = Bench(tmp_path)
-        bench.log.append_error = bench.away
-        async with asyncio.timeout(60), benches.started(bench):
-            await resynced(bench)
-
-    async def resynced(bench: Bench) -> None:
+async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+    """It was started on the new log before the channel was copied there."""
+    bench = Bench(benches.folder)
+    bench.log.append_error = bench.away
+    async with asyncio.timeout(60), benches.started(bench):
         view = channel_with(bundles=4).view
         view.cluster = bench.worker.config.cluster
         view.go_on_above(1_000, level=view.level, level_last=view.level_last)
@@ -174,6 +162,4 @@ def test_a_worker_on_an_empty_log_resyncs_into_the_copy(benches: Benches, tmp_pa
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         assert 4 == len(bench.worker.view.bundles)
         assert (1_001, True) == (bench.worker.view.genesis, min(bench.worker.view.live) > 1_000)
-
-    asyncio.run(story())
     assert [] == [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

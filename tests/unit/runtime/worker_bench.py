@@ -1,4 +1,4 @@
-"""One worker over a log in memory that has the trouble that a test wants."""
+"""One worker over a log in memory with the trouble that a test sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Diary(Service):
-    """A service that notes its calls, and closes and finds split points only when it may."""
+    """A service that notes its calls. It closes and finds split points only when it may."""
 
     def __init__(self) -> None:
         self.open_now: dict[str, Ownership] = {}
@@ -54,7 +54,7 @@ class Diary(Service):
 
 
 class Bench:
-    """One worker, its service, its directory, and its log, which others may write to and compact while the worker cannot reach it."""
+    """One worker, its service and its log, which others may write to and compact while the worker cannot reach it."""
 
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.name = name or f"memory:troubled-{next(_numbers)}"
@@ -70,7 +70,7 @@ class Bench:
         return LogUnavailable(log=self.name, problem="it is away", in_doubt=False)
 
     async def serve(self, *, bundles: int = 1) -> None:
-        """Have all bundles of a namespace open."""
+        """Create a namespace, and wait until all its bundles are open."""
         await self.worker.ready(timeout_ms=PATIENCE_MS)
         await self.worker.request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles)), timeout_ms=PATIENCE_MS)
         await self.until(lambda: len(self.worker.open_bundles) == bundles)
@@ -80,12 +80,12 @@ class Bench:
         await self.worker.until(lambda _: condition() or None, timeout_ms=PATIENCE_MS, what="the condition of the test")
 
     def put(self, make: Callable[[Author], AnyRecord]) -> None:
-        """Append an admin's record, made against what the worker has read."""
+        """Append a record of an admin, made against the view of the worker."""
         author = Author(publisher="admin:ops", as_of=self.worker.view.offset)
         self.writer.append([encode(make(author))], timeout_ms=0)
 
     async def cut_off(self, make: Callable[[Author], AnyRecord]) -> None:
-        """Have the worker miss a record, and the truncation of it."""
+        """Append a record, and truncate it before the worker can read it."""
         self.log.read_error = self.log.append_error = self.away
         await self.until(lambda: not self.worker.log_is_available)
         self.put(make)

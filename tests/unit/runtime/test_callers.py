@@ -1,4 +1,4 @@
-"""Requests at one broker: what the agent's answers become for those who asked."""
+"""Callers of one broker: listeners, waiters for the view, and requests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,78 @@ from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.intents import DeleteNamespace
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime import callers as module
-from equipoise.brokers.runtime.callers import Requests
+from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.entries import Verdict
-from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
+from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 
-INTENT = DeleteNamespace(name="t/n")
 LONG_MS = 60_000
 
 
+def test_listeners_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends makes room."""
+    monkeypatch.setattr(module, "LISTENERS_MAX", 1)
+    listeners = Listeners(broker="b")
+    end = listeners.listen(lambda _folded: None)
+    with pytest.raises(Overloaded, match="the list of listeners"):
+        listeners.listen(lambda _folded: None)
+    end()
+    listeners.listen(lambda _folded: None)()
+
+
+def offset_of(view: View) -> int | None:
+    """Return the offset of the view once it has folded a record."""
+    return view.offset if view.offset >= 0 else None
+
+
+async def test_a_change_wakes_a_waiter() -> None:
+    view = View()
+    waiting = Waiting(lambda: view, broker="b")
+    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+    await asyncio.sleep(0)
+    view.offset = 7
+    waiting.changed()
+    assert 7 == await waiter
+    assert 7 == await waiting.until(offset_of, timeout_ms=0, what="something")
+
+
+async def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
+    waiting = Waiting(View, broker="b")
+    with pytest.raises(DeadlineExceeded, match="something did not happen"):
+        await waiting.until(offset_of, timeout_ms=1, what="something")
+    waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+    await asyncio.sleep(0)
+    waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
+    for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
+        with pytest.raises(WorkerEnded, match="has left"):
+            await late
+
+
+async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled one makes room. A condition that holds already needs none."""
+    monkeypatch.setattr(module, "WAITERS_MAX", 2)
+    view = View()
+    waiting = Waiting(lambda: view, broker="b")
+    waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="queue of callers at broker b is full: it holds 2"):
+        await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
+    assert 1 == await waiting.until(lambda _: 1, timeout_ms=LONG_MS, what="it")
+    waiters[0].cancel()
+    await asyncio.wait([waiters[0]])
+    with pytest.raises(DeadlineExceeded):
+        await waiting.until(offset_of, timeout_ms=1, what="it")
+    waiters[1].cancel()
+    await asyncio.wait([waiters[1]])
+
+
+INTENT = DeleteNamespace(name="t/n")
+
+
 class Agent:
-    """Gives the answers that it was told to give, in their order, and then none."""
+    """Answers requests with these reasons in order, and then no more."""
 
     def __init__(self, *reasons: Reason | None) -> None:
         self.asked: list[Requested] = []
@@ -38,8 +97,8 @@ class Agent:
             self.requests.answer(Answered(ticket=requested.ticket, offset=10 + len(self.asked), verdict=verdict))
 
 
-async def test_a_lost_race_is_run_again_a_few_times() -> None:
-    """A stale proposal is made anew until it is accepted, but not for ever; any other rejection is final."""
+async def test_a_lost_race_is_retried_a_few_times() -> None:
+    """Any other rejection is final."""
     agent = Agent(Reason.STALE, Reason.STALE, None)
     assert 13 == await agent.requests.request(INTENT, timeout_ms=LONG_MS)
     for reasons in ([Reason.STALE] * 6, [Reason.NOT_ADJACENT]):
@@ -49,8 +108,8 @@ async def test_a_lost_race_is_run_again_a_few_times() -> None:
         assert (reasons[0], min(len(reasons), 5)) == (caught.value.reason, len(agent.asked))
 
 
-async def test_the_end_of_a_broker_is_told_at_once() -> None:
-    """What is pending is unknown, with the broker's end as its cause; who comes later is told that end, and nothing is proposed."""
+async def test_the_end_of_a_broker_ends_its_requests() -> None:
+    """A pending one is unknown. A later one proposes nothing."""
     end = WorkerEnded(broker="b", problem="rust")
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
@@ -64,8 +123,7 @@ async def test_the_end_of_a_broker_is_told_at_once() -> None:
     assert (end, 1) == (told.value, len(agent.asked))
 
 
-async def test_what_was_answered_before_the_end_counts() -> None:
-    """A verdict that came in the turn in which the broker ended is told, not that nobody knows."""
+async def test_an_answer_before_the_end_counts() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
     await asyncio.sleep(0)
@@ -74,21 +132,19 @@ async def test_what_was_answered_before_the_end_counts() -> None:
     assert 7 == await pending
 
 
-async def test_a_lost_race_is_not_run_again_after_the_deadline() -> None:
-    """Where a loop was held up until the deadline had come, too, nobody waits for another attempt: the loser is told."""
+async def test_a_lost_race_is_not_retried_after_the_deadline() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=50))
     await asyncio.sleep(0)
     lost = Answered(ticket=agent.asked[0].ticket, offset=11, verdict=Verdict(reason=Reason.STALE))
     agent.requests.answer(lost)
-    time.sleep(0.06)  # noqa: ASYNC251 - the loop is held up, which is what this is about
+    time.sleep(0.06)  # noqa: ASYNC251 - block the loop past the deadline
     with pytest.raises(Rejected) as caught:
         await pending
     assert (Reason.STALE, 11, 1) == (caught.value.reason, caught.value.offset, len(agent.asked))
 
 
-async def test_one_too_many_is_refused_and_one_too_old_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that nobody answers are bounded in number, and end at their deadline, which makes room."""
+async def test_requests_are_bounded_and_end_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUESTS_MAX", 1)
     agent = Agent()
     waiting = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=20))
