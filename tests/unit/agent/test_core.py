@@ -1,4 +1,4 @@
-"""The core: attempts, how they are settled, and how many there may be."""
+"""The core: attempts, how they are settled, and their bound."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.channels.folding import CLUSTER, NAMESPACE, channel_with
 
 
 def core_of(broker: str, *others: str, bundles: int = 4) -> Core:
-    """The core of a broker that has joined, and has read of free bundles."""
+    """Return the core of a broker that has joined and has read of free bundles."""
     channel = channel_with(broker, *others, bundles=bundles)
     reader = Reader(log="test", cluster=CLUSTER)
     for offset, data in channel.entries:
@@ -64,12 +64,12 @@ def answers(core: Core) -> list[Answered]:
 
 
 def read_back(core: Core, append: Append) -> None:
-    """The record comes to stand on the log, and is read."""
+    """Put a record on the log, and read it."""
     folded = core.reader.feed(Entry(core.reader.position, append.data))
     core.settle(folded, folded.record.sequence or 0)
 
 
-def test_the_same_is_not_proposed_twice() -> None:
+def test_a_proposal_in_flight_is_not_repeated() -> None:
     core = core_of("a")
     assert [True, False] == [assign(core, 0), assign(core, 0)]
     core.now = Instant(1_999, 1_999)
@@ -90,7 +90,7 @@ def test_every_attempt_has_a_number_of_its_own() -> None:
 
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
-    """Certain or in doubt, the same is proposed again, as another attempt: the number of the failed one stays used."""
+    """Under a new number."""
     core = core_of("a")
     assign(core, 0)
     core.append_failed(1, LogUnavailable(log="test", problem="away", in_doubt=in_doubt), in_doubt=in_doubt)
@@ -99,7 +99,7 @@ def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
 
 
 def test_a_certain_failure_is_answered_at_once() -> None:
-    """Whoever asked gets the error of the log itself, and the attempt is settled: nothing answers it a second time."""
+    """With the error of the log, and only once."""
     core = core_of("a")
     assign(core, 0, ticket=7)
     full = LogStorageFull(log="test")
@@ -111,7 +111,7 @@ def test_a_certain_failure_is_answered_at_once() -> None:
 
 
 def test_a_failure_in_doubt_answers_nothing() -> None:
-    """The record may still come to stand on the log: then its verdict is the answer."""
+    """The record may still be read. Then its verdict is the answer."""
     core = core_of("a")
     assign(core, 0, ticket=7)
     core.append_failed(1, LogUnavailable(log="test", problem="no answer"), in_doubt=True)
@@ -120,7 +120,7 @@ def test_a_failure_in_doubt_answers_nothing() -> None:
     assert [(7, True)] == [(answer.ticket, answer.verdict is not None and answer.verdict.accepted) for answer in answers(core)]
 
 
-def test_a_changed_state_makes_another_proposal() -> None:
+def test_a_changed_state_allows_another_proposal() -> None:
     core = core_of("a", "b")
     assign(core, 0)
     admin = Author(publisher="admin:ops", as_of=core.view.offset)
@@ -129,8 +129,7 @@ def test_a_changed_state_makes_another_proposal() -> None:
     assert assign(core, 0)
 
 
-def test_reading_any_own_record_settles_all_before_it() -> None:
-    """The requests of earlier attempts are answered: they are read with a verdict, or will never be accepted."""
+def test_reading_an_own_record_settles_all_earlier_attempts() -> None:
     core = core_of("a")
     for index in range(3):
         assign(core, index, ticket=index)
@@ -145,8 +144,8 @@ def test_reading_any_own_record_settles_all_before_it() -> None:
     assert second.verdict.accepted
 
 
-def test_a_resync_settles_what_its_view_has_read() -> None:
-    """What was attempted before the last record that the new view knows is unknown to who asked; what came later goes on."""
+def test_a_resync_settles_what_its_view_covers() -> None:
+    """Their outcome is unknown. Later attempts go on."""
     core = core_of("a")
     assign(core, 0, ticket=1)
     renew(core)
@@ -163,8 +162,7 @@ def test_a_resync_settles_what_its_view_has_read() -> None:
     assert [1, 2] == [answer.ticket for answer in answers(core)]
 
 
-def test_a_resync_over_ones_own_death_settles_everything() -> None:
-    """Of an incarnation that has ended nothing will be read any more, and what was accepted before its death nobody can tell."""
+def test_a_resync_over_the_own_death_settles_everything() -> None:
     core = core_of("a", "b")
     assign(core, 0, ticket=1)
     ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
@@ -186,7 +184,7 @@ def test_the_end_of_an_incarnation_settles_everything() -> None:
 
 
 def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the bound nothing but membership is attempted, and who asks for more is told."""
+    """Beyond the bound only membership is attempted."""
     monkeypatch.setattr(cores, "ATTEMPTS_MAX", 2)
     core = core_of("a")
     assert [True, True, False] == [assign(core, index) for index in range(3)]
@@ -198,7 +196,7 @@ def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_renewals_go_on_through_any_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long nothing is read back, renewals are attempted, and those that are remembered do not grow in number."""
+    """The number of remembered ones does not grow."""
     monkeypatch.setattr(cores, "ATTEMPTS_MAX", 4)
     core = core_of("a")
     for second in range(100):
@@ -229,7 +227,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
+def test_a_profile_that_no_record_can_carry_is_refused(name: str) -> None:
     profile, problem = MISFITS[name]
     with pytest.raises(InvalidConfig, match=problem):
         Profile(**profile)
@@ -241,9 +239,7 @@ def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
     failure_domain=st.none() | st.text(),
     labels=st.dictionaries(st.text(), st.text()),
 )
-def test_a_profile_is_what_can_be_read_back(
-    addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]
-) -> None:
+def test_any_profile_can_be_read_back(addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]) -> None:
     try:
         profile = Profile(addresses=addresses, capacity=capacity, failure_domain=failure_domain, labels=labels)
     except InvalidConfig:

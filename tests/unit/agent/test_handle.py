@@ -1,4 +1,4 @@
-"""Leases and handles: until when they are good, by which clock, and what ends them for ever."""
+"""Leases and handles: how long they are good, by which clock, and what ends them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WALL_MS = 1_700_000_000_000
 
 
 def instant(boot_ms: int, *, ahead_ms: int = 0) -> Instant:
-    """Both clocks at a boot time, the wall clock `ahead_ms` further than it usually is."""
+    """Return both clocks at a boot time, with the wall clock `ahead_ms` ahead."""
     return Instant(boot_ms, WALL_MS + boot_ms + ahead_ms)
 
 
 def lease_until(deadline_ms: int) -> Lease:
-    """A lease of 3 s that ends at a boot time, of a broker that serves on for as long as it takes a step every 1.4 s."""
+    """Return a lease of 3 s that ends at a boot time, with an attention of 1.4 s."""
     lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
     lease.extend(decided=instant(deadline_ms - 3_000), lease_ms=3_000)
     return lease
@@ -29,14 +29,14 @@ def handle_under(lease: Lease, *, is_open: bool = True, serves_on: bool = False)
 
 
 def test_a_lease_counts_from_the_decision() -> None:
-    """It is good from the moment of the decision that was accepted to its length later, and not at that very moment any more."""
+    """Its end is exclusive."""
     lease = lease_until(10_000)
     assert [True, True, False, False] == [lease.good(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 10_001)]
     assert [3_000, 1, 0, 0] == [lease.left_ms(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 20_000)]
 
 
 def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
-    """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the jump."""
+    """By more than half a grace period, until a renewal is decided after the jump."""
     lease = lease_until(10_000)
     assert lease.good(instant(8_000, ahead_ms=250))
     assert not lease.good(instant(8_000, ahead_ms=251))
@@ -60,14 +60,14 @@ def test_a_lost_lease_stays_lost() -> None:
     assert 0 == lease.deadline_ms
 
 
-def test_two_handles_of_one_bundle_are_two() -> None:
-    """Handles are compared by identity: two ownerships of one bundle must not be taken for each other."""
+def test_handles_are_compared_by_identity() -> None:
+    """Two ownerships of one bundle differ."""
     lease = lease_until(10_000)
     assert handle_under(lease) != handle_under(lease)
 
 
 def test_a_handle_that_serves_on_outlasts_its_lease() -> None:
-    """Past the end of the lease it passes as long as its broker takes steps, and any other does not."""
+    """As long as its broker takes steps."""
     lease = lease_until(10_000)
     serving_on, fenced = handle_under(lease, serves_on=True), handle_under(lease)
     for at_ms in (9_000, 10_000, 11_400, 60_000):
@@ -75,8 +75,8 @@ def test_a_handle_that_serves_on_outlasts_its_lease() -> None:
         assert [True, at_ms < 10_000] == [handle.passes(instant(at_ms)) for handle in (serving_on, fenced)]
 
 
-def test_who_has_slept_serves_nothing_on() -> None:
-    """Neither clock may show that the broker took no step for longer than its attention; the wall clock has half a margin more."""
+def test_a_broker_that_has_slept_does_not_serve_on() -> None:
+    """By either clock. The wall clock has half a grace period more."""
     lease = lease_until(10_000)
     handle = handle_under(lease, serves_on=True)
     lease.attend(instant(11_000))

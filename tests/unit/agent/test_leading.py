@@ -1,4 +1,4 @@
-"""Leading: how much is done at once, by whom, and when another steps in."""
+"""Leading: how much is done at once, by which broker, and when another steps in."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PLACEMENTS_MAX, TRANSFERS_MAX = 256, 64
 
 
 def in_flight(stage: Stage, name: str) -> list[BundleTransition]:
-    """The transitions that a broker has proposed, and that have not reached the log."""
+    """Return the transitions that a broker has proposed and that have not reached the log."""
     return [record for _, data in stage.hosts[name].link.in_flight if isinstance(record := decode(data), BundleTransition)]
 
 
-def test_a_step_places_so_many_and_no_more() -> None:
+def test_placements_per_step_are_bounded() -> None:
     stage = play("brokers a b", "hold a", "namespace t/n with 300 bundles by admin")
     assert PLACEMENTS_MAX == len(in_flight(stage, "a"))
     perform(stage, "release a")
@@ -32,8 +32,8 @@ def test_a_step_places_so_many_and_no_more() -> None:
     assert [150, 150] == [stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers()]
 
 
-def test_a_broker_that_drains_moves_so_many_at_once() -> None:
-    """More transfers begin only as others end; all have moved in the end."""
+def test_concurrent_transfers_of_a_draining_broker_are_bounded() -> None:
+    """In the end all have moved."""
     stage = play("brokers a", "namespace t/n with 80 bundles by admin", "brokers b", "service b waits prepare", "drain a")
     assert TRANSFERS_MAX == sum(bundle.phase == "transferring" for bundle in stage.view.bundles.values())
     perform(stage, "service b is well")
@@ -41,8 +41,8 @@ def test_a_broker_that_drains_moves_so_many_at_once() -> None:
     assert 0 == stage.view.held_count(stage.view.brokers["a"].incarnation)
 
 
-def test_a_broker_that_drains_does_not_lead() -> None:
-    """The oldest broker leaves what is free to the oldest that does not drain, and steps in as the last of all."""
+def test_a_draining_broker_does_not_lead() -> None:
+    """It acts as the last of all."""
     waiting = ("service b waits prepare", "service c waits prepare")
     stage = play("cluster a b c with 1 bundle", *waiting, "drain a", "hold a", "hold b", "hold c", "namespace t/m with 1 bundle by admin")
     assert [False, True, False] == [stage.process(name).agent.leads for name in "abc"]
@@ -56,7 +56,7 @@ def test_a_broker_that_drains_does_not_lead() -> None:
 
 @pytest.mark.parametrize(("silenced", "waits_ms"), [("", 0), ("a", 1_000), ("ab", 2_000)])
 def test_each_broker_steps_in_a_second_after_its_elder(silenced: str, waits_ms: int) -> None:
-    """Where those before it do nothing (here because they read nothing), the next by age places what is free."""
+    """Here the elders do nothing because they read nothing."""
     stage = play("cluster a b c with 2 bundles", *(f"deafen {name}" for name in silenced), "hold c", "hold b", "hold a")
     perform(stage, "namespace t/m with 1 bundle by admin")
     next_by_age = "abc"[len(silenced)]
@@ -67,16 +67,16 @@ def test_each_broker_steps_in_a_second_after_its_elder(silenced: str, waits_ms: 
     assert [full_name("t/m/00_ff")] == [record.key for record in in_flight(stage, next_by_age)]
 
 
-def test_what_is_being_deleted_holds_up_nothing() -> None:
-    """However many free bundles of a namespace that is being deleted come first by name, those of another are placed."""
+def test_a_namespace_in_deletion_does_not_delay_others() -> None:
+    """Even if its free bundles come first by name."""
     stage = play("brokers a b", "hold a", f"namespace t/d with {PLACEMENTS_MAX + 1} bundles by admin", "deleting t/d by admin", "release a")
     assert {"free"} == {bundle.phase for bundle in stage.view.bundles_of("t/d")}
     perform(stage, "namespace t/n with 2 bundles by admin")
     assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
 
 
-def test_what_is_being_deleted_is_assigned_to_nobody_instead() -> None:
-    """A bundle whose owner is silent stays with it while its namespace is being deleted: each proposal would only be refused."""
+def test_a_bundle_in_deletion_is_not_assigned_again() -> None:
+    """Each proposal would be refused."""
     stage = play("timing prepare_ms 300s", "brokers a b", "service b hangs prepare", "namespace t/d with 2 bundles by admin")
     silent = next(bundle for bundle in stage.view.bundles_of("t/d") if bundle.phase == "assigning")
     perform(stage, "deleting t/d by admin")
@@ -85,8 +85,7 @@ def test_what_is_being_deleted_is_assigned_to_nobody_instead() -> None:
     assert [silent.owner] == [record.owner for record in about if record.state == "assigning"]
 
 
-def test_what_everybody_refuses_holds_up_nothing() -> None:
-    """However many bundles wait to be offered again, one that nobody has refused is placed at once."""
+def test_refused_bundles_do_not_delay_others() -> None:
     stage = play(
         "brokers a b",
         "service a refuses prepare",
@@ -100,8 +99,7 @@ def test_what_everybody_refuses_holds_up_nothing() -> None:
     assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
 
 
-def test_what_nobody_takes_holds_up_no_drain() -> None:
-    """However many of its bundles the others have refused, a draining broker offers them the rest at once."""
+def test_refused_bundles_do_not_delay_a_drain() -> None:
     bundles = TRANSFERS_MAX + 6
     stage = play("brokers a", f"namespace t/n with {bundles} bundles by admin", "brokers b", "service b refuses prepare", "drain a")
     offered = {
@@ -112,16 +110,15 @@ def test_what_nobody_takes_holds_up_no_drain() -> None:
     assert bundles == len(offered)
 
 
-def test_refusals_of_long_ago_are_not_held_against_anybody() -> None:
-    """Who replays a log in which a broker refused a bundle many times may give it that bundle at once."""
+def test_replayed_refusals_do_not_count() -> None:
     stage = play("brokers a", "service a refuses prepare", "namespace t/n with 1 bundle by admin", "advance 60s")
     for command in ("service a is well", "advance 60s", "brokers b", "transfer 00_ff to b by admin", "drain b"):
         perform(stage, command)
     assert stage.view.brokers["a"].incarnation == stage.view.bundles[full_name("00_ff")].owner
 
 
-def test_nobody_steps_in_while_an_elder_is_at_it() -> None:
-    """A leader that has much to place is left alone: the others count from the last placement that they read of it."""
+def test_no_broker_steps_in_while_an_elder_places() -> None:
+    """The wait counts from the last placement of the elder."""
     stage = play("cluster a b c with 2 bundles", "hold c", "hold b", "hold a", "namespace t/m with 9 bundles by admin", "advance 900ms")
     perform(stage, "deliver 1 of a")
     perform(stage, "advance 999ms")
@@ -131,8 +128,7 @@ def test_nobody_steps_in_while_an_elder_is_at_it() -> None:
     assert "assigning" not in {record.state for record in in_flight(stage, "c")}
 
 
-def test_an_elder_that_never_places_a_bundle_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader that places others on and on, and one bundle never, is left alone with it for its patience and no longer."""
+def test_the_wait_for_an_elder_that_skips_a_bundle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = play("cluster a b with 2 bundles")
     place, view = FewestBundles.place, stage.process("a").agent.view
 
@@ -153,7 +149,7 @@ def test_an_elder_that_never_places_a_bundle_is_not_waited_for_for_ever(monkeypa
     assert "owned" == phases[-1]
 
 
-def test_an_operator_is_no_elder() -> None:
+def test_an_assignment_by_an_operator_delays_no_broker() -> None:
     stage = play("cluster a b with 2 bundles", "hold b", "hold a", "namespace t/m with 2 bundles by admin", "advance 900ms")
     perform(stage, "assign t/m/00_80 to b by admin")
     perform(stage, "advance 250ms")
@@ -170,8 +166,7 @@ def test_many_lookups_are_one_proposal() -> None:
     assert 1 == len(in_flight(stage, "b"))
 
 
-def test_lookups_do_not_hurry_those_that_refuse() -> None:
-    """However often a bundle is looked up that everybody refuses, each broker is asked for it no sooner than 750 ms later."""
+def test_lookups_do_not_shorten_the_back_off() -> None:
     stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
     asked = len(stage.records)
     for _ in range(20):
@@ -180,15 +175,14 @@ def test_lookups_do_not_hurry_those_that_refuse() -> None:
     assert asked == len(stage.records)
 
 
-def test_who_unloads_for_an_operator_may_have_it_back() -> None:
-    """An operator's unload that its owner itself has written is no refusal: a lone broker places the bundle again at once."""
+def test_an_unload_for_an_operator_is_no_refusal() -> None:
+    """A lone broker places the bundle again at once."""
     stage = play("cluster a with 1 bundle")
     perform(stage, "unload 00_ff by a")
     assert ("owned", True) == (stage.view.bundles[full_name("00_ff")].phase, stage.process("a").agent.handles[full_name("00_ff")].is_open)
 
 
-def test_the_plug_is_not_asked_about_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all is owned, or nothing is left to move, placement has no work, however often the leader looks."""
+def test_placement_is_not_called_without_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     place = FewestBundles.place
 
@@ -203,8 +197,8 @@ def test_the_plug_is_not_asked_about_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert [2, 1] == asked
 
 
-def test_the_long_gone_are_removed_after_a_day() -> None:
-    """The leader forgets a broker 24 hours after it went, counted from its own start if that was later."""
+def test_a_gone_broker_is_removed_after_a_day() -> None:
+    """Counted from the start of the leader if that is later."""
     stage = play("brokers a b", "leave b", "snapshot a", "restart a from snapshot")
     stage.now_ms += 24 * 60 * 60 * 1_000 - 3_000
     perform(stage, "advance 2999ms")
@@ -213,12 +207,12 @@ def test_the_long_gone_are_removed_after_a_day() -> None:
     assert ["a"] == sorted(stage.view.brokers)
 
 
-def test_only_the_leader_removes() -> None:
+def test_only_the_leader_removes_gone_brokers() -> None:
     stage = play("timing remove_after_ms 1s", "brokers a b c", "leave c", "hold b", "advance 1400ms")
     assert ["a", "b"] == sorted(stage.view.brokers)
     assert [] == [data for _, data in stage.hosts["b"].link.in_flight if isinstance(decode(data), BrokerRecord)]
 
 
-def test_nobody_removes_the_living() -> None:
+def test_a_broker_that_is_back_is_not_removed() -> None:
     stage = play("timing remove_after_ms 5s", "brokers a b", "leave b", "advance 4s", "restart b with directory", "advance 10s")
     assert ["a", "b"] == sorted(stage.view.brokers)

@@ -1,4 +1,4 @@
-"""Membership: whose silence counts from when, who speaks first, and what joining takes."""
+"""Membership: silence, suspicion, death, joining and leaving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.scenarios.stage import Stage
 
 
 class Lone:
-    """One agent on a log of its own, stepped by hand: what it appends is on the log when `land` is called."""
+    """One agent on a log of its own. `land` puts its appends on the log."""
 
     def __init__(self, *, timing: Timing | None = None, nonces: frozenset[str] = frozenset()) -> None:
         self.now_ms = 10_000
@@ -45,7 +45,7 @@ class Lone:
         return self.agent.step(event, Instant(self.now_ms, self.now_ms))
 
     def land(self, *effects: Effect) -> list[Effect]:
-        """Let what these effects append come to stand on the log, and be read."""
+        """Put the appends among these effects on the log, and read it."""
         for effect in effects:
             if isinstance(effect, Append):
                 self.entries.append(Entry(len(self.entries) + 1, effect.data))
@@ -53,7 +53,7 @@ class Lone:
         return self.step(Read(entries=unread))
 
     def begin(self) -> str:
-        """Read the empty log, begin it, and ask to join; the nonce that is to be written."""
+        """Read the empty log, begin it, and ask to join. Return the instance id to write."""
         effects = self.land(*self.land())
         (nonce,) = [effect.nonce for effect in effects if isinstance(effect, WriteNonce)]
         return nonce
@@ -64,7 +64,7 @@ def records(effects: list[Effect]) -> list[object]:
 
 
 def deaths(stage: Stage) -> list[str]:
-    """Return the accepted declarations of death: who declared whom."""
+    """Return the accepted declarations of death: which broker declared which."""
     words = [line.splitlines()[0].split() for line in stage.records if "  down  " in line and "rejected" not in line]
     return [f"{line[-1]} declares {line[2]} down" for line in words]
 
@@ -79,8 +79,8 @@ def test_unsafe_durations_make_no_agent() -> None:
         Lone(timing=Timing(margin_ms=100))
 
 
-def test_a_nonce_is_on_the_disk_before_a_record_bears_it() -> None:
-    """The attempt to join is sent when the nonce is written, and its lease counts from when it was decided on."""
+def test_a_joined_waits_for_its_instance_id_on_disk() -> None:
+    """The lease counts from the decision to join."""
     lone = Lone()
     nonce = lone.begin()
     lone.now_ms += 400
@@ -94,7 +94,7 @@ def test_a_nonce_is_on_the_disk_before_a_record_bears_it() -> None:
 
 
 def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
-    """Where a nonce takes longer to be written than the next attempt is away, the first one written is sent all the same."""
+    """An instance id that is written after the next attempt is still used."""
     lone = Lone()
     first = lone.begin()
     lone.now_ms += 1_000
@@ -108,14 +108,14 @@ def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
     assert [] == records(lone.step(NonceWritten(nonce=second)))
 
 
-def test_a_nonce_that_nobody_asked_for_is_not_sent() -> None:
+def test_an_unknown_instance_id_is_not_sent() -> None:
     lone = Lone()
     lone.begin()
     assert [] == records(lone.step(NonceWritten(nonce="somebody's")))
 
 
-def test_a_renewal_goes_out_every_interval_and_says_the_digest() -> None:
-    """It is based on the broker's last accepted record, with the digest that the view had just after it."""
+def test_each_renewal_has_the_digest_of_the_view() -> None:
+    """It is based on the broker's last accepted record."""
     lone = Lone()
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     digest = lone.agent.view.digest()
@@ -132,7 +132,7 @@ def test_a_renewal_goes_out_every_interval_and_says_the_digest() -> None:
 
 
 def test_a_renewal_that_failed_is_tried_again_soon() -> None:
-    """After a quarter of the interval, so that an outage ends for this broker when it ends."""
+    """After a quarter of the interval, to notice the end of an outage."""
     lone = Lone()
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     lone.now_ms += 1_000
@@ -143,8 +143,8 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
     assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]
 
 
-def test_what_was_asked_before_a_stall_tells_nothing_of_the_log() -> None:
-    """A failed append of an older request does not say that the log is away; a failed append of a newer one does."""
+def test_a_failed_append_from_before_a_stall_proves_nothing() -> None:
+    """One from after the stall shows that the log is away."""
     lone = Lone()
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     lone.now_ms += 1_000
@@ -158,8 +158,7 @@ def test_what_was_asked_before_a_stall_tells_nothing_of_the_log() -> None:
     assert lone.agent.lease.is_attended(Instant(lone.now_ms, lone.now_ms))
 
 
-def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
-    """A process that reads in its replay how its own id was renewed joins all the same, however long that went on."""
+def test_replayed_renewals_of_a_predecessor_do_not_prevent_joining() -> None:
     stage = play("brokers a b", "advance 30s", "restart a with lost directory", "advance 4500ms")
     assert stage.process("a").agent.is_ready
 
@@ -192,8 +191,8 @@ DEATHS: dict[str, tuple[str | list[str], ...]] = {
 
 
 @pytest.mark.parametrize("name", DEATHS)
-def test_who_declares_a_silent_broker_dead_and_when(name: str) -> None:
-    """Silence counts to the millisecond, for each broker by its age, its lease and what it has read."""
+def test_which_broker_declares_a_silent_one_dead_and_when(name: str) -> None:
+    """By age, lease, and what it has read."""
     stage = Stage()
     for step in DEATHS[name]:
         if isinstance(step, str):
@@ -205,8 +204,8 @@ def test_who_declares_a_silent_broker_dead_and_when(name: str) -> None:
 @pytest.mark.parametrize(
     ("commands", "lease_is_good"), [(("hold a", "advance 6s"), False), (("advance 1900ms", "hold a", "advance 1700ms"), True)]
 )
-def test_who_may_have_been_away_accuses_nobody(commands: tuple[str, ...], lease_is_good: bool) -> None:
-    """A broker accuses nobody that cannot renew, nor one that has read no renewal of its own for half a lease."""
+def test_a_broker_that_may_have_been_away_accuses_none(commands: tuple[str, ...], lease_is_good: bool) -> None:
+    """It has no lease, or has read no own renewal for half a lease."""
     stage = play("brokers a b", "crash b", *commands)
     assert lease_is_good == stage.process("a").agent.lease.good(stage.hosts["a"].now())
     assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
@@ -242,8 +241,8 @@ SUSPECTS: dict[str, tuple[str | set[str], ...]] = {
 
 
 @pytest.mark.parametrize("name", SUSPECTS)
-def test_whom_a_broker_suspects_and_when(name: str) -> None:
-    """A dead owner is suspect as early as is safe; an outage of the log makes nobody suspect before its lease ends."""
+def test_which_brokers_are_suspect_and_when(name: str) -> None:
+    """An outage makes none suspect before its lease ends."""
     stage = Stage()
     for step in SUSPECTS[name]:
         if isinstance(step, str):
@@ -260,37 +259,36 @@ def test_whom_a_broker_suspects_and_when(name: str) -> None:
     ],
     ids=["an outage that only the log shows", "an outage after a death was noticed"],
 )
-def test_a_log_that_cannot_be_read_tells_nothing_of_silence(commands: tuple[str, ...], by_what_it_read: bool, unreadable: bool) -> None:
-    """Before anybody else is late as well, the log's own word tells of its outage; what was noticed before it stays."""
+def test_an_unreadable_log_shows_no_silence(commands: tuple[str, ...], by_what_it_read: bool, unreadable: bool) -> None:
+    """Silence that was noticed before stays."""
     stage = play("brokers a", *commands)
     assert by_what_it_read == is_suspect(stage, "a", at="b")
     assert unreadable == is_suspect(stage, "a", at="b", log_is_readable=False)
 
 
-def test_only_what_was_accepted_extends_a_lease() -> None:
-    """Of two renewals that arrive late the first is accepted: the lease counts from that one, though the other is newer."""
+def test_only_an_accepted_renewal_extends_the_lease() -> None:
+    """Of two late renewals the first is accepted."""
     stage = play("cluster a b with 1 bundle", "hold a", "advance 2900ms", "release a")
     assert 1_000 + 3_000 - 2_900 == stage.process("a").agent.lease.left_ms(stage.hosts["a"].now())
 
 
-def test_who_leaves_has_no_lease_any_more() -> None:
-    """From the moment at which it stops serving there is no way back in that incarnation, whatever is still to be closed."""
+def test_a_leaving_broker_loses_its_lease_for_good() -> None:
     stage = play("cluster a with 1 bundle", "service a waits close", "leave a", "advance 100ms")
     process = stage.process("a")
     assert process.agent.incarnation is not None
     assert 0 == process.agent.lease.deadline_ms
 
 
-def test_a_late_copy_of_its_own_joining_puts_no_member_in_touch() -> None:
-    """For a member only an accepted renewal proves touch; the answer `still_alive` does so for a process that is none."""
+def test_a_late_copy_of_its_joined_does_not_put_a_member_in_touch() -> None:
+    """Only an accepted renewal does."""
     stage = play("brokers a b", "hold a", "advance 1499ms", "duplicate 2")
     assert stage.process("a").agent.is_in_touch
     perform(stage, "advance 1ms")
     assert not stage.process("a").agent.is_in_touch
 
 
-def test_promises_grow_with_the_membership() -> None:
-    """Who joins a cluster of 10 promises for 11, and keeps to what it has promised."""
+def test_durations_grow_with_the_membership() -> None:
+    """From the eleventh member on. A member keeps its own."""
     stage = Stage()
     for number in range(11):
         stage.start(f"broker{number}")

@@ -1,4 +1,4 @@
-"""Ownership and work: the two checks that a service makes, and what splits, merges and lost leases do to work in progress."""
+"""Ownership and work: both checks, and the effects of splits, merges and lost leases on work in progress."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_the_keys_lie_where_these_tests_need_them() -> None:
     assert key_hash(LEFT_KEY) < MIDDLE <= key_hash(RIGHT_KEY)
 
 
-def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
-    """Work that passes both checks is witnessed with its times, its token, and the lease that covered it."""
+def test_work_that_passes_both_checks_is_recorded() -> None:
+    """With times, token, and lease."""
     clock, seen = clock_at_start(), list[Evidence]()
     ownership = Ownership(opened(), clock=clock, record=seen.append)
     assert ownership.is_good
@@ -59,7 +59,7 @@ def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
     ] == seen
 
 
-def test_work_does_not_start_without_the_right_to_it() -> None:
+def test_work_does_not_start_without_a_good_handle() -> None:
     clock = clock_at_start()
     closed = opened()
     closed.is_open = False
@@ -71,7 +71,7 @@ def test_work_does_not_start_without_the_right_to_it() -> None:
 
 
 @pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
-def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
+def test_work_is_not_answered_once_the_handle_is_lost(way: str) -> None:
     clock, lease, seen = clock_at_start(), good_lease(), list[Evidence]()
     handle = opened(lease=lease)
     work = Ownership(handle, clock=clock, record=seen.append).begin(LEFT_KEY)
@@ -90,7 +90,7 @@ def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
 
 
 def test_work_goes_on_over_a_split() -> None:
-    """Each piece of work is answered under the part that holds its key, also when that part is split again."""
+    """Under the child that holds its key. Also over a second split."""
     lease, seen = good_lease(), list[Evidence]()
     whole = opened(lease=lease)
     ownership = Ownership(whole, clock=clock_at_start(), record=seen.append)
@@ -106,8 +106,7 @@ def test_work_goes_on_over_a_split() -> None:
     assert [holder.bundle, right.bundle] == [evidence.bundle for evidence in seen]
 
 
-def test_work_is_lost_with_the_part_that_moves_away() -> None:
-    """After a split the part that was given away takes its work with it; the other goes on."""
+def test_work_is_lost_with_the_child_that_moves_away() -> None:
     lease = good_lease()
     whole = opened(lease=lease)
     ownership = Ownership(whole, clock=clock_at_start())
@@ -121,7 +120,7 @@ def test_work_is_lost_with_the_part_that_moves_away() -> None:
 
 
 def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
-    """A union takes the greater token: work begun under the smaller one could have been refused by a store meanwhile."""
+    """A store may have refused the smaller one meanwhile."""
     lease = good_lease()
     left, right = opened(0, MIDDLE, token=9, lease=lease), opened(MIDDLE, token=12, lease=lease)
     clock = clock_at_start()
@@ -132,8 +131,8 @@ def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
         left_work.finish()
 
 
-def test_as_a_context_work_is_checked_at_its_end() -> None:
-    """Leaving the context is the second check; what the work itself raised goes on instead."""
+def test_a_context_of_work_checks_at_its_end() -> None:
+    """An error of the work itself is raised instead."""
     handle = opened()
     ownership = Ownership(handle, clock=clock_at_start())
     with pytest.raises(OwnershipLost), ownership.begin(LEFT_KEY):

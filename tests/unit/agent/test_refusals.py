@@ -1,4 +1,4 @@
-"""Refusals: how long a broker that does not take a bundle is left in peace."""
+"""Refusals: how long a broker that refuses a bundle is not asked again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ BUNDLE = "t/n/0x00000000_0xffffffff"
 
 
 def rest_ms(refusals: Refusals, now_ms: int) -> int:
-    """How long from `now_ms` on broker 7 is not asked for the bundle, to the millisecond."""
+    """Return how long from `now_ms` on broker 7 is not asked."""
     return next(ms for ms in range(0, 2 * ASK_AGAIN_MS_MAX, 50) if BUNDLE not in refusals.to_avoid([BUNDLE], now_ms + ms))
 
 
-def test_each_refusal_in_a_row_doubles_the_rest() -> None:
-    """A broker that refuses again and again is asked after 0.75 s, 1.5 s, 3 s and so on, up to a minute."""
+def test_each_refusal_in_a_row_doubles_the_back_off() -> None:
+    """Up to a minute."""
     refusals = Refusals()
     now_ms, rests = 0, []
     for _ in range(9):
@@ -23,8 +23,7 @@ def test_each_refusal_in_a_row_doubles_the_rest() -> None:
     assert [750, 1_500, 3_000, 6_000, 12_000, 24_000, 48_000, 60_000, 60_000] == rests
 
 
-def test_a_slow_failure_counts_on() -> None:
-    """A service that takes ten seconds to fail is backed off from as one that fails at once."""
+def test_a_slow_failure_counts_as_a_refusal_in_a_row() -> None:
     refusals = Refusals()
     refusals.note(BUNDLE, 7, 0)
     refusals.note(BUNDLE, 7, ASK_AGAIN_MS + 10_000)
@@ -42,8 +41,7 @@ def test_a_refusal_long_ago_is_forgotten() -> None:
     assert {} == refusals._refused  # noqa: SLF001 - that nothing is kept cannot be seen from outside
 
 
-def test_each_rests_for_its_own_time() -> None:
-    """Of several that have refused a bundle each may be asked again when its own rest is over."""
+def test_each_broker_has_its_own_back_off() -> None:
     refusals = Refusals()
     refusals.note(BUNDLE, 7, 0)
     refusals.note(BUNDLE, 8, 500)
@@ -53,7 +51,7 @@ def test_each_rests_for_its_own_time() -> None:
     assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE], 1_250)
 
 
-def test_others_may_be_asked_meanwhile() -> None:
+def test_other_bundles_and_brokers_are_not_affected() -> None:
     refusals = Refusals()
     refusals.note(BUNDLE, 7, 0)
     assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE, "t/n/0x00000000_0x80000000"], 1)

@@ -1,4 +1,4 @@
-"""Requests: each intent becomes the record that it means, or the refusal that the fold would give."""
+"""Requests: each intent becomes its record, or the rejection that the log would give."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def accept(channel: Channel, *intents: Intent) -> None:
 
 
 def refusal(channel: Channel, intent: Intent) -> tuple[Reason | None, str]:
-    """Why an intent is refused, in one word and in a sentence."""
+    """Return the reason and the problem of a refused intent."""
     verdict = record_of(channel.view, intent)
     assert isinstance(verdict, Verdict)
     return verdict.reason, verdict.problem or ""
@@ -69,7 +69,7 @@ def test_an_intent_becomes_its_record(intent: Intent, phases: list[str | None]) 
     assert phases == [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
 
 
-def test_the_wishes_of_the_intent_are_in_the_record() -> None:
+def test_the_record_has_the_details_of_the_intent() -> None:
     channel = owned_pair()
     accept(
         channel,
@@ -81,8 +81,8 @@ def test_the_wishes_of_the_intent_are_in_the_record() -> None:
     assert [0, 7] == [bundle.low for bundle in channel.view.bundles_of("tenant/new")]
 
 
-def test_a_policy_is_set_and_taken_away_alone() -> None:
-    """The other policies of the namespace stay as they are; one that is not there can be taken away all the same."""
+def test_a_policy_is_set_and_removed_alone() -> None:
+    """The others stay. Removing an unset one is allowed."""
     channel = owned_pair()
     for policy, value in (("x", 1), ("y", 2), ("x", 3), ("z", None), ("y", None)):
         accept(channel, SetPolicy(name=NAMESPACE, policy=policy, value=value))
@@ -90,7 +90,7 @@ def test_a_policy_is_set_and_taken_away_alone() -> None:
 
 
 def test_a_namespace_has_a_bounded_number_of_policies() -> None:
-    """One too many is refused by a sentence that says how many there may be; what is there can still be changed."""
+    """At the maximum, set ones can still be changed."""
     channel = owned_pair()
     accept(channel, *(SetPolicy(name=NAMESPACE, policy=f"p{number}", value=number) for number in range(DOCUMENT_ENTRIES_MAX)))
     reason, problem = refusal(channel, SetPolicy(name=NAMESPACE, policy="one more", value=1))
@@ -100,7 +100,7 @@ def test_a_namespace_has_a_bounded_number_of_policies() -> None:
 
 
 def pin(*brokers: str) -> SetClusterPolicy:
-    """Keep the namespace at these brokers; at any if there are none."""
+    """Return a pin of the namespace to these brokers; its removal without any."""
     return SetClusterPolicy(policy="pin/p", document=pin_document(*brokers) if brokers else None)
 
 
@@ -108,7 +108,7 @@ def pin_document(*brokers: str) -> Document:
     return {"namespace": NAMESPACE, **{f"brokers.{number}": broker for number, broker in enumerate(brokers)}}
 
 
-def test_a_cluster_policy_is_set_and_taken_away() -> None:
+def test_a_cluster_policy_is_set_and_removed() -> None:
     channel = owned_pair()
     for broker in ("a", "b"):
         accept(channel, pin(broker))
@@ -118,8 +118,8 @@ def test_a_cluster_policy_is_set_and_taken_away() -> None:
     assert {} == channel.view.policies
 
 
-def test_a_cluster_policy_that_cannot_be_is_refused_and_the_old_one_stays() -> None:
-    """One that says nothing sensible, one that leaves nobody, and one that is not there; each with its sentence."""
+def test_an_invalid_cluster_policy_is_refused() -> None:
+    """The old one stays."""
     channel = owned_pair()
     old = pin_document("a")
     accept(channel, pin("a"))
@@ -135,8 +135,8 @@ def test_a_cluster_policy_that_cannot_be_is_refused_and_the_old_one_stays() -> N
     assert {"pin/p": old} == {name: entry.document for name, entry in channel.view.policies.items()}
 
 
-def test_a_bundle_moves_away_to_whom_the_rules_allow() -> None:
-    """And is unloaded where they allow nobody else, to be placed anew."""
+def test_a_bundle_moves_away_to_an_allowed_broker() -> None:
+    """Without one it is unloaded."""
     channel = owned_pair()
     accept(channel, pin("a", "c"), MoveAway(bundle=LEFT, reason="drill"))
     left = channel.view.bundles[LEFT]
@@ -145,8 +145,8 @@ def test_a_bundle_moves_away_to_whom_the_rules_allow() -> None:
     assert "unloading" == channel.view.bundles[LEFT].phase
 
 
-def test_a_bundle_that_nobody_else_may_have_stays_where_that_is_wanted() -> None:
-    """Who moves bundles for the sake of load lets go of none for nothing, and is told why: a pin, or nobody else is there."""
+def test_or_stay_keeps_a_bundle_that_no_other_broker_may_own() -> None:
+    """The problem names the pin, or that there is no other broker."""
     channel = owned_pair()
     accept(channel, pin("a"))
     wish = MoveAway(bundle=LEFT, reason="shed", or_stay=True)
@@ -183,20 +183,20 @@ REFUSED: tuple[tuple[Intent, Reason, str], ...] = (
 
 
 @pytest.mark.parametrize(("intent", "reason", "problem"), REFUSED)
-def test_what_no_record_can_mean_is_refused_with_its_reason(intent: Intent, reason: Reason, problem: str) -> None:
-    """Nothing is put to the log that names what is not there; the answer is the one that the log would give."""
+def test_an_intent_without_a_record_is_refused(intent: Intent, reason: Reason, problem: str) -> None:
+    """With the reason that the log would give."""
     refused = refusal(owned_pair(), intent)
     assert (reason, True) == (refused[0], problem in refused[1])
 
 
-def test_a_bundle_that_nobody_owns_cannot_be_moved() -> None:
+def test_a_free_bundle_cannot_be_moved() -> None:
     channel = channel_with("a", "b")
     verdict = record_of(channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x"))
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{channel.bundle().name} is free, not owned") == verdict
 
 
-def test_a_move_to_the_dead_is_left_to_the_log() -> None:
-    """So that the refusal is on record: the log says `dead_target`."""
+def test_a_transfer_to_a_dead_broker_is_rejected_by_the_log() -> None:
+    """So that the rejection is a record."""
     channel = owned_pair()
     channel.die("b")
     make = record_of(channel.view, Transfer(bundle=LEFT, destination="b", reason="x"))
@@ -204,8 +204,7 @@ def test_a_move_to_the_dead_is_left_to_the_log() -> None:
     assert Reason.DEAD_TARGET == channel.put(make(channel.author("c"))).reason
 
 
-def test_a_transfer_can_be_cancelled_until_its_source_releases_the_bundle() -> None:
-    """A transfer that waits for its destination ends where it began; what is released is refused with how it is."""
+def test_a_transfer_can_be_cancelled_until_its_source_releases() -> None:
     channel = owned_pair()
     accept(channel, Transfer(bundle=LEFT, destination="b", reason="load"), Cancel(bundle=LEFT, reason="enough"))
     left = channel.view.bundles[LEFT]
@@ -215,5 +214,5 @@ def test_a_transfer_can_be_cancelled_until_its_source_releases_the_bundle() -> N
 
 
 def test_a_merge_may_name_the_neighbour() -> None:
-    """Whoever saw two cold neighbours must not join a third that has come between them."""
+    """So that it does not merge a new neighbour."""
     accept(owned_pair(), MergeBundles(left=LEFT, right=RIGHT, reason="cold"))

@@ -32,8 +32,8 @@ EDGES: dict[str, tuple[str, Timing]] = {
 
 
 @pytest.mark.parametrize(("setting", "timing"), EDGES.values(), ids=EDGES)
-def test_what_is_just_unsafe_is_refused(setting: str, timing: Timing) -> None:
-    """The error names the setting, its value, and a value that passes the rule, so that an operator who follows it gets through."""
+def test_durations_just_beyond_a_limit_are_refused(setting: str, timing: Timing) -> None:
+    """The error names the setting, its value, and a value that is safe."""
     TIGHT.check()
     with pytest.raises(InvalidConfig, match=f"{setting} is {getattr(timing, setting)} ms, which is not safe: it must be at least "):
         timing.check()
@@ -41,7 +41,7 @@ def test_what_is_just_unsafe_is_refused(setting: str, timing: Timing) -> None:
 
 
 def followed(timing: Timing) -> Timing:
-    """Return these durations after an operator has followed each error: lease and margin are then only just long enough."""
+    """Return durations after each error was followed: lease and margin are then just long enough."""
     for _ in range(6):  # One rule may hand over to the next.
         try:
             timing.check()
@@ -56,8 +56,8 @@ def test_the_defaults_are_safe(log_url: str) -> None:
     timing_of(log_url).check()
 
 
-def test_the_defaults_go_by_the_kind_of_log() -> None:
-    """On Kafka the lease is longer than a session timeout and an election; whatever is no log at all gets those of the embedded one."""
+def test_the_defaults_depend_on_the_kind_of_log() -> None:
+    """On Kafka the lease outlasts a session timeout and an election."""
     embedded, kafka = (timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel"))
     assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [(each.lease_ms, each.renew_ms, each.margin_ms) for each in (embedded, kafka)]
     assert kafka.lease_ms >= 9_000 + 1_000 + kafka.renew_ms
@@ -65,21 +65,19 @@ def test_the_defaults_go_by_the_kind_of_log() -> None:
 
 
 def test_a_lease_that_ends_during_a_failover_is_refused() -> None:
-    """The error names the lease, what it is, and the sum that it must outlast."""
     kafka = timing_of("kafka://localhost:9092/channel")
     with pytest.raises(InvalidConfig, match=r"lease_ms is 14749 ms, .* it must be at least 14750 \(renewal \+ failover_ms"):
         replace(kafka, lease_ms=14_749).check()
 
 
 def test_small_clusters_keep_their_pace() -> None:
-    """Up to 10 members nothing changes; from there the promises grow in proportion, and the service's deadlines do not."""
+    """From 10 members on the promises grow in proportion. Deadlines of the service do not."""
     assert Timing() == Timing().for_members(1) == Timing().for_members(10)
     assert replace(Timing(), lease_ms=30_000, renew_ms=10_000, margin_ms=5_000) == Timing().for_members(100)
 
 
 @given(members=st.integers(1, 10_000))
-def test_renewals_of_all_together_are_bounded(members: int) -> None:
-    """However many members there are, together they renew hardly more than 10 times a second."""
+def test_all_members_together_renew_about_ten_times_a_second(members: int) -> None:
     renew_ms = Timing().for_members(members).renew_ms
     assert members * 1_000 / renew_ms <= max(10 * renew_ms / (renew_ms - 1), members)
     assert members <= 10 or members * 1_000 / renew_ms <= 10.1
@@ -87,7 +85,7 @@ def test_renewals_of_all_together_are_bounded(members: int) -> None:
 
 @st.composite
 def only_just_safe(draw: st.DrawFn) -> Timing:
-    """Durations of which lease and margin are as short as they may be."""
+    """Draw durations with the shortest safe lease and margin."""
     timing = Timing(
         renew_ms=draw(st.integers(100, 10_000)),
         round_trip_ms=draw(st.integers(50, 2_000)),
@@ -110,17 +108,17 @@ KAFKA = timing_of("kafka://localhost:9092/channel")
 @example(timing=Timing(), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
 @example(timing=KAFKA, began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
 @example(timing=followed(replace(KAFKA, margin_ms=1, stall_ms=1)), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
-def test_a_lease_ends_before_anybody_may_accuse(
+def test_a_lease_ends_before_any_broker_may_accuse(
     timing: Timing, began_us: int, slept_permille: int, errors_permille: tuple[int, int]
 ) -> None:
-    """However wrong the clocks run, and with a sleep that goes unseen, a lease is over when the first broker may declare it down."""
+    """However wrong the clocks run, and with an unseen sleep."""
     slow, fast = (
         Clock(boot_start_us=began_us % 7_777, wall_start_us=0, rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000)
         for error in errors_permille
     )
     lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)
     lease.extend(decided=slow.read(began_us), lease_ms=timing.lease_ms)
-    # The observer reads the renewal at once. Whoever reads it later accuses later.
+    # The observer reads the renewal at once. One that reads it later accuses later.
     heard_ms = fast.read(began_us).boot_ms
     accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.margin_ms) - 2
     slept_us = timing.skew_max_ms * slept_permille + 999
@@ -130,6 +128,6 @@ def test_a_lease_ends_before_anybody_may_accuse(
 
 
 @given(timing=only_just_safe(), members=st.integers(1, 2_000))
-def test_what_is_safe_stays_safe_in_any_membership(timing: Timing, members: int) -> None:
+def test_safe_durations_stay_safe_in_any_membership(timing: Timing, members: int) -> None:
     timing.check()
     timing.for_members(members).check()

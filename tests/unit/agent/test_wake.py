@@ -1,4 +1,4 @@
-"""Waking: an agent that is woken only when it asks to be misses nothing, and one that has nothing to do sleeps."""
+"""Wakes: an agent that is woken only when it asks for it misses nothing, and sleeps at rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUND_MS = 250
 
 
 class CountingStage(Stage):
-    """A stage that counts how often each broker is woken, and notes when each record came to the log."""
+    """A stage that counts the wakes of each broker, and notes the time of each record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class CountingStage(Stage):
 
 
 class PendingStage(CountingStage):
-    """A stage on which every broker is woken every millisecond, whatever it asks for."""
+    """A stage that wakes every broker every millisecond."""
 
     def advance(self, duration_ms: int) -> None:
         for _ in range(duration_ms):
@@ -129,8 +129,8 @@ STORIES = {
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_who_is_woken_when_it_asks_misses_nothing(name: str) -> None:
-    """The same records come to the log as where everybody is woken all the time: at most a round later, membership at once."""
+def test_a_broker_that_wakes_only_when_due_misses_nothing(name: str) -> None:
+    """The log gets the same records as with constant wakes: at most a round later, membership at once."""
     asked, pending = play(CountingStage(), STORIES[name]), play(PendingStage(), STORIES[name])
     assert pending.records == asked.records
     late = []
@@ -151,8 +151,8 @@ def test_who_is_woken_when_it_asks_misses_nothing(name: str) -> None:
         "cluster a b c with 4 bundles\ntransfer 00_40 to b by admin\nsplit 40_80 by admin\nadvance 1s",
     ],
 )
-def test_who_has_nothing_to_do_sleeps(before: str) -> None:
-    """A cluster at rest costs each broker two wakes a second, also when brokers have gone, bundles moved or been cut."""
+def test_a_broker_at_rest_wakes_twice_a_second(before: str) -> None:
+    """Also after deaths, moves and splits."""
     stage = play(CountingStage(), before)
     stage.wakes.clear()
     perform(stage, "advance 20s")

@@ -1,4 +1,4 @@
-"""Placement: the quick choice is the one that a slow and obvious model makes."""
+"""The placement `FewestBundles`, against a slow and obvious model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY_AVOIDED: Mapping[str, frozenset[int]] = {}
 
 
 def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
-    """A channel with brokers of these capacities, and one namespace of free bundles."""
+    """Return a channel with brokers of these capacities, and one namespace of free bundles."""
     channel = Channel()
     channel.genesis()
     for broker, capacity in capacities.items():
@@ -29,7 +29,7 @@ def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
 
 
 def model_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-    """One bundle after the other, to whoever has the smallest share after taking it, counting bundles one by one."""
+    """Place one bundle after the other at the broker with the smallest share after taking it, counting bundles one by one."""
     placed: dict[str, int] = {}
     for bundle in bundles:
         best = None
@@ -47,8 +47,7 @@ def model_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozens
 
 
 @given(data=st.data())
-def test_the_choice_is_that_of_the_model(data: st.DataObject) -> None:
-    """For any capacities, any bundles held, drained brokers and refusals, both place the same, of any number at most."""
+def test_the_placement_is_that_of_the_model(data: st.DataObject) -> None:
     names = data.draw(st.permutations(["a", "b", "c", "d"]))
     capacities = {name: data.draw(st.sampled_from([1, 50, 100, 300])) for name in names}
     channel = channel_of(capacities, bundles=8)
@@ -63,8 +62,7 @@ def test_the_choice_is_that_of_the_model(data: st.DataObject) -> None:
     assert model_of(channel.view, free, avoid, at_most) == FewestBundles().place(channel.view, free, avoid=avoid, at_most=at_most)
 
 
-def test_a_batch_is_weighed_whole() -> None:
-    """What is placed first counts when the next is placed: eight bundles go evenly, by capacity."""
+def test_a_batch_is_placed_evenly_by_capacity() -> None:
     channel = channel_of({"small": 100, "large": 300}, bundles=8)
     placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
     assert {"small": 2, "large": 6} == {name: list(placed.values()).count(channel.incarnation(name)) for name in ("small", "large")}
