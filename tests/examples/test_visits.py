@@ -1,4 +1,4 @@
-"""Tests of the service in equipoise/examples/fastapi_app.py, as one would write them for a service of one's own."""
+"""Tests of the service in equipoise/examples/fastapi_app.py, as users would write them for their own."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from equipoise.examples.fastapi_app import NAMESPACE, Visits
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster[Visits]]:
-    """Three brokers with a service each, and one namespace, whose four bundles they serve."""
+    """Return three brokers with a service each, and one namespace of four bundles."""
     with Cluster(Visits, brokers=3) as cluster:
         cluster.create(NAMESPACE, bundles=4)
         yield cluster
 
 
 def visit(cluster: Cluster[Visits], page: str) -> int:
-    """A visit at the broker that owns the page."""
+    """Visit a page at the broker that owns it."""
     owner = cluster.owner(cluster.bundle(NAMESPACE, page))
     assert owner is not None
     return cluster.service(owner).visit(cluster.ownership(NAMESPACE, page), page)
 
 
-def test_counts_go_with_their_bundle(cluster: Cluster[Visits]) -> None:
-    """A page is counted on where its bundle goes."""
+def test_counts_move_with_their_bundle(cluster: Cluster[Visits]) -> None:
     bundle = cluster.bundle(NAMESPACE, "home")
     cluster.give(bundle, "broker-1")
     assert [1, 2] == [visit(cluster, "home"), visit(cluster, "home")]
@@ -37,7 +36,7 @@ def test_counts_go_with_their_bundle(cluster: Cluster[Visits]) -> None:
 
 
 def test_a_former_owner_counts_nothing(cluster: Cluster[Visits]) -> None:
-    """Who held on to an ownership may not work under it once the bundle has been taken."""
+    """Its ownership is void once the bundle is taken."""
     bundle = cluster.bundle(NAMESPACE, "home")
     cluster.give(bundle, "broker-1")
     former = cluster.ownership(NAMESPACE, "home")
@@ -47,7 +46,7 @@ def test_a_former_owner_counts_nothing(cluster: Cluster[Visits]) -> None:
 
 
 def test_callers_wait_for_the_next_owner(cluster: Cluster[Visits]) -> None:
-    """Whoever asks for a page of a broker that has fallen silent waits for the failover, which takes less than five seconds."""
+    """After a death this takes less than five seconds."""
     cluster.give(cluster.bundle(NAMESPACE, "home"), "broker-1")
     visit(cluster, "home")
     cluster.kill("broker-1")

@@ -1,4 +1,4 @@
-"""The counter example, spoken to as HTTP speaks to it: each status that it answers, and what is in the store then."""
+"""The counter example over HTTP: the status of each answer, and the content of the store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DEADLINE_MS = 10_000  # That of a counter's call.
 PATH = "/counter/shop/orders/k%201"
 
 
-class Party:
-    """A cluster of two brokers, a and b, with counters over one store; a owns everything."""
+class Counters:
+    """Two brokers, a and b, with counters over one store. a owns everything."""
 
     def __init__(self, cluster: Cluster[Counter], path: Path) -> None:
         self.cluster = cluster
@@ -34,14 +34,14 @@ class Party:
         assert cluster.owner(self.bundle) == "a"
 
     def post(self, broker: str, *, namespace: str = NAMESPACE, within_ms: int = 0, **headers: str) -> Response:
-        """One call at a broker."""
+        """Call one broker."""
         tenant, _, rest = namespace.partition("/")
         match = {"tenant": tenant, "namespace": rest, "key": KEY}
         request = make_mocked_request("POST", PATH, {name.replace("_", "-"): value for name, value in headers.items()}, match_info=match)
         return self.cluster.call(self.cluster.service(broker).increment(request), within_ms=within_ms)
 
     def rows(self, table: str) -> list[tuple[object, ...]]:
-        """What stands in the store."""
+        """Return the requests in one table of the store."""
         connection = sqlite3.connect(self.path)
         try:
             return connection.execute(f"SELECT request FROM {table} ORDER BY position").fetchall()  # noqa: S608 - a test's own words
@@ -50,8 +50,8 @@ class Party:
 
 
 @pytest.fixture
-def party(tmp_path: Path) -> Iterator[Party]:
-    """A new cluster over a new store."""
+def counters(tmp_path: Path) -> Iterator[Counters]:
+    """Return a new cluster over a new store."""
     path = tmp_path / "counter.db"
     stores: list[CounterStore] = []
 
@@ -60,74 +60,72 @@ def party(tmp_path: Path) -> Iterator[Party]:
         return Counter(stores[-1])
 
     with Cluster(counter, brokers=("a", "b"), patience_ms=20_000) as cluster:
-        yield Party(cluster, path)
+        yield Counters(cluster, path)
     for store in stores:
         store.close()
 
 
 def body(response: Response) -> Mapping[str, object]:
-    """The answer's document."""
+    """Return the document of an answer."""
     assert isinstance(response.text, str)
     told = json.loads(response.text)
     assert isinstance(told, dict)
     return told
 
 
-def test_the_owner_counts(party: Party) -> None:
-    """The owner answers key, value, token and its id, and counts each call."""
-    token = party.cluster.ownership(NAMESPACE, KEY).token
-    first, second = party.post("a"), party.post("a")
+def test_the_owner_counts(counters: Counters) -> None:
+    """It answers with key, value, token and its id."""
+    token = counters.cluster.ownership(NAMESPACE, KEY).token
+    first, second = counters.post("a"), counters.post("a")
     assert (200, 200) == (first.status, second.status)
     assert {"key": "shop/orders/k 1", "value": 1, "token": token, "broker": "a"} == body(first)
     assert 2 == body(second)["value"]
 
 
-def test_another_broker_sends_the_caller_on(party: Party) -> None:
-    """Who does not own the key answers 307 with the owner's same path, and writes nothing."""
-    response = party.post("b")
+def test_another_broker_redirects_to_the_owner(counters: Counters) -> None:
+    """It writes nothing."""
+    response = counters.post("b")
     assert (307, f"http://a{PATH}") == (response.status, response.headers["Location"])
-    assert [] == party.rows("writes")
+    assert [] == counters.rows("writes")
 
 
-def test_a_request_counts_once_wherever_it_comes_again(party: Party) -> None:
-    """A request that is sent again after a transfer is answered as the first time, with the former owner and its token."""
-    first = body(party.post("a", X_Request_Id="r1"))
-    party.cluster.give(party.bundle, "b")
-    assert first == body(party.post("b", X_Request_Id="r1"))
-    assert [("r1",)] == party.rows("writes")
+def test_a_repeated_request_counts_once(counters: Counters) -> None:
+    """Also after a transfer. The answer is the first one, with the former owner and its token."""
+    first = body(counters.post("a", X_Request_Id="r1"))
+    counters.cluster.give(counters.bundle, "b")
+    assert first == body(counters.post("b", X_Request_Id="r1"))
+    assert [("r1",)] == counters.rows("writes")
 
 
-def test_nobody_to_serve_is_503_at_the_end_of_the_deadline(party: Party) -> None:
-    """A key that nobody serves is waited for, and then refused with the time to come again."""
-    party.cluster.take(party.bundle)
-    begun_ms = party.cluster.now_ms
-    response = party.post("a", within_ms=2 * DEADLINE_MS)
+def test_a_key_without_an_owner_is_503_after_the_deadline(counters: Counters) -> None:
+    counters.cluster.take(counters.bundle)
+    begun_ms = counters.cluster.now_ms
+    response = counters.post("a", within_ms=2 * DEADLINE_MS)
     assert (503, "1") == (response.status, response.headers["Retry-After"])
-    assert party.cluster.now_ms - begun_ms >= DEADLINE_MS
-    assert [] == party.rows("writes")
+    assert counters.cluster.now_ms - begun_ms >= DEADLINE_MS
+    assert [] == counters.rows("writes")
 
 
-def test_an_unknown_namespace_is_404(party: Party) -> None:
-    """A namespace that is not there is refused, with what to do about it."""
-    response = party.post("a", namespace="shop/returns")
+def test_an_unknown_namespace_is_404(counters: Counters) -> None:
+    """The text says how to create it."""
+    response = counters.post("a", namespace="shop/returns")
     assert 404 == response.status
     assert "equipoise namespaces create" in (response.text or "")
 
 
 @pytest.mark.parametrize("request_id", ["tab\tin it", "Grüße"])
-def test_a_request_id_is_printable_ascii(party: Party, request_id: str) -> None:
-    """An id that could not be stored, or not be read by people, is the caller's mistake."""
-    assert 400 == party.post("a", X_Request_Id=request_id).status
-    assert [] == party.rows("writes")
+def test_a_request_id_is_printable_ascii(counters: Counters, request_id: str) -> None:
+    assert 400 == counters.post("a", X_Request_Id=request_id).status
+    assert [] == counters.rows("writes")
 
 
-def test_the_load_is_told_by_bundle(party: Party) -> None:
-    """The load is what was called since it was asked for last."""
-    party.post("a")
-    counter = party.cluster.service("a")
-    assert [party.bundle] == list(counter.load())
-    party.post("a")
-    assert counter.load()[party.bundle].calls_per_second > 0
+def test_the_load_counts_calls_by_bundle(counters: Counters) -> None:
+    """Since the last request for it."""
+    counters.post("a")
+    counter = counters.cluster.service("a")
+    assert [counters.bundle] == list(counter.load())
+    counters.post("a")
+    assert counter.load()[counters.bundle].calls_per_second > 0
     assert {} == counter.load()
 
 
@@ -135,7 +133,7 @@ def test_the_load_is_told_by_bundle(party: Party) -> None:
 
 
 class Believer:
-    """A host that believes to own every key under a token, as a broker does that has stalled after its first check."""
+    """A host that believes to own every key, as a broker does that has stalled after its first check."""
 
     broker_id = "a"
 
@@ -162,67 +160,62 @@ class Interrupted(CounterStore):
         return stored
 
 
-def test_a_stale_token_is_refused_by_the_store_and_promised_so(party: Party) -> None:
-    """A write that arrives after another owner's is refused, put on record, and answered 503: nothing was written."""
-    stale = party.cluster.ownership(NAMESPACE, KEY).token
-    party.cluster.give(party.bundle, "b")
-    assert 200 == party.post("b", X_Request_Id="r1").status
-    party.cluster.service("a").host = Believer(stale)
-    response = party.post("a", X_Request_Id="r2")
+def test_a_stale_token_is_503_and_writes_nothing(counters: Counters) -> None:
+    """The refusal is recorded."""
+    stale = counters.cluster.ownership(NAMESPACE, KEY).token
+    counters.cluster.give(counters.bundle, "b")
+    assert 200 == counters.post("b", X_Request_Id="r1").status
+    counters.cluster.service("a").host = Believer(stale)
+    response = counters.post("a", X_Request_Id="r2")
     assert (503, "1") == (response.status, response.headers["Retry-After"])
-    assert ([("r1",)], [("r2",)]) == (party.rows("writes"), party.rows("refusals"))
+    assert ([("r1",)], [("r2",)]) == (counters.rows("writes"), counters.rows("refusals"))
 
 
-def test_what_was_written_is_never_denied(party: Party, tmp_path: Path) -> None:
-    """Where the ownership ends while the write is under way, the answer is 500, which promises nothing, and not 503."""
+def test_a_loss_of_ownership_during_the_write_is_500(counters: Counters, tmp_path: Path) -> None:
+    """503 would promise that nothing was written."""
     host = Believer(token=5)
     store = Interrupted(tmp_path / "counter.db", host)
     counter = Counter(store)
     counter.host = host
     request = make_mocked_request("POST", PATH, {"X-Request-Id": "r1"}, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
-    party.cluster.call(counter.open(party.cluster.ownership(NAMESPACE, KEY), None))
-    response = party.cluster.call(counter.increment(request))
+    counters.cluster.call(counter.open(counters.cluster.ownership(NAMESPACE, KEY), None))
+    response = counters.cluster.call(counter.increment(request))
     store.close()
     assert 500 == response.status
-    assert [("r1",)] == party.rows("writes")
+    assert [("r1",)] == counters.rows("writes")
 
 
-def test_a_namespace_of_another_service_is_none_of_a_counters(party: Party) -> None:
-    """A broker with several services owns bundles that were opened for another one: 404, and nothing is written."""
+def test_a_namespace_of_another_service_is_404(counters: Counters) -> None:
     host = Believer(token=5)
-    counter = Counter(CounterStore(party.path))
+    counter = Counter(CounterStore(counters.path))
     counter.host = host
     request = make_mocked_request("POST", PATH, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
-    assert 404 == party.cluster.call(counter.increment(request)).status
-    assert [] == party.rows("writes")
+    assert 404 == counters.cluster.call(counter.increment(request)).status
+    assert [] == counters.rows("writes")
 
 
-def test_a_store_that_fails_is_500(party: Party) -> None:
-    """Where the store cannot tell whether it has written, neither can the answer."""
-    spoiler = sqlite3.connect(party.path, isolation_level=None)
+def test_a_store_that_fails_is_500(counters: Counters) -> None:
+    spoiler = sqlite3.connect(counters.path, isolation_level=None)
     spoiler.execute("CREATE TRIGGER spoil BEFORE INSERT ON writes BEGIN SELECT RAISE(ABORT, 'spoilt'); END")
     spoiler.close()
-    response = party.post("a")
+    response = counters.post("a")
     assert 500 == response.status
     assert "spoilt" in (response.text or "")
 
 
-def test_an_id_that_was_used_for_another_key_is_409(party: Party) -> None:
-    """The same id for two keys is refused, and counts nothing."""
-    spoiler = sqlite3.connect(party.path, isolation_level=None)
+def test_an_id_that_was_used_for_another_key_is_409(counters: Counters) -> None:
+    spoiler = sqlite3.connect(counters.path, isolation_level=None)
     spoiler.execute("INSERT INTO writes(key, value, token, broker, request) VALUES ('shop/orders/other', 1, 1, 'a', 'r1')")
     spoiler.close()
-    assert 409 == party.post("a", X_Request_Id="r1").status
+    assert 409 == counters.post("a", X_Request_Id="r1").status
 
 
-def test_an_owner_without_an_address_is_told(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not the owner and knows no address of it says so, and that asking again may help."""
-
+def test_an_owner_without_an_address_is_503(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
     async def route(*_arguments: object, **_named: object) -> Peer:
         return Peer(broker="a", addresses={})
 
-    monkeypatch.setattr(party.cluster.service("b").host, "route", route)
-    response = party.post("b")
+    monkeypatch.setattr(counters.cluster.service("b").host, "route", route)
+    response = counters.post("b")
     assert (503, "1") == (response.status, response.headers["Retry-After"])
     assert response.text is not None
     assert "broker a serves this key" in response.text

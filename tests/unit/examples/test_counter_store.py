@@ -1,4 +1,4 @@
-"""The counters' store: what is applied once, what is refused, and what a caller hears when the file fails."""
+"""The store of the counter example: what it applies once, what it refuses, and how it fails."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ DEADLINE_SECONDS = 30.0
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CounterStore]:
-    """A new store."""
+    """Return a new store."""
     store = CounterStore(tmp_path / "counter.db")
     yield store
     store.close()
 
 
 def increment(request: str, *, token: int = 5, key: str = KEY, broker: str = "a") -> Increment:
-    """One increment."""
     return Increment(key=key, token=token, broker=broker, request=request)
 
 
 def outcomes(store: CounterStore, *increments: Increment) -> list[Stored | BaseException]:
-    """What comes of increments that are all asked for before any of them is made."""
+    """Return the outcomes of increments that are queued together."""
 
     async def ask() -> list[Stored | BaseException]:
         asked: list[Awaitable[Stored]] = [store.increment(each) for each in increments]
@@ -50,7 +49,7 @@ def outcomes(store: CounterStore, *increments: Increment) -> list[Stored | BaseE
 
 
 def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
-    """What another process sees in the file."""
+    """Return what another process reads in the file."""
     connection = sqlite3.connect(folder / "counter.db")
     try:
         return connection.execute(query).fetchall()
@@ -59,7 +58,7 @@ def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
 
 
 def test_values_count_up_by_key(store: CounterStore, tmp_path: Path) -> None:
-    """Each key has its counter, and each write its row, in order."""
+    """Each write has a row, in order."""
     made = outcomes(store, increment("r1"), increment("r2", broker="b"), increment("r3", key="shop/orders/l"))
     expected = [Stored(value=1, token=5, broker="a"), Stored(value=2, token=5, broker="b"), Stored(value=1, token=5, broker="a")]
     assert expected == made
@@ -68,7 +67,7 @@ def test_values_count_up_by_key(store: CounterStore, tmp_path: Path) -> None:
 
 
 def test_a_request_is_applied_once(store: CounterStore, tmp_path: Path) -> None:
-    """A request that comes again is answered with its row, by whomever and under whatever token it comes."""
+    """By whichever broker and under whatever token it is repeated."""
     first = Stored(value=1, token=5, broker="a")
     assert [first, first] == outcomes(store, increment("r1"), increment("r1", token=9, broker="b"))
     assert [first] == outcomes(store, increment("r1", token=3))
@@ -77,7 +76,7 @@ def test_a_request_is_applied_once(store: CounterStore, tmp_path: Path) -> None:
 
 
 def test_an_older_token_is_refused(store: CounterStore, tmp_path: Path) -> None:
-    """Once a token was seen for a key, an older one writes nothing and is put on record; for other keys it is as good as ever."""
+    """For its key only. The refusal is recorded."""
     made = outcomes(store, increment("r1", token=7), increment("r2", token=6, broker="b"), increment("r3", token=6, key="shop/orders/l"))
     assert isinstance(made[1], StaleToken)
     assert Stored(value=1, token=6, broker="a") == made[2]
@@ -85,21 +84,19 @@ def test_an_older_token_is_refused(store: CounterStore, tmp_path: Path) -> None:
     assert [("r1",), ("r3",)] == rows(tmp_path, "SELECT request FROM writes ORDER BY position")
 
 
-def test_a_refused_request_may_come_again_under_a_good_token(store: CounterStore) -> None:
-    """A refusal leaves nothing behind that would keep the request from being applied."""
+def test_a_refused_request_may_be_repeated_under_a_good_token(store: CounterStore) -> None:
     outcomes(store, increment("r1", token=7), increment("r2", token=6))
     assert [Stored(value=2, token=8, broker="a")] == outcomes(store, increment("r2", token=8))
 
 
 def test_a_request_id_belongs_to_one_key(store: CounterStore) -> None:
-    """The same id for another key is the caller's mistake, and writes nothing."""
     made = outcomes(store, increment("r1"), increment("r1", key="shop/orders/l"), increment("r2", key="shop/orders/l"))
     assert isinstance(made[1], RequestReused)
     assert Stored(value=1, token=5, broker="a") == made[2]
 
 
 async def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> None:
-    """Increments of two handles on one file, all at once, lose nothing."""
+    """Concurrent increments of two handles lose nothing."""
     other = CounterStore(tmp_path / "counter.db")
     mine = [store.increment(increment(f"a{number}")) for number in range(300)]
     theirs = [other.increment(increment(f"b{number}")) for number in range(300)]
@@ -109,7 +106,7 @@ async def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> No
 
 
 def test_the_counters_outlive_the_handle(store: CounterStore, tmp_path: Path) -> None:
-    """A store that is opened again counts on, and remembers the tokens that it has seen."""
+    """So do the tokens."""
     outcomes(store, increment("r1", token=7))
     again = CounterStore(tmp_path / "counter.db")
     made = outcomes(again, increment("r2", token=7), increment("r3", token=6))
@@ -118,8 +115,7 @@ def test_the_counters_outlive_the_handle(store: CounterStore, tmp_path: Path) ->
     assert isinstance(made[1], StaleToken)
 
 
-def test_a_new_file_is_made_by_several_brokers_at_once(tmp_path: Path) -> None:
-    """A broker that opens the store while another one is at work on the new file waits for it."""
+def test_several_brokers_may_create_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "counter.db"
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -133,7 +129,7 @@ def test_a_new_file_is_made_by_several_brokers_at_once(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
-    """A folder, a missing folder and a file of another kind are refused in words that name them."""
+    """A folder, a missing folder, and a file of another kind."""
     (tmp_path / "text.db").write_text("this is no database, however long one reads on in it")
     for path in (tmp_path, tmp_path / "missing" / "counter.db", tmp_path / "text.db"):
         with pytest.raises(OperatorError, match=str(path)):
@@ -141,7 +137,7 @@ def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_path: Path) -> None:
-    """Where a transaction fails, all that wait for it hear so, nothing of it is stored, and the store goes on."""
+    """Nothing of the failed transaction is stored, and the store goes on."""
     spoiler = sqlite3.connect(tmp_path / "counter.db", isolation_level=None)
     spoiler.execute("CREATE TRIGGER spoil BEFORE INSERT ON writes WHEN NEW.request = 'bad' BEGIN SELECT RAISE(ABORT, 'spoilt'); END")
     made = outcomes(store, *(increment(f"r{number}") for number in range(5)), increment("bad"))
@@ -154,15 +150,15 @@ def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_pat
     assert [Stored(value=7 - len(failed), token=5, broker="a")] == outcomes(store, increment("good"))
 
 
-def test_a_text_that_no_database_takes_is_an_error(store: CounterStore) -> None:
-    """A request that UTF-8 cannot express fails alone or with its batch, and the store goes on."""
+def test_a_text_that_utf8_cannot_express_is_an_error(store: CounterStore) -> None:
+    """The store goes on."""
     (failed,) = outcomes(store, increment("\ud800"))
     assert isinstance(failed, StoreFailed)
     assert [Stored(value=1, token=5, broker="a")] == outcomes(store, increment("good"))
 
 
 async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
-    """What was asked for before the close is done, and what comes after it is told so."""
+    """It has written what was queued before."""
     store = CounterStore(tmp_path / "counter.db")
     waiting = asyncio.ensure_future(store.increment(increment("r1")))
     await asyncio.sleep(0)  # It stands in the queue.
@@ -172,8 +168,8 @@ async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
         await store.increment(increment("r2"))
 
 
-def test_a_caller_that_has_gone_takes_its_write_along(store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An increment whose caller gives up before the store has begun it is not made."""
+def test_a_cancelled_increment_is_not_made(store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store has not begun it."""
     begun, go_on, begin = threading.Event(), threading.Event(), store._begin  # noqa: SLF001 - the moment between two batches
 
     def begin_slowly() -> None:
