@@ -1,4 +1,4 @@
-"""A cluster of real processes whose channel is copied to another log: from file to file, to a real Kafka, and back."""
+"""A cluster of real processes whose channel is copied to another log: file to file, to a real Kafka, and back."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ KILLED_AFTER_SECONDS = 3.0
 
 
 def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
-    """The view on a log, as soon as it is as it should be."""
+    """Return the view of a log once a condition holds."""
     with opened(log, timeout_ms=PATIENCE_MS) as access:
         until(access, lambda view: condition(view) or None, what=what)
         return access.view
 
 
 def all_owned(view: View) -> bool:
-    """Whether every bundle of the namespace has an owner."""
+    """Return whether every bundle of the namespace has an owner."""
     return len(view.bundles) == BUNDLES and {bundle.phase for bundle in view.bundles.values()} == {"owned"}
 
 
 def tokens(view: View) -> dict[str, int]:
-    """The token of each bundle."""
+    """Return the token of each bundle."""
     return {name: bundle.token for name, bundle in view.bundles.items()}
 
 
 def copied(source: str, target: str) -> int:
-    """Copy one log to the other as an operator does; the base of the new one."""
+    """Copy one log to another with the command. Return the base of the new one."""
     result = run("channel", "copy", source, target, "--json", "--timeout", "60")
     assert ("", 0) == (result.stderr, result.exit_code)
     base: int = json.loads(result.stdout)["base"]
@@ -58,12 +58,12 @@ def copied(source: str, target: str) -> int:
 
 
 def settings(directory: Path, log: str, port: int) -> ClusterSettings:
-    """Two brokers that keep their ids and data directories, whichever log they are on."""
+    """Return two brokers that keep their ids and data directories on any log."""
     return ClusterSettings(directory=directory, brokers=2, http_port=port, log_url=log, settings={"balance": "false"})
 
 
 def worked_on(directory: Path, log: str, port: int) -> dict[str, int]:
-    """Let a cluster work on a log for a while, and stop it; the tokens at the end of it."""
+    """Run a cluster on a log for a while, and stop it. Return the tokens at its end."""
     with LocalCluster(settings(directory, log, port)) as cluster:
         view = view_once(log, lambda view: len(view.live_brokers()) == len(cluster.broker_ids), "two brokers that are alive")
         if NAMESPACE not in view.namespaces:
@@ -77,7 +77,7 @@ def worked_on(directory: Path, log: str, port: int) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "kafka"])
 def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """To another log and back, brokers find the bundles that there were, and every token is above all that came before."""
+    """They find all bundles, under tokens above all earlier ones."""
     logs = [f"sqlite:{tmp_path}/{name}.db" for name in ("first", "second", "third")]
     if kind == "kafka":
         kafka: Kafka = request.getfixturevalue("kafka")
@@ -95,8 +95,8 @@ def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: 
 
 
 @pytest.mark.repeats
-def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
-    """Whenever its process is killed, the same command, made again, ends with one whole copy of a log that is closed."""
+def test_a_killed_copy_can_be_repeated(tmp_path: Path) -> None:
+    """The result is one whole copy of a closed log."""
     channel = owned_channel()
     for broker in ("a", "b", "c"):
         channel.accept(propose.left(channel.author(broker), channel.broker(broker)))
@@ -122,7 +122,7 @@ def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
 
 
 def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
-    """An export of a log that is lost makes a topic on which brokers go on, far above what the backup has."""
+    """Brokers go on there, far above the offsets of the backup."""
     lost, restored = f"sqlite:{tmp_path}/lost.db", f"kafka://{kafka.address}/{kafka.topic('restored channel')}"
     port = free_row(2)
     before = worked_on(tmp_path, lost, port)
@@ -137,7 +137,7 @@ def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
 
 
 def test_a_broker_that_slept_through_the_copy_ends(tmp_path: Path) -> None:
-    """It was stopped, not asked; the copy declares it dead, and when it wakes it finds its log closed, and serves no more."""
+    """The copy declares it dead. When it wakes, its log is closed."""
     old, new = f"sqlite:{tmp_path}/first.db", f"sqlite:{tmp_path}/second.db"
     with LocalCluster(settings(tmp_path, old, 0)) as cluster:
         sleeper, _ = cluster.broker_ids
@@ -156,5 +156,5 @@ def test_a_broker_that_slept_through_the_copy_ends(tmp_path: Path) -> None:
 
 
 def copied_exit(source: str, target: str) -> int:
-    """Copy one log to the other; the exit code."""
+    """Copy one log to another. Return the exit code."""
     return run("channel", "copy", source, target, "--timeout", "60").exit_code

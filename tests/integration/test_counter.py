@@ -1,4 +1,4 @@
-"""The counter example over real sockets, under load, while its bundles move: and what the judge says of it."""
+"""The counter example over real sockets, under load, while its bundles move."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ pytestmark = pytest.mark.integration
 
 NAMESPACE = "shop/orders"
 KEYS = ("hot", "warm", "cold", "colder")
-JUDGE = Path(__file__).resolve().parent.parent / "checker" / "checker.py"
+CHECKER = Path(__file__).resolve().parent.parent / "checker" / "checker.py"
 DEADLINE_S = 120.0
 TRANSFERS = 12
 HOPS_MAX = 5
 
 
 @dataclass(kw_only=True)
-class Party:
-    """Brokers that count into one store; what their callers see is written down."""
+class Counters:
+    """Brokers that count into one store, and the history of their callers."""
 
     folder: Path
     session: aiohttp.ClientSession
@@ -43,11 +43,11 @@ class Party:
 
     @property
     def brokers(self) -> list[str]:
-        """The brokers' ids, which are where they listen."""
+        """Return the ids of the brokers, which are their addresses."""
         return [worker.broker_id for worker in self.workers]
 
     async def call(self, broker: str, key: str, request: str) -> tuple[int | None, str | None]:
-        """One call, written down as the judge wants it; its status, and the broker that it was sent on to."""
+        """Call once, and note it for the checker. Return the status, and the broker of a redirect."""
         line: dict[str, object] = {"request": request, "key": f"{NAMESPACE}/{key}", "target": broker, "caller": "test"}
         status, location = None, None
         line["call_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -63,7 +63,7 @@ class Party:
         return status, None if location is None else location.split("/")[2]
 
     async def keep_calling(self, key: str, *, stubborn: bool = False) -> None:
-        """Count again and again, following redirects; who is stubborn asks every broker, whoever owns the key."""
+        """Count again and again, following redirects. With `stubborn`, ask every broker in turn."""
         broker = self.brokers[0]
         while not self.stopping:
             request = f"{key}-{next(self.numbers)}"
@@ -76,7 +76,7 @@ class Party:
                 broker = self.brokers[next(self.numbers) % len(self.brokers)]
 
     async def transfer(self, key: str) -> None:
-        """Move the bundle of a key to the other broker, by administration over HTTP."""
+        """Move the bundle of a key to the other broker, over HTTP."""
         (owner, bundle) = next(
             (worker.broker_id, found.bundle.name) for worker in self.workers if (found := worker.ownership(NAMESPACE, key)) is not None
         )
@@ -88,21 +88,21 @@ class Party:
                 status, text = response.status, await response.text()
         assert 204 == status, text
 
-    def judged(self) -> subprocess.CompletedProcess[str]:
-        """What the judge says."""
+    def checked(self) -> subprocess.CompletedProcess[str]:
+        """Run the checker."""
         history = self.folder / "history.jsonl"
         history.write_text("".join(f"{line}\n" for line in self.history))
         evidence = [str(path) for path in sorted(self.folder.glob("accepts-*.jsonl"))]
-        command = [sys.executable, str(JUDGE), str(history), "--store", str(self.folder / "counter.db"), "--evidence", *evidence]
+        command = [sys.executable, str(CHECKER), str(history), "--store", str(self.folder / "counter.db"), "--evidence", *evidence]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @asynccontextmanager
-async def party(folder: Path, log_url: str) -> AsyncIterator[Party]:
-    """Two brokers that serve a namespace of four bundles."""
+async def counters(folder: Path, log_url: str) -> AsyncIterator[Counters]:
+    """Yield two brokers that serve a namespace of four bundles."""
     async with AsyncExitStack() as parts:
         session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        made = Party(folder=folder, session=session)
+        made = Counters(folder=folder, session=session)
         for name in ("a", "b"):
             store = CounterStore(folder / "counter.db")
             parts.callback(store.close)
@@ -132,9 +132,9 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def test_transfers_under_load_please_the_judge(tmp_path: Path, log_url: str) -> None:
-    """While bundles move under callers, every acknowledged count is stored once, and no key has two owners."""
-    async with party(tmp_path, log_url) as brokers:
+async def test_transfers_under_load_pass_the_checker(tmp_path: Path, log_url: str) -> None:
+    """Each acknowledged count is stored once, and no key has two owners."""
+    async with counters(tmp_path, log_url) as brokers:
         callers = [asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)]
         callers.append(asyncio.ensure_future(brokers.keep_calling("hot", stubborn=True)))
         for key, _ in zip(itertools.cycle(KEYS), range(TRANSFERS), strict=False):
@@ -145,14 +145,13 @@ async def test_transfers_under_load_please_the_judge(tmp_path: Path, log_url: st
                 await asyncio.sleep(0.002)
         brokers.stopping = True
         await asyncio.gather(*callers)
-    verdict = brokers.judged()
+    verdict = brokers.checked()
     assert 0 == verdict.returncode, verdict.stdout + verdict.stderr
     assert ["double owners: 0", "verdict: clean, no violation"] == verdict.stdout.splitlines()[-2:]
 
 
-async def test_a_caller_that_follows_redirects_needs_no_map(tmp_path: Path, log_url: str) -> None:
-    """An ordinary HTTP client that follows 307 counts at any broker, and its counts add up."""
-    async with party(tmp_path, log_url) as brokers:
+async def test_a_caller_only_needs_to_follow_redirects(tmp_path: Path, log_url: str) -> None:
+    async with counters(tmp_path, log_url) as brokers:
         values = []
         for broker in (*brokers.brokers, *brokers.brokers):
             async with brokers.session.post(f"http://{broker}/counter/{NAMESPACE}/hot") as response:
@@ -160,9 +159,8 @@ async def test_a_caller_that_follows_redirects_needs_no_map(tmp_path: Path, log_
         assert [1, 2, 3, 4] == values
 
 
-async def test_names_that_cannot_be_are_refused(tmp_path: Path, log_url: str) -> None:
-    """An unknown namespace is 404, and a text that is none a typed refusal, never a 500."""
-    async with party(tmp_path, log_url) as brokers:
+async def test_an_unknown_namespace_is_404(tmp_path: Path, log_url: str) -> None:
+    async with counters(tmp_path, log_url) as brokers:
         for path, status in (("shop/returns/k", 404), ("shop/%20/k", 404), ("%FF/%FE/k", 404)):
             async with brokers.session.post(f"http://{brokers.brokers[0]}/counter/{path}") as response:
                 assert status == response.status, await response.text()

@@ -1,4 +1,4 @@
-"""One data directory and several real processes: one holds it, and its death is what lets go."""
+"""One data directory and several real processes: one holds it, until it dies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_SECONDS = 60.0
 
 @contextlib.contextmanager
 def process(path: Path, nonce: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that holds the directory, or tries to; it is gone at the end."""
+    """Run a process that holds the directory, or tries to."""
     command = [sys.executable, "-m", "tests.integration.directory_process", str(path), nonce]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         try:
@@ -34,7 +34,7 @@ def process(path: Path, nonce: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def word_of(started: subprocess.Popen[bytes]) -> str:
-    """The next line that a process says."""
+    """Return the next line that a process prints."""
     assert started.stdout is not None
     readable, _, _ = select.select([started.stdout], [], [], DEADLINE_SECONDS)
     assert readable, "the process said nothing"
@@ -42,7 +42,7 @@ def word_of(started: subprocess.Popen[bytes]) -> str:
 
 
 def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
-    """While one process holds a directory, others are refused and told its id, a declaration of death too."""
+    """Others get its process id in the error. So does a declaration of death."""
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
         with process(tmp_path, "second") as late:
@@ -53,8 +53,8 @@ def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_death_lets_go_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    """When a process has been killed its directory is free, and has its nonce."""
+def test_a_death_releases_the_directory_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """With its instance id."""
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
         holder.send_signal(number)
@@ -64,8 +64,7 @@ def test_a_death_lets_go_at_once(tmp_path: Path, number: signal.Signals) -> None
             assert {"first"} == directory.nonces
 
 
-def test_a_stopped_process_is_not_dead(tmp_path: Path) -> None:
-    """A process that only stands still keeps its directory."""
+def test_a_stopped_process_keeps_its_directory(tmp_path: Path) -> None:
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
         holder.send_signal(signal.SIGSTOP)
@@ -74,8 +73,7 @@ def test_a_stopped_process_is_not_dead(tmp_path: Path) -> None:
             nonces_of_dead(tmp_path)
 
 
-def test_the_lock_is_not_left_to_children(tmp_path: Path) -> None:
-    """A program that the holder started does not keep the directory when the holder is gone."""
+def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as child:
         try:

@@ -1,4 +1,4 @@
-"""A broker inside a program: on the loop that is there, or in a thread; over a log in memory and over a file."""
+"""A broker inside a program: on its event loop or in a thread, over a log in memory or in a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -28,7 +28,7 @@ DEADLINE_S = 120.0
 
 
 class Keeper(Service):
-    """A service that keeps its ownerships, and hands over who had the bundle before."""
+    """A service that notes handovers, and hands over the id of its broker."""
 
     def __init__(self) -> None:
         self.handed_over: list[bytes | None] = []
@@ -40,23 +40,13 @@ class Keeper(Service):
         return self.host.broker_id.encode()
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on a loop of its own, with a bound on the whole of it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await story()
-
-    asyncio.run(bounded())
-
-
 def memory() -> str:
-    """The URL of a new log in memory."""
+    """Return the URL of a new log in memory."""
     return f"memory:{uuid.uuid4()}"
 
 
 async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None:
-    """On one running loop two workers serve a namespace: each routes to itself what it owns, and to the other the rest."""
+    """Each worker routes its own keys to itself, and the others to the other."""
     two_has = tmp_path / "two"
     async with (
         Worker(log_url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
@@ -76,7 +66,7 @@ async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None
 
 
 async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> None:
-    """When a program ends, the others own its keys, with its state, before its context is left."""
+    """Before the context ends, other brokers own the keys, with their state."""
     keeper = Keeper()
     async with Worker(log_url, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
         async with Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes:
@@ -91,15 +81,15 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
 
 
 async def test_a_worker_may_serve_http() -> None:
-    """With a port given, the broker answers where it says that it does."""
+    """At the port in its id."""
     async with Worker(memory(), Keeper(), http_port=0) as worker, aiohttp.ClientSession() as session:
         await worker.create_namespace(NAMESPACE)
         async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
             assert (200, [NAMESPACE]) == (response.status, await response.json())
 
 
-def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
-    """Beside a log on other machines there is no place for it, and a temporary one would not let it come back as itself."""
+def test_a_named_broker_on_kafka_needs_a_data_dir() -> None:
+    """A temporary one would not let it come back as itself."""
     with pytest.raises(InvalidConfig, match="data_dir: name a directory for the data of broker named"):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named")
     with pytest.raises(InvalidConfig, match="data_dir: the name is empty"):
@@ -108,8 +98,7 @@ def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
     Worker("kafka://localhost:9092/channel", Keeper())
 
 
-async def test_a_namespace_is_made_to_serve_on() -> None:
-    """What its owners do while they have lost the channel is said at its creation; what cannot be is refused."""
+async def test_on_channel_loss_is_a_policy_of_a_new_namespace() -> None:
     async with Worker(memory(), Keeper(), broker_id="a") as worker:
         await worker.create_namespace(NAMESPACE, on_channel_loss="serve")
         with pytest.raises(Rejected, match="on_channel_loss is 'sometimes'"):
@@ -118,8 +107,8 @@ async def test_a_namespace_is_made_to_serve_on() -> None:
         assert isinstance(ownership, Ownership)
 
 
-async def test_what_goes_wrong_is_typed() -> None:
-    """Settings, names and keys that cannot be are errors that say so, and none of them ends the worker."""
+async def test_mistakes_are_typed_errors() -> None:
+    """None of them ends the worker."""
     with pytest.raises(InvalidConfig, match="lease"):
         Worker(memory(), Keeper(), lease="long")
     async with Worker(memory(), Keeper()) as worker:
@@ -134,7 +123,7 @@ async def test_what_goes_wrong_is_typed() -> None:
 
 
 class Fetched(Keeper):
-    """A service whose state is fetched by the next owner."""
+    """A service whose next owner fetches its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,15 +139,13 @@ class Fetched(Keeper):
         return b"state at " + self.host.broker_id.encode()
 
 
-async def test_state_that_nobody_could_fetch_is_refused_at_the_start() -> None:
-    """A service with `fetch` needs an address of its broker; without one the worker does not start, and says what to do."""
+async def test_a_service_with_fetch_needs_an_address() -> None:
     with pytest.raises(CallerError, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
         async with Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"}):
             pass
 
 
-async def test_callers_and_peers_have_an_address_each() -> None:
-    """Where the program serves callers, and its worker listens for its peers, state is fetched from the worker."""
+async def test_state_is_fetched_from_the_worker_not_from_the_program() -> None:
     log, stays = memory(), Fetched()
     async with (
         aiohttp.ClientSession() as session,
@@ -177,7 +164,7 @@ async def test_callers_and_peers_have_an_address_each() -> None:
 
 
 class Large(Keeper):
-    """A service with more state than a record takes."""
+    """A service with more state than fits into a record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,8 +181,8 @@ class Large(Keeper):
 
 
 @pytest.mark.parametrize("http_port", [0, None])
-async def test_large_state_of_a_program_that_ends_goes_on(http_port: int | None) -> None:
-    """It is fetched from the worker that ends, before that is gone; without a port the next owner is told why it does not come."""
+async def test_large_state_is_fetched_from_a_worker_that_ends(http_port: int | None) -> None:
+    """Without a port the next owner gets the reason for its loss."""
     log, stays = memory(), Large()
     goes = Worker(log, Large(), http_port=http_port)
     async with AsyncExitStack() as parts:
@@ -212,14 +199,14 @@ async def test_large_state_of_a_program_that_ends_goes_on(http_port: int | None)
 
 
 async def lose(worker: Worker, log: Path) -> None:
-    """Put the file of a worker's log elsewhere, and wait until that has ended the worker."""
+    """Rename the file of a worker's log, and wait until that has ended the worker."""
     await asyncio.to_thread(log.rename, log.with_suffix(".elsewhere"))
     with pytest.raises(LogReplaced):
         await worker.finished()
 
 
-def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
-    """When its log is replaced, the program learns why: from `finished()`, from every call, and at the end of the context."""
+async def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
+    """Every call, `check()`, `finished()` and the end of the context raise the reason."""
     log, keeper = tmp_path / "channel.db", Keeper()
 
     async def program() -> None:
@@ -232,9 +219,9 @@ def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
                 worker.create_namespace(NAMESPACE),
                 keeper.host.route(NAMESPACE, "key", timeout_ms=1_000),
             ):
-                with pytest.raises(WorkerEnded, match=r"has ended: .*channel.db .* was replaced .*start this program again") as told:
+                with pytest.raises(WorkerEnded, match=r"has ended: .*channel.db .* was replaced .*start this program again") as caught:
                     await call
-                assert isinstance(told.value.__cause__, LogReplaced)
+                assert isinstance(caught.value.__cause__, LogReplaced)
             with pytest.raises(WorkerEnded):
                 worker.check()
             with pytest.raises(WorkerEnded):
@@ -242,11 +229,10 @@ def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
             assert worker.broker_id == keeper.host.broker_id
 
     with pytest.raises(LogReplaced, match="stop all brokers"):
-        run(program)
+        await program()
 
 
-def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(tmp_path: Path) -> None:
-    """Where the program fails too, its own error leaves the context."""
+async def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(tmp_path: Path) -> None:
 
     async def program() -> None:
         async with Worker(f"sqlite:{tmp_path}/channel.db", Keeper()) as worker:
@@ -254,11 +240,11 @@ def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(tmp_path
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(program)
+        await program()
 
 
-def test_the_health_of_a_worker_that_has_ended_is_bad(tmp_path: Path) -> None:
-    """A worker that serves HTTP answers 503 with the reason once it has ended, whatever it is asked."""
+async def test_the_health_of_an_ended_worker_is_503(tmp_path: Path) -> None:
+    """With the reason, on every path."""
 
     async def program() -> None:
         async with aiohttp.ClientSession() as session, Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), http_port=0) as worker:
@@ -268,11 +254,10 @@ def test_the_health_of_a_worker_that_has_ended_is_bad(tmp_path: Path) -> None:
                     assert (503, True) == (response.status, "was replaced" in await response.text()), path
 
     with pytest.raises(LogReplaced):
-        run(program)
+        await program()
 
 
 def test_the_end_of_a_worker_in_a_thread_reaches_its_program(tmp_path: Path) -> None:
-    """A program without a loop learns the same from `check()`, from every call, and at the end of the context."""
     log = tmp_path / "channel.db"
 
     def ended(worker: WorkerInThread) -> WorkerEnded:
@@ -297,8 +282,8 @@ def test_the_end_of_a_worker_in_a_thread_reaches_its_program(tmp_path: Path) -> 
         program()
 
 
-def test_a_worker_without_a_loop(tmp_path: Path) -> None:
-    """In a thread of its own a worker serves a program that has no loop, and its thread ends with its context."""
+def test_a_worker_in_a_thread(tmp_path: Path) -> None:
+    """The thread ends with the context."""
     before = threading.active_count()
     with Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), broker_id="one").in_thread() as worker:
         worker.create_namespace(NAMESPACE, bundles=2)
@@ -313,8 +298,7 @@ def test_a_worker_without_a_loop(tmp_path: Path) -> None:
     assert before == threading.active_count()
 
 
-def test_its_end_may_take_as_long_as_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever leaves the context waits for the drain that was configured, and not for some time that has nothing to do with it."""
+def test_the_end_of_a_worker_in_a_thread_may_take_its_configured_time(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: dict[str, int] = {}
     run_in_loop = InThread.run
 
@@ -328,8 +312,8 @@ def test_its_end_may_take_as_long_as_its_settings_say(monkeypatch: pytest.Monkey
     assert 3_600_000 + 60_000 + ENDING_MS + CROSSING_MS == waits["the end of the worker"]
 
 
-def test_a_name_is_taken_once(tmp_path: Path, log_url: str) -> None:
-    """A second worker of the same name finds the directory locked; its own thread ends, and the first one serves on."""
+def test_a_second_worker_of_the_same_name_is_refused(tmp_path: Path, log_url: str) -> None:
+    """The first one goes on."""
     with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
         worker.create_namespace(NAMESPACE)
         with pytest.raises(OperatorError), Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread():
@@ -338,7 +322,7 @@ def test_a_name_is_taken_once(tmp_path: Path, log_url: str) -> None:
 
 
 def test_a_named_worker_comes_back_as_itself(tmp_path: Path, log_url: str) -> None:
-    """A program that starts again under its name owns its keys again, under greater tokens."""
+    """Under greater tokens."""
     tokens = []
     for _ in range(2):
         with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
@@ -350,8 +334,6 @@ def test_a_named_worker_comes_back_as_itself(tmp_path: Path, log_url: str) -> No
 
 
 def test_a_call_from_another_thread_is_bounded() -> None:
-    """A key that nobody serves is waited for as long as the caller says, and its error is the worker's own."""
-
     class Refuses(Keeper):
         async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
             raise RuntimeError("not here")

@@ -1,4 +1,4 @@
-"""The FastAPI example for real: two programs under uvicorn, each in a thread, with a broker inside each."""
+"""The FastAPI example: two programs under uvicorn, each in a thread, with a broker inside each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Program:
     thread: threading.Thread
 
     def stop(self) -> None:
-        """What SIGTERM does to uvicorn."""
+        """Stop as uvicorn does at SIGTERM."""
         self.server.should_exit = True
         self.thread.join(DEADLINE_S)
         assert not self.thread.is_alive()
@@ -40,7 +40,7 @@ class Program:
 
 @contextlib.contextmanager
 def program(log_url: str) -> Iterator[Program]:
-    """One program, once it serves."""
+    """Run one program. Yield once it serves."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -60,7 +60,7 @@ def program(log_url: str) -> Iterator[Program]:
 
 
 def visits(client: httpx.Client, at: Program, page: str) -> tuple[int, str]:
-    """One visit at a program, which may send the caller on: the count, and the broker that counted."""
+    """Visit a page. Return the count, and the broker that counted."""
     response = client.post(httpx.URL(at.address, path=f"/visits/{page}"))
     assert 200 == response.status_code, response.text
     told = response.json()
@@ -69,7 +69,7 @@ def visits(client: httpx.Client, at: Program, page: str) -> tuple[int, str]:
 
 
 def test_two_programs_count_as_one() -> None:
-    """Every page has one counter, whichever program is asked, and keeps its count when the program that has it ends."""
+    """Each page has one counter, which survives a graceful end of its program."""
     log_url = f"memory:{uuid.uuid4()}"
     pages = [page for page in PAGES if "/" not in page]
     with httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client, program(log_url) as stays:
@@ -81,14 +81,13 @@ def test_two_programs_count_as_one() -> None:
             assert 4 == visits(client, stays, page)[0]
 
 
-def test_a_page_that_cannot_be_is_not_there() -> None:
-    """A path that names no page is 404, as FastAPI says it."""
+def test_an_invalid_page_is_404() -> None:
     with httpx.Client(timeout=DEADLINE_S) as client, program(f"memory:{uuid.uuid4()}") as at:
         assert 404 == client.post(f"{at.address}/visits/a/b").status_code
 
 
-def test_a_program_whose_broker_has_ended_says_why(tmp_path: Path) -> None:
-    """Its health path and its callers get 503 with the reason and what to do, once the log of its broker was replaced."""
+def test_a_program_whose_broker_has_ended_answers_503(tmp_path: Path) -> None:
+    """With the reason, and what to do."""
     log = tmp_path / "channel.db"
     with httpx.Client(timeout=DEADLINE_S) as client, program(f"sqlite:{log}") as at:
         assert 200 == client.get(f"{at.address}/health").status_code

@@ -1,4 +1,4 @@
-"""The logs that tests take away from brokers are away, and come back."""
+"""The logs that tests take away from brokers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "hanging"])
-def test_nobody_appends_to_a_log_that_is_away(log_place: LogPlace, stopped: bool) -> None:
-    """While it is away an append fails, and once it is back the same handle appends, behind what stood there before."""
+def test_a_log_that_was_taken_away_comes_back(log_place: LogPlace, stopped: bool) -> None:
+    """Meanwhile appends fail. Afterwards the same handle appends behind the earlier records."""
 
     async def story(log: Log) -> None:
         (before,) = log.append([b"before"], timeout_ms=settled_ms(log_place.url))
@@ -32,14 +32,12 @@ def test_nobody_appends_to_a_log_that_is_away(log_place: LogPlace, stopped: bool
         asyncio.run(story(log))
 
 
-def test_an_unknown_kind_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever misspells the kind of log is told which there are, and runs no test on another one."""
+def test_an_unknown_kind_of_log_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTION, "postgres")
     with pytest.raises(pytest.UsageError, match="EQUIPOISE_TEST_LOG is one of sqlite, kafka"):
         chosen_kind()
 
 
-def test_without_the_option_no_kind_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is empty asks for nothing, as one that is not set."""
+def test_an_empty_option_asks_for_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTION, "")
     assert None is chosen_kind()

@@ -1,4 +1,4 @@
-"""What real brokers put down beside the channel, joined with what it gave them: honest brokers give no finding."""
+"""The observations of real brokers, compared with the channel: honest brokers give no finding."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ Document = Mapping[str, Any]
 
 
 def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
-    """Bundles are moved, cut and joined, a broker is stopped in its tracks, one is killed, all leave; and all evidence is in order."""
+    """Bundles move, split and merge; one broker is paused, one is killed, all leave."""
     cluster = LocalCluster(counters(tmp_path, brokers=3, balance="false"))
     paused, killed, stopping_at = asyncio.run(eventful(cluster))
     documents = evidence(tmp_path / "channel.db.observations")
-    findings, holders = joined(cluster.log_url, documents)
+    findings, holders = compared(cluster.log_url, documents)
     assert [] == findings
     # A broker that is stopped gives its bundles to another one, which may be stopped before it serves them: that leaves no evidence.
     unwitnessed = {holder for holder in holders - served_in(documents) if holder[1] <= stopping_at}
     assert unwitnessed <= {holder for holder in holders if holder[2] in (paused, killed)}, unwitnessed
     assert {None, "closed", "reshaped", "lease_over"} <= {each["ended"] for each in documents}
-    begun, over = (Counter(map(stretch, documents_of(documents, ended=is_over))) for is_over in (False, True))
+    begun, over = (Counter(map(period, documents_of(documents, ended=is_over))) for is_over in (False, True))
     assert {killed} == {each[0] for each in begun - over}
     assert not over - begun
     fenced = [each for each in documents if each["ended"] == "lease_over"]
@@ -68,29 +68,31 @@ def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
     assert all(each["answered_ns"] == each["lease_deadline_ns"] for each in fenced)
 
 
-async def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> None:
-    """What honest brokers served is not honest any more where the channel gave it to others: the join can fail."""
+async def test_wrong_evidence_gives_findings(tmp_path: Path) -> None:
+    """So the comparison can fail."""
     cluster = LocalCluster(counters(tmp_path, brokers=2, balance="false"))
     async with running(cluster, NAMESPACE, bundles=4) as (table, http):
         await moved(cluster, table, http, (MoveKind.TRANSFER,))
     documents = evidence(tmp_path / "channel.db.observations")
-    assert [] == joined(cluster.log_url, documents)[0]
+    assert [] == compared(cluster.log_url, documents)[0]
     other = max(each["incarnation"] for each in documents)
-    findings, _ = joined(cluster.log_url, [{**each, "incarnation": other} for each in documents])
+    findings, _ = compared(cluster.log_url, [{**each, "incarnation": other} for each in documents])
     assert {"served_without_ownership"} == {finding.rule for finding in findings}
     late = [{**each, "answered_ns": each["answered_ns"] and each["answered_ns"] + 60_000_000_000} for each in documents]
-    assert {"served_past_lease", "served_two_at_once", "served_old_token"} == {finding.rule for finding in joined(cluster.log_url, late)[0]}
+    assert {"served_past_lease", "served_two_at_once", "served_old_token"} == {
+        finding.rule for finding in compared(cluster.log_url, late)[0]
+    }
 
 
 def test_observations_can_be_switched_off(tmp_path: Path) -> None:
-    """With `observations=false` a broker puts nothing down, of loads neither; with it, its load reports are rows."""
+    """Then load reports are not stored either."""
     off, on = (asyncio.run(reported(tmp_path / setting, observations=setting)) for setting in ("false", "true"))
     assert not off.exists()
     assert {1} == {len(rows.brokers) for rows in map(load_rows, kept(on, "loads")) if rows is not None}
 
 
 async def reported(folder: Path, *, observations: str) -> Path:
-    """Run a broker until it has reported its load; where observations would be."""
+    """Run a broker until it has reported its load. Return the path of its observations."""
     cluster = LocalCluster(counters(folder, brokers=1, balance_interval_ms=200, observations=observations))
     async with running(cluster, NAMESPACE, bundles=2):
         await until(lambda: any((folder / "channel.db.loads").glob("*.json")))
@@ -98,7 +100,7 @@ async def reported(folder: Path, *, observations: str) -> Path:
 
 
 async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
-    """Do to a cluster everything that ends a stretch of serving.
+    """Cause every kind of end of serving.
 
     Return the incarnation that was paused, the one that was killed, and the offset at which the cluster began to stop.
     """
@@ -131,7 +133,7 @@ def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]
 
 
 async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[MoveKind]) -> None:
-    """Have moves made, one after the other; where a merge needs a transfer first, that one."""
+    """Make moves one after the other. A merge may need a transfer first."""
     random = Random(5)
     for deed in deeds:
         move = operator.choose(deed, table.view, NAMESPACE, random)
@@ -141,41 +143,41 @@ async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSes
 
 
 def incarnation(view: View, broker: str) -> int:
-    """The present incarnation of a broker."""
+    """Return the present incarnation of a broker."""
     return view.brokers[broker].incarnation
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - another process does it
             await asyncio.sleep(LOOK_S)
 
 
 def kept(path: Path, table: str) -> list[bytes]:
-    """The documents of one table of a file of observations, in order."""
+    """Return the documents of one table of observations, in order."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(f"SELECT document FROM {table} ORDER BY id").fetchall()  # noqa: S608 - a name of ours
     return [document.encode() for (document,) in rows]
 
 
 def evidence(path: Path) -> list[Document]:
-    """What brokers say that they served."""
+    """Return the observations of serving."""
     return [orjson.loads(document) for document in kept(path, "serving")]
 
 
 def documents_of(documents: Sequence[Document], *, ended: bool) -> list[Document]:
-    """Those that tell of an end, or those that tell of a beginning."""
+    """Return the reports of an end, or those of a beginning."""
     return [each for each in documents if (each["ended"] is not None) is ended]
 
 
-def stretch(document: Document) -> tuple[int, str, int, int]:
-    """Which stretch of serving a document tells of: incarnation, bundle, token, beginning."""
+def period(document: Document) -> tuple[int, str, int, int]:
+    """Return the period of a document: incarnation, bundle, token, beginning."""
     return document["incarnation"], document["bundle"], document["token"], document["started_ns"]
 
 
-def joined(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], set[tuple[str, int, int]]]:
-    """What the rules find in the evidence; and all who ever held a bundle by the channel: bundle, token, incarnation."""
+def compared(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], set[tuple[str, int, int]]]:
+    """Return the findings in the evidence, and all owners by the channel: bundle, token, incarnation."""
     memories: dict[str, Serving] = {}
     findings: list[Finding] = []
     holders: set[tuple[str, int, int]] = set()
@@ -200,7 +202,7 @@ def joined(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], 
 
 
 def changes(log_url: str) -> Iterator[tuple[Fact, Holder | None]]:
-    """Each change of a bundle on the channel as a fact, and whose the bundle is from then on."""
+    """Yield each change of a bundle on the channel as a fact, with its holder after it."""
     with closing(open_log(log_url, create=False)) as log:
         reader, at_ms = Reader(log=log.name), 0
         while entries := log.read(reader.position, limit=1_000):
@@ -215,7 +217,7 @@ def changes(log_url: str) -> Iterator[tuple[Fact, Holder | None]]:
 
 
 def holder_of(bundle: BundleEntry | None) -> Holder | None:
-    """Who may serve a bundle, by its phase."""
+    """Return who may serve a bundle, by its phase."""
     if bundle is None:
         return None
     server = bundle.owner if bundle.phase in ("owned", "splitting") else bundle.source
@@ -226,7 +228,7 @@ def holder_of(bundle: BundleEntry | None) -> Holder | None:
 
 
 class Clinging(Service):
-    """A service that goes on working under each ownership that it ever had."""
+    """A service that works under every ownership that it ever had."""
 
     def __init__(self) -> None:
         self.ownerships: list[Ownership] = []
@@ -237,14 +239,14 @@ class Clinging(Service):
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None: ...
 
     def work(self) -> None:
-        """Do some work for a key of each."""
+        """Work on one key under each."""
         for ownership in self.ownerships:
             with suppress(OwnershipLost):
                 ownership.begin("key").finish()
 
 
 def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where handles pass although they are closed, a broker works on what it has given away, and says so itself."""
+    """Its handles pass although they are closed."""
     for name in ("honest", "mutant"):
         (tmp_path / name).mkdir()
     assert [] == asyncio.run(clung(tmp_path / "honest"))
@@ -254,7 +256,7 @@ def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(tmp_path: Path,
 
 
 async def clung(folder: Path) -> list[Finding]:
-    """Two brokers, of which one gives the only bundle to the other, and both go on working on it; what is found in their evidence."""
+    """Move the only bundle from one broker to the other, work on at both, and return the findings."""
     log_url, service = f"sqlite:{folder}/channel.db", Clinging()
     workers = [
         Worker(WorkerConfig(log_url=log_url, data_dir=folder / broker, broker_id=broker), {"*": service}, addresses={}) for broker in "ab"
@@ -275,4 +277,4 @@ async def clung(folder: Path) -> list[Finding]:
     finally:
         for worker in workers:
             await worker.stop()
-    return joined(log_url, evidence(Path(f"{folder}/channel.db.observations")))[0]
+    return compared(log_url, evidence(Path(f"{folder}/channel.db.observations")))[0]

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: by itself, without extras, in an environment of its own with the newest of all that it asks for."""
+"""The wheel as users install it: without extras, with the newest versions of its dependencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 def done(*command: str, folder: Path) -> str:
-    """What a command prints, which must succeed."""
+    """Return the output of a command that must succeed."""
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert 0 == run.returncode, run.stderr
     return run.stdout
@@ -23,7 +23,7 @@ def done(*command: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of an environment into which nothing but the wheel was installed."""
+    """Return the `bin` folder of an environment with nothing but the wheel."""
     folder = tmp_path_factory.mktemp("alone")
     uv = (sys.executable, "-m", "uv")
     done(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder), folder=ROOT)
@@ -35,20 +35,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("module", ["aiokafka", "confluent_kafka", "faust", "google.protobuf"])
-def test_nothing_of_an_extra_is_there(installed: Path, tmp_path: Path, module: str) -> None:
-    """Else this file shows nothing that other tests do not show."""
+def test_no_extra_is_installed(installed: Path, tmp_path: Path, module: str) -> None:
+    """Otherwise this module shows nothing new."""
     code = f"import sys\ntry:\n import {module}\nexcept ModuleNotFoundError:\n sys.exit(0)\nsys.exit(1)"
     assert "" == done(str(installed / "python"), "-c", code, folder=tmp_path)
 
 
 @pytest.mark.parametrize("line", [["--help"], ["namespaces", "create", "--help"], ["plan", "--help"], ["--version"]])
-def test_the_command_line_stands_on_the_newest_libraries(installed: Path, tmp_path: Path, line: Sequence[str]) -> None:
-    """Help, with options and their bounds, is what a new version of the library under it breaks first."""
+def test_the_command_line_runs_on_the_newest_libraries(installed: Path, tmp_path: Path, line: Sequence[str]) -> None:
+    """A new version breaks the help first."""
     assert done(str(installed / "equipoise"), *line, folder=tmp_path)
 
 
 def test_a_broker_runs_without_any_extra(installed: Path, tmp_path: Path) -> None:
-    """A program with a worker inside makes a namespace and serves it, on a log in a file."""
     (tmp_path / "program.py").write_text(
         """
 import asyncio
@@ -73,8 +72,7 @@ print("served")
     assert "in order" in told
 
 
-def test_what_needs_an_extra_says_which(installed: Path, tmp_path: Path) -> None:
-    """A load worker without its extra is refused with the line that installs it."""
+def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:
     command = [str(installed / "equipoise"), "load-worker", "--log", "kafka://127.0.0.1:1/shop"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (True, True) == (run.returncode > 0, "equipoise[" in run.stderr)
