@@ -126,11 +126,6 @@ class Agent:
         return self._leading.leads
 
     @property
-    def is_in_touch(self) -> bool:
-        """Whether an own renewal was read back within the last half lease."""
-        return self._membership.is_in_touch()
-
-    @property
     def handles(self) -> dict[str, Handle]:
         """The handles of bundles that are open, opening or closing at this broker."""
         return self._ownerships.handles
