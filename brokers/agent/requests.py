@@ -36,8 +36,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
 from equipoise.channel.core.view import View
 
-BY_COUNT: Final = FewestBundles()
-"""The placement policy for callers that know no load."""
+# The placement policy for callers that know no load.
+_BY_COUNT: Final = FewestBundles()
 
 STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
 """The phases in which a move can be cancelled. Later its source has been ordered to release."""
@@ -65,7 +65,7 @@ def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) 
     return isinstance(intent, MoveAway)
 
 
-def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
+def record_of(view: View, intent: Intent, placement: Placement = _BY_COUNT) -> Make | Verdict:
     """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing destinations.
 
     A transfer to a dead or draining broker is proposed and rejected by the log, for `channel why`. Refused here are only intents without a

@@ -350,9 +350,7 @@ def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
 class CompactionMetrics:
     """Filled by `brokers.server.compacting`; zeros at a broker that has not compacted."""
 
-    def __init__(self, registry: CollectorRegistry, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`now_ns` is a clock that only rises."""
-        self._now_ns = now_ns
+    def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self._ended_ns: int | None = None
 
         def gauge(name: str, text: str) -> Gauge:
@@ -373,7 +371,7 @@ class CompactionMetrics:
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:
         """Note a compaction that succeeded."""
-        self._ended_ns = self._now_ns()
+        self._ended_ns = time.monotonic_ns()
         self._horizon.set(horizon)
         self._duration.set(took_ms / 1_000)
 
@@ -395,4 +393,4 @@ class CompactionMetrics:
         self._uncompacted.set(records)
 
     def _age_s(self) -> float:
-        return 0.0 if self._ended_ns is None else (self._now_ns() - self._ended_ns) / 1e9
+        return 0.0 if self._ended_ns is None else (time.monotonic_ns() - self._ended_ns) / 1e9
