@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.integration
 NAMESPACE = "shop/orders"
 KEYS = ("hot", "warm", "cold", "colder")
 CHECKER = Path(__file__).resolve().parent.parent / "checker" / "checker.py"
-DEADLINE_S = 120.0
 TRANSFERS = 12
 HOPS_MAX = 5
 
@@ -120,16 +119,6 @@ async def counters(folder: Path, log_url: str) -> AsyncIterator[Counters]:
             for key in KEYS:
                 await worker.route(NAMESPACE, key)
         yield made
-
-
-def run(story: Callable[[], Awaitable[None]]) -> None:
-    """Run one test on a loop of its own, with a bound on the whole of it."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await story()
-
-    asyncio.run(bounded())
 
 
 async def test_transfers_under_load_pass_the_checker(tmp_path: Path, log_url: str) -> None:

@@ -63,9 +63,9 @@ def visits(client: httpx.Client, at: Program, page: str) -> tuple[int, str]:
     """Visit a page. Return the count, and the broker that counted."""
     response = client.post(httpx.URL(at.address, path=f"/visits/{page}"))
     assert 200 == response.status_code, response.text
-    told = response.json()
-    assert page == told["page"]
-    return told["visits"], told["broker"]
+    document = response.json()
+    assert page == document["page"]
+    return document["visits"], document["broker"]
 
 
 def test_two_programs_count_as_one() -> None:

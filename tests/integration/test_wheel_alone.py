@@ -68,8 +68,8 @@ print("served")
         encoding="utf-8",
     )
     assert "served\n" == done(str(installed / "python"), "program.py", folder=tmp_path)
-    told = done(str(installed / "equipoise"), "channel", "verify", "--log", "sqlite:channel.db", folder=tmp_path)
-    assert "in order" in told
+    output = done(str(installed / "equipoise"), "channel", "verify", "--log", "sqlite:channel.db", folder=tmp_path)
+    assert "in order" in output
 
 
 def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ def counters(tmp_path: Path) -> Iterator[Counters]:
 def body(response: Response) -> Mapping[str, object]:
     """Return the document of an answer."""
     assert isinstance(response.text, str)
-    told = json.loads(response.text)
-    assert isinstance(told, dict)
-    return told
+    document = json.loads(response.text)
+    assert isinstance(document, dict)
+    return document
 
 
 def test_the_owner_counts(counters: Counters) -> None:

@@ -118,9 +118,9 @@ async def test_the_end_of_a_broker_ends_its_requests() -> None:
     with pytest.raises(OutcomeUnknown, match="broker b ended before it was read back: rust") as unknown:
         await pending
     assert ("t/n", end) == (unknown.value.subject, unknown.value.__cause__)
-    with pytest.raises(WorkerEnded) as told:
+    with pytest.raises(WorkerEnded) as caught:
         await agent.requests.request(INTENT, timeout_ms=LONG_MS)
-    assert (end, 1) == (told.value, len(agent.asked))
+    assert (end, 1) == (caught.value, len(agent.asked))
 
 
 async def test_an_answer_before_the_end_counts() -> None:

@@ -51,9 +51,9 @@ def test_a_broker_with_the_channel_has_no_loss() -> None:
 def test_the_loss_counts_from_the_earlier_sign() -> None:
     """The log is away, or renewals are not read back."""
     for silent_ms, outage_ms, lost_ms in ((None, 300, 300), (7_000, None, 7_000), (7_000, 300, 7_000), (2_000, 9_000, 9_000)):
-        told = loss(Broker(silent_ms=silent_ms), outage_ms=outage_ms)
-        assert told is not None
-        assert (lost_ms, NOW.wall_ms - lost_ms, outage_ms is None) == (told.lost_ms, told.since_ms, told.problem is None)
+        found = loss(Broker(silent_ms=silent_ms), outage_ms=outage_ms)
+        assert found is not None
+        assert (lost_ms, NOW.wall_ms - lost_ms, outage_ms is None) == (found.lost_ms, found.since_ms, found.problem is None)
 
 
 def test_bundles_that_serve_on_are_counted_by_namespace() -> None:
@@ -65,7 +65,7 @@ def test_bundles_that_serve_on_are_counted_by_namespace() -> None:
         handle("t/a/1_2", serves_on=True, is_open=False),
         handle("t/c/0_1", serves_on=False),
     )
-    told = loss(Broker(silent_ms=4_000, handles={each.bundle: each for each in handles}))
-    assert told is not None
-    assert {"t/a": 1, "t/b": 2} == told.serving_on
-    assert {"since": "2023-11-14T22:13:16.000Z", "lost_ms": 4_000, "problem": None, "serving_on": ["t/a", "t/b"]} == told.document()
+    found = loss(Broker(silent_ms=4_000, handles={each.bundle: each for each in handles}))
+    assert found is not None
+    assert {"t/a": 1, "t/b": 2} == found.serving_on
+    assert {"since": "2023-11-14T22:13:16.000Z", "lost_ms": 4_000, "problem": None, "serving_on": ["t/a", "t/b"]} == found.document()

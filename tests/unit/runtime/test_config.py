@@ -77,11 +77,11 @@ def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> N
 
 def test_all_invalid_settings_of_balancing_are_reported() -> None:
     """Each with the expected value, or the nearest name."""
-    told = problem(**{"balanced.moves_max": "0", "balanced.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
-    assert "balanced.moves_max: it must be an integer, at least 1" in told
-    assert "balanced.move_max: there is no such setting; there is balanced.moves_max" in told
-    assert "balancing.shedder: it must be one of BalancedShedder" in told
-    assert "x.y: there is no such setting;" in told
+    text = problem(**{"balanced.moves_max": "0", "balanced.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
+    assert "balanced.moves_max: it must be an integer, at least 1" in text
+    assert "balanced.move_max: there is no such setting; there is balanced.moves_max" in text
+    assert "balancing.shedder: it must be one of BalancedShedder" in text
+    assert "x.y: there is no such setting;" in text
     assert "balancing: it must be a valid dictionary" in problem(**{"balancing": "on", "balanced.moves_max": 1})
 
 

@@ -84,13 +84,13 @@ def test_the_whole_fetch_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
+    ("handler", "problem"),
     [(answering(b"no\xff" * 10_000, status=503), "it answers 503: no"), (answering(b"", status=307), "it answers 307")],
     ids=["refusal", "redirect"],
 )
-def test_a_refusal_is_quoted_in_short(handler: Handler, told: str) -> None:
+def test_a_refusal_is_quoted_in_short(handler: Handler, problem: str) -> None:
     """Redirects are not followed."""
-    with pytest.raises(PeerError, match=told) as caught:
+    with pytest.raises(PeerError, match=problem) as caught:
         fetched(handler)
     assert len(str(caught.value)) < 2_000
 

@@ -90,9 +90,9 @@ def test_numbers_of_any_type_become_plain_ones() -> None:
     odd = BundleLoad(calls_per_second=Decimal("1.5"), bytes_per_second=Fraction(2), sessions=True, messaging=messaging)  # type: ignore[arg-type]
     (load,) = sampler(VirtualClock(), [Loaded(lambda: {"b": odd})]).latest().loads.values()
     assert [float, float, int] == [type(load.calls_per_second), type(load.bytes_per_second), type(load.sessions)]
-    told = load.messaging
-    assert told is not None
-    assert [float, float, int] == [type(told.messages_in_per_second), type(told.bytes_out_per_second), type(told.topics)]
+    plain = load.messaging
+    assert plain is not None
+    assert [float, float, int] == [type(plain.messages_in_per_second), type(plain.bytes_out_per_second), type(plain.topics)]
     assert odd == load
 
 

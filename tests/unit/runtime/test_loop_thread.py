@@ -80,7 +80,7 @@ def test_a_start_that_fails_ends_its_thread() -> None:
 
 
 def test_the_end_of_the_context_ends_calls_of_other_threads() -> None:
-    asked, told = threading.Event(), []
+    asked, messages = threading.Event(), []
 
     async def hang() -> None:
         asked.set()
@@ -89,14 +89,14 @@ def test_the_end_of_the_context_ends_calls_of_other_threads() -> None:
     def wait(door: InThread) -> None:
         with pytest.raises(CallerError, match="it has ended") as caught:
             door.run(hang(), timeout_ms=PATIENCE_MS, what="nothing")
-        told.append(str(caught.value))
+        messages.append(str(caught.value))
 
     with Doors().in_thread() as door:
         waiting = threading.Thread(target=wait, args=(door,))
         waiting.start()
         assert asked.wait(PATIENCE_MS / 1_000)
     waiting.join()
-    assert ["the door cannot be used: it has ended; use it inside its `with`, and make a new one for each"] == told
+    assert ["the door cannot be used: it has ended; use it inside its `with`, and make a new one for each"] == messages
 
 
 def test_a_call_is_cancelled_at_its_deadline() -> None:

@@ -84,8 +84,8 @@ async def test_the_next_owner_gets_the_reason_of_a_lost_handover(caplog: pytest.
         (spilled, Bench(), None, "its former owner is gone"),
         (spilled[:-1] if spilled else None, Bench(), "source", "cannot be read"),
     ):
-        given, told = await opened(destination, recorded, source)
-        assert (None, True) == (given, problem in (told or "")), (problem, told)
+        given, reason = await opened(destination, recorded, source)
+        assert (None, True) == (given, problem in (reason or "")), (problem, reason)
     assert (None, None) == await opened(Bench(), None, None)
     assert f"handover of {BUNDLE} lost: it has 16385 bytes" in caplog.text
     assert f"handover of {BUNDLE} not received: " in caplog.text

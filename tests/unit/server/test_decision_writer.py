@@ -86,8 +86,8 @@ def test_rounds_with_moves_and_the_first_round_after_them_are_written() -> None:
 def test_all_rounds_of_splits_are_written() -> None:
     """Even if they have equal counts within a minute."""
     stays = [(Stay(subject=bundle, reason="it cannot be cut"),) for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")]
-    told = [replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each) for each in stays]
-    _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(told)))
+    rounds = [replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each) for each in stays]
+    _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(rounds)))
     assert stays == [each.stays for each in kept]
 
 

@@ -41,12 +41,12 @@ SPLITS_ONLY = replace(SETTINGS, balancing=replace(SETTINGS.balancing, merging=Fa
 
 @dataclass(kw_only=True)
 class Divided:
-    """A cluster whose brokers split and merge their bundles. `messages` are the rates by hash point; `told` are the decisions."""
+    """A cluster whose brokers split and merge their bundles. `messages` are the rates by hash point; `decisions` are the decisions."""
 
     cluster: Cluster
     settings: BalancingSettings
     messages: dict[int, float] = field(default_factory=dict)
-    told: list[Decision] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     problem: Exception | None = None
     asked_by: set[int] = field(default_factory=set)
 
@@ -71,8 +71,8 @@ class Divided:
 
     def counted(self) -> dict[tuple[str, str], int]:
         """Return the sum of all counts."""
-        keys = sorted({key for decision in self.told for key in decision.counted})
-        return {key: sum(decision.counted.get(key, 0) for decision in self.told) for key in keys}
+        keys = sorted({key for decision in self.decisions for key in decision.counted})
+        return {key: sum(decision.counted.get(key, 0) for decision in self.decisions) for key in keys}
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ async def splitting(folder: Path, settings: BalancingSettings, *, brokers: int =
 
 def of(broker: Broker, divided: Divided) -> Splitting:
     """Return the rounds of one broker."""
-    return Splitting(broker.worker, lambda: divided.carried_by(broker.worker), lambda: divided.settings, divided.told.append)
+    return Splitting(broker.worker, lambda: divided.carried_by(broker.worker), lambda: divided.settings, divided.decisions.append)
 
 
 async def ended(task: asyncio.Future[None]) -> None:
@@ -104,7 +104,7 @@ async def test_a_hot_bundle_is_split_until_each_part_is_within_the_limits(tmp_pa
         expected = [(number * sixteenth, (number + 1) * sixteenth) for number in range(4)]
         assert expected == divided.ranges[:4]
         assert {("Success", "MsgRate"): 3} == divided.counted()
-        first = next(decision for decision in divided.told if decision.moves)
+        first = next(decision for decision in divided.decisions if decision.moves)
         (move,) = first.moves
         whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
         reason = "it carries 240 messages/s, where 100 messages/s are the limit, for 2 rounds"
@@ -148,7 +148,7 @@ async def test_cold_neighbours_are_merged_down_to_bundles_min(tmp_path: Path) ->
     async with splitting(tmp_path, settings, bundles=8) as divided:
         await until(lambda: len(divided.ranges) == 2 and divided.counted()[("Success", "Underloaded")] == 6)
         assert {("Success", "Underloaded"): 6} == divided.counted()
-        assert {"merge"} == {decision.kind for decision in divided.told}
+        assert {"merge"} == {decision.kind for decision in divided.decisions}
 
 
 async def test_splits_and_merges_do_not_undo_each_other(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ async def test_settings_switch_rounds_off_and_on(off: Off, tmp_path: Path) -> No
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
         asked = Asked(divided)
         await until(lambda: asked.times > 5)
-        assert ([], 4) == (divided.told, len(divided.ranges))
+        assert ([], 4) == (divided.decisions, len(divided.ranges))
         divided.settings = SETTINGS
-        await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.told if decision.moves})
+        await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.decisions if decision.moves})
 
 
 class Asked:
@@ -230,11 +230,11 @@ async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(tmp_path: Pa
     settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, split_algorithm="topic_count_equally_divide", rest_ms=60_000))
     async with splitting(tmp_path, settings) as divided:
         divided.messages = {1: 200.0, 3 * QUARTER: 200.0}
-        await until(lambda: any(decision.counted for decision in divided.told))
+        await until(lambda: any(decision.counted for decision in divided.decisions))
         asked = Asked(divided)
         await until(lambda: asked.times > 10)
         assert {("Failure", "Unknown"): 2} == divided.counted()
-        reasons = {stay.subject: stay.reason for decision in divided.told if decision.counted for stay in decision.stays}
+        reasons = {stay.subject: stay.reason for decision in divided.decisions if decision.counted for stay in decision.stays}
         assert {bundle_name(NAMESPACE, 0, QUARTER), bundle_name(NAMESPACE, 3 * QUARTER, HASH_MAX)} == set(reasons)
         assert all("the service found no point at which to split it" in reason for reason in reasons.values())
         assert 1 == len([line for line in lines(caplog) if "a split failed" in line])
@@ -247,7 +247,7 @@ async def test_a_draining_broker_splits_nothing(tmp_path: Path) -> None:
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
         asked = Asked(divided)
         await until(lambda: asked.times > 5)
-        assert ([], 4) == (divided.told, len(divided.ranges))
+        assert ([], 4) == (divided.decisions, len(divided.ranges))
 
 
 @pytest.mark.parametrize("problem", [KeyError("no such bundle"), ValueError("not yet")], ids=lambda problem: type(problem).__name__)

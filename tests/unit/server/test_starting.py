@@ -64,7 +64,7 @@ async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, capl
     """Meanwhile `/health` answers 200, and `/ready` gives the reason. Once the log is there, the same port is ready."""
     made = config(tmp_path)
 
-    async def said(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, object]]:
+    async def answer_of(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, object]]:
         async with session.get(f"{made.http_url}{path}") as answer:
             return answer.status, await answer.json()
 
@@ -72,18 +72,18 @@ async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, capl
     entering = asyncio.ensure_future(broker.__aenter__())
     async with aiohttp.ClientSession() as session:
         await until(lambda: opening.asked > 3)
-        status, health = await said(session, "/health")
+        status, health = await answer_of(session, "/health")
         loss = health["channel_loss"]
         assert isinstance(loss, dict)
         assert (200, "ok", str(AWAY), []) == (status, health["status"], loss["problem"], loss["serving_on"])
-        status, ready = await said(session, "/ready")
+        status, ready = await answer_of(session, "/ready")
         assert (503, "not ready", [f"it waits for the log: {AWAY}"]) == (status, ready["status"], ready["problems"])
-        status, refused = await said(session, "/admin/v2/brokers")
+        status, refused = await answer_of(session, "/admin/v2/brokers")
         assert (503, "NotReady") == (status, refused["error"])
         opening.error = None
         worker = await entering
         await worker.ready(timeout_ms=PATIENCE_MS)
-        status, ready = await said(session, "/ready")
+        status, ready = await answer_of(session, "/ready")
         assert (200, "ready") == (status, ready["status"])
     await broker.__aexit__(None, None, None)
     (line,) = lines(caplog)
