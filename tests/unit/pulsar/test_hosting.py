@@ -12,7 +12,7 @@ from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, topic_hash
 from tests.pulsar.topics import make_producer
-from tests.unit.agent.test_ownership import clock_at_start, good_lease
+from tests.unit.runtime.test_ownership import clock_at_start, good_lease
 
 NAMESPACE = "public/default"
 MIDDLE = 0x80000000
