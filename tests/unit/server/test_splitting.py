@@ -48,16 +48,21 @@ class Divided:
     messages: dict[int, float] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     problem: Exception | None = None
-    asked_by: set[int] = field(default_factory=set)
+    asked_by: list[int] = field(default_factory=list)  # The threads in which the rounds have asked for the load.
 
     def carried_by(self, worker: Worker) -> Sequence[BundleTraffic]:
         """Return the load of each open bundle of a worker."""
-        self.asked_by.add(threading.get_ident())
+        self.asked_by.append(threading.get_ident())
         if self.problem is not None:
             raise self.problem
         return [
             BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=self.carried(name))) for name in tuple(worker.open_bundles)
         ]
+
+    async def rounds(self, number: int) -> None:
+        """Wait for so many rounds."""
+        before = len(self.asked_by)
+        await until(lambda: len(self.asked_by) > before + number)
 
     def carried(self, bundle: str) -> float:
         """Return the messages per second of one bundle."""
@@ -203,25 +208,10 @@ async def test_settings_switch_rounds_off_and_on(off: Off, tmp_path: Path) -> No
     """Without a restart."""
     async with splitting(tmp_path, off.settings) as divided:
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-        asked = Asked(divided)
-        await until(lambda: asked.times > 5)
+        await divided.rounds(5)
         assert ([], 4) == (divided.decisions, len(divided.ranges))
         divided.settings = SETTINGS
         await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.decisions if decision.moves})
-
-
-class Asked:
-    """Counts how often rounds ask for the load."""
-
-    def __init__(self, divided: Divided) -> None:
-        self.times = 0
-        carried_by = divided.carried_by
-
-        def counting(worker: Worker) -> Sequence[BundleTraffic]:
-            self.times += 1
-            return carried_by(worker)
-
-        divided.carried_by = counting  # type: ignore[method-assign] # Which the rounds look up each time.
 
 
 async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,8 +221,7 @@ async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(tmp_path: Pa
     async with splitting(tmp_path, settings) as divided:
         divided.messages = {1: 200.0, 3 * QUARTER: 200.0}
         await until(lambda: any(decision.counted for decision in divided.decisions))
-        asked = Asked(divided)
-        await until(lambda: asked.times > 10)
+        await divided.rounds(10)
         assert {("Failure", "Unknown"): 2} == divided.counted()
         reasons = {stay.subject: stay.reason for decision in divided.decisions if decision.counted for stay in decision.stays}
         assert {bundle_name(NAMESPACE, 0, QUARTER), bundle_name(NAMESPACE, 3 * QUARTER, HASH_MAX)} == set(reasons)
@@ -245,8 +234,7 @@ async def test_a_draining_broker_splits_nothing(tmp_path: Path) -> None:
         divided.cluster.brokers[0].worker.drain()
         await until(lambda: divided.cluster.view.live_brokers()[0].status == "draining")
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-        asked = Asked(divided)
-        await until(lambda: asked.times > 5)
+        await divided.rounds(5)
         assert ([], 4) == (divided.decisions, len(divided.ranges))
 
 
@@ -257,8 +245,7 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
     async with splitting(tmp_path, SPLITS_ONLY) as divided:
         divided.problem = problem
-        asked = Asked(divided)
-        await until(lambda: asked.times > 5)
+        await divided.rounds(5)
         assert [f"a round of splits and merges failed: {type(problem).__name__}: {problem}"] == lines(caplog)
         assert caplog.records[-1].exc_info is not None
         divided.problem, divided.messages = None, {1: 60.0, QUARTER // 2: 60.0}
