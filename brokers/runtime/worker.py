@@ -25,7 +25,7 @@ from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
-from equipoise.brokers.runtime.clock import Clock, SystemClock
+from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
 from equipoise.brokers.runtime.failures import LoggedFailures
@@ -75,7 +75,6 @@ class Worker:
         services: Mapping[str, Service],
         *,
         addresses: Mapping[str, str],
-        clock: Clock | None = None,
         serves_peers: bool = True,
     ) -> None:
         """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
@@ -84,7 +83,7 @@ class Worker:
         `CallerError`.
         """
         self.config = config
-        self.clock: Clock = clock or SystemClock()
+        self.clock = SystemClock()
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
         self.profile = Profile(
