@@ -58,7 +58,11 @@ class Listeners:
             raise Overloaded(what=f"the list of listeners at broker {self._broker}", limit=LISTENERS_MAX)
         number = next(self._numbers)
         self._listeners[number] = (listener, resynced)
-        return lambda: self._listeners.pop(number, None) and None
+
+        def end() -> None:
+            self._listeners.pop(number, None)
+
+        return end
 
     def folded(self, folded: Folded) -> None:
         """Call all listeners with a record."""

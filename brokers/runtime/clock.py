@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from equipoise.brokers.agent.events import Instant
 from equipoise.channel.system.boot_clock import boot_ns
 
-_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 # A change of the interval takes effect within this time, so an operator can correct an interval of hours.
 _LOOK_AGAIN_MS: Final = 1_000
@@ -36,7 +36,7 @@ class SystemClock:
 
     def now(self) -> Instant:
         """Return both clocks, now."""
-        return Instant(self.boot_ns() // _NANOSECONDS_PER_MILLISECOND, time.time_ns() // _NANOSECONDS_PER_MILLISECOND)
+        return Instant(self.boot_ns() // NANOSECONDS_PER_MILLISECOND, time.time_ns() // NANOSECONDS_PER_MILLISECOND)
 
     def boot_ns(self) -> int:
         """Return boot time in nanoseconds: it never jumps, and runs on during sleep."""

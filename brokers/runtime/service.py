@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
-from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.core.ranges import bundle_contains, key_hash
 from equipoise.channel.system.deadline import Deadline
@@ -19,9 +19,6 @@ from equipoise.shedder.bundle_load import BundleLoad
 
 if TYPE_CHECKING:
     from aiohttp.web import RouteDef
-
-
-_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +188,7 @@ class Work:
                     token=self.token,
                     started_ns=self._started_ns,
                     answered_ns=answered_ns,
-                    lease_deadline_ns=handle.lease.deadline_ms * _NANOSECONDS_PER_MILLISECOND,
+                    lease_deadline_ns=handle.lease.deadline_ms * NANOSECONDS_PER_MILLISECOND,
                     message=message,
                     by_token=by_token,
                 )

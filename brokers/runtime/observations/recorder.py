@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from equipoise.brokers.agent.effects import Abandon, Close, Effect, Reshaped
 from equipoise.brokers.agent.events import Event, Opened
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.clock import NANOSECONDS_PER_MILLISECOND, Clock
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
 from equipoise.brokers.runtime.observations.records import Ended, Served
@@ -26,8 +26,6 @@ from equipoise.brokers.runtime.observations.stores import are_kept, open_observa
 from equipoise.brokers.runtime.observations.writer import ObservationWriter
 from equipoise.brokers.runtime.service import Evidence
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
-
-_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 # Last ended periods that are checked for later answers, and the interval.
 _ENDED_MAX: Final = 256
@@ -178,7 +176,7 @@ class ServingRecorder:
 
 
 def _lease_ns(handle: Handle) -> int:
-    return handle.lease.until_ms * _NANOSECONDS_PER_MILLISECOND
+    return handle.lease.until_ms * NANOSECONDS_PER_MILLISECOND
 
 
 class Recorders:
