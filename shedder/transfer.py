@@ -357,9 +357,9 @@ class _Pair:
     def _reason(self, throughput: float) -> str:
         (source, load), (destination, least) = self.source, self.destination
         return (
-            f"transfer: the use of {source} is {format_percent(load.averages.weighted_max)}, of {destination} "
-            f"{format_percent(least.averages.weighted_max)}; the bundle has {format_rate(throughput)} of "
-            f"{format_rate(load.traffic.bytes_per_second)}"
+            f"transfer: use is {format_percent(load.averages.weighted_max)} at {source} and "
+            f"{format_percent(least.averages.weighted_max)} at {destination}; the bundle has {format_rate(throughput)} of the "
+            f"{format_rate(load.traffic.bytes_per_second)} at {source}"
         )
 
 

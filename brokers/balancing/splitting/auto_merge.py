@@ -104,11 +104,11 @@ def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[
         pair = (left.bundle, right.bundle)
         fullest = settings.limits.fullest(left, right)
         if not fullest.share < settings.cold_ratio:
-            stays[left.bundle] = f"with its right neighbour it would carry {fullest}, {fullest.share:.0%} of that"
+            stays[left.bundle] = f"together with its right neighbour it has {fullest}; cold is below {settings.cold_ratio:.0%} of the limit"
             continue
         hits_after[pair] = count = hits.get(pair, 0) + 1
         if count <= settings.hits_threshold:
-            stays[left.bundle] = f"it and its right neighbour have been cold for {count} rounds, of {settings.hits_threshold + 1}"
+            stays[left.bundle] = f"it and its right neighbour have been cold for {count} of {settings.hits_threshold + 1} rounds"
         else:
             due.append(_Cold(*pair, namespace, fullest, count))
     due.sort(key=lambda cold: (cold.fullest.share, cold.left))
@@ -137,7 +137,7 @@ def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tupl
             continue
         if problem is None:
             fit.append((place, bundle))
-            stays[bundle.bundle] = f"its right neighbour is not at {snapshot.broker}, or does not rest, or there is none"
+            stays[bundle.bundle] = f"its right neighbour is not at {snapshot.broker}, cannot be merged now, or does not exist"
         else:
             stays[bundle.bundle] = problem
     for (place, left), (next_place, right) in pairwise(fit):
@@ -154,9 +154,9 @@ def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettin
         # Brokers do not know of each other's merges. If each takes only its share of the surplus, together they never take too many.
         spare = 0 if count is None else max(count - settings.bundles_min, 0) // max(snapshot.brokers, 1)
         if left in used or right in used:
-            stays[left] = "one of the two is merged with another"
+            stays[left] = "it or its right neighbour is merged with another bundle"
         elif count is None:
-            stays[left] = f"it is not known how many bundles {namespace} has"
+            stays[left] = f"the number of bundles of {namespace} is unknown"
         elif merged[namespace] >= spare:
             stays[left] = (
                 f"{namespace} has {count} bundles and keeps {settings.bundles_min}; each of {snapshot.brokers} brokers may merge {spare}"
@@ -167,5 +167,5 @@ def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettin
             used.update((left, right))
             merged[namespace] += 1
             del stays[left]
-            reason = f"together they carry {fullest}, {fullest.share:.0%} of that, and so little for {hits} rounds"
+            reason = f"both have been cold for {hits} rounds: together {fullest}"
             yield MergeDecision(left=left, right=right, reason=reason)

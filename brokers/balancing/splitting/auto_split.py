@@ -169,7 +169,7 @@ class _Planning:
             return None
         self._hits[name] = hits = self._hits_before.get(name, 0) + 1
         if hits <= settings.hits_threshold:
-            self._refuse(name, _No(f"it carries {measure}, for {hits} rounds; it is split after {settings.hits_threshold} rounds of that"))
+            self._refuse(name, _No(f"it has been over a limit for {hits} of {settings.hits_threshold + 1} rounds: {measure}"))
             return None
         return _Due(bundle, place, measure, settings.limits.fullest(bundle).share)
 
@@ -179,14 +179,14 @@ class _Planning:
         no = self._why_not_now(due)
         cuts = self._cuts(due) if no is None else no
         if isinstance(cuts, _No):
-            self._refuse(name, _No(f"it carries {due.measure}, but {cuts.reason}", cuts.is_failure))
+            self._refuse(name, _No(f"it has {due.measure}, but {cuts.reason}", cuts.is_failure))
             return
         self.splits.append(
             SplitDecision(
                 bundle=name,
                 cuts=cuts or None,
                 excess=due.measure.excess,
-                reason=f"it carries {due.measure}, for {self._hits.pop(name)} rounds",
+                reason=f"it has been over a limit for {self._hits.pop(name)} rounds: {due.measure}",
             )
         )
         self._added[namespace] += max(len(cuts), 1)
@@ -200,7 +200,7 @@ class _Planning:
         exact = self._settings.pulsar_exact
         # A bundle without topics holds keys, which nobody counts. Pulsar serves topics only.
         if bundle.topics == 1 or (exact and bundle.topics < 1):
-            return _No("there are not two topics to divide")
+            return _No("it has fewer than two topics")
         if bundle.bundle in self._snapshot.not_owned:
             return _No(f"{self._snapshot.broker} does not own it")
         if exact:
@@ -215,7 +215,7 @@ class _Planning:
         settings, namespace = self._settings, due.place.namespace
         count = self._snapshot.bundle_counts.get(namespace)
         if count is None:
-            return _No(f"it is not known how many bundles {namespace} has", is_failure=True)
+            return _No(f"the number of bundles of {namespace} is unknown", is_failure=True)
         if count + self._added[namespace] >= settings.bundles_max:
             return _No(f"{namespace} has {count + self._added[namespace]} bundles, and may have at most {settings.bundles_max}")
         overlaps = _overlaps_like_pulsar if settings.pulsar_exact else _overlaps
@@ -224,7 +224,7 @@ class _Planning:
         if rival is not None:
             return _No(f"{rival}, which it overlaps, is being split")
         if len(self.splits) == settings.splits_max:
-            return _No(f"{settings.splits_max} others carry even more, so it waits for a later round")
+            return _No(f"there are {settings.splits_max} splits of more loaded bundles in this round already")
         return None
 
     def _cuts(self, due: _Due) -> tuple[int, ...] | _No:

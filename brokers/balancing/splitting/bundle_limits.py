@@ -45,8 +45,7 @@ class Measure(NamedTuple):
         return self.carried / self.limit
 
     def __str__(self) -> str:
-        unit = _UNITS[self.excess]
-        return f"{self.carried:,.0f} {unit}, where {self.limit:,.0f} {unit} are the limit"
+        return f"{self.carried:,.0f} {_UNITS[self.excess]} (limit: {self.limit:,.0f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

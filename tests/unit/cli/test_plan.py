@@ -52,7 +52,7 @@ tenant/ns/0x20000000_0x40000000  a     c   2.0   2,000
 tenant/ns/0x40000000_0x60000000  a     c   3.0   3,000
 
 why
-transfer: the use of a is 90 %, of c 5 %
+transfer: use is 90 % at a and 5 % at c
 
 why not more
 b: use is 35 % (mean: 43 %)

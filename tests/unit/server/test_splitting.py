@@ -112,7 +112,7 @@ async def test_a_hot_bundle_is_split_until_each_part_is_within_the_limits(tmp_pa
         first = next(decision for decision in divided.decisions if decision.moves)
         (move,) = first.moves
         whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
-        reason = "it carries 240 messages/s, where 100 messages/s are the limit, for 2 rounds"
+        reason = "it has been over a limit for 2 rounds: 240 messages/s (limit: 100)"
         assert ("split", whole, broker, reason) == (first.kind, move.bundle, first.broker, move.reason)
 
 

@@ -60,7 +60,7 @@ def test_the_most_loaded_give_to_the_least_loaded() -> None:
 
 def test_each_move_says_why_and_each_broker_why_not() -> None:
     plan = AT_ONCE.plan(the_five())
-    assert "transfer: the use of b5 is 90 %, of b1 2 %; the bundle has 2 MB/s of 9 MB/s" == plan.moves[0].reason
+    assert "transfer: use is 90 % at b5 and 2 % at b1; the bundle has 2 MB/s of the 9 MB/s at b5" == plan.moves[0].reason
     assert {
         "D2": "it is the last bundle that b4 reported, and one must stay",
         "E2": "it is the last bundle that b5 reported, and one must stay",

@@ -13,7 +13,7 @@ from equipoise.shedder.loads import BundleTraffic, Traffic
 
 A, B, C, D = (f"t/ns/0x{low}0000000_0x{high}" for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff")))
 AT_ONCE = MergeSettings(limits=BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100), hits_threshold=0, bundles_min=1)
-NO_NEIGHBOUR = "its right neighbour is not at a:1, or does not rest, or there is none"
+NO_NEIGHBOUR = "its right neighbour is not at a:1, cannot be merged now, or does not exist"
 
 
 def bundle(name: str, topics: int = 0, messages: float = 0.0) -> BundleTraffic:
@@ -37,14 +37,14 @@ def told(plan: MergePlan) -> dict[str, str]:
 
 def test_two_cold_neighbours_are_merged_with_a_reason() -> None:
     (merge,) = plan_merges(snapshot(bundle(A, 10, 5.0), bundle(B, 20, 44.0)), AT_ONCE, {}).merges
-    reason = "together they carry 49 messages/s, where 100 messages/s are the limit, 49% of that, and so little for 1 rounds"
+    reason = "both have been cold for 1 rounds: together 49 messages/s (limit: 100)"
     assert (A, B, reason) == (merge.left, merge.right, merge.reason)
 
 
 def test_half_of_any_limit_is_too_much() -> None:
     """Although each of the two uses less."""
     plan = plan_merges(snapshot(bundle(A, 25), bundle(B, 25)), AT_ONCE, {})
-    reason = "with its right neighbour it would carry 50 topics, where 100 topics are the limit, 50% of that"
+    reason = "together with its right neighbour it has 50 topics (limit: 100); cold is below 50% of the limit"
     assert ([], {A: reason, B: NO_NEIGHBOUR}, {}) == (merged(plan), told(plan), plan.hits)
 
 
@@ -60,7 +60,7 @@ def test_a_pair_must_be_cold_for_a_row_of_rounds() -> None:
     row: list[tuple[list[Pair], dict[Pair, int]]] = [([], {(A, B): 1}), ([], {(A, B): 2})]
     assert [*row, ([], {}), *row, ([(A, B)], {}), row[0]] == rows
     plan = plan_merges(snapshot(bundle(A), bundle(B)), settings, {(A, B): 1})
-    assert {A: "it and its right neighbour have been cold for 2 rounds, of 3", B: NO_NEIGHBOUR} == told(plan)
+    assert {A: "it and its right neighbour have been cold for 2 of 3 rounds", B: NO_NEIGHBOUR} == told(plan)
 
 
 def test_a_pair_whose_right_bundle_was_split_starts_a_new_row() -> None:
@@ -72,7 +72,7 @@ def test_a_pair_whose_right_bundle_was_split_starts_a_new_row() -> None:
 def test_nothing_is_merged_twice_in_a_round() -> None:
     """Of three in a row the colder pair is merged, and the third waits. Four become two."""
     plan = plan_merges(snapshot(bundle(A, 10), bundle(B, 2), bundle(C, 1)), AT_ONCE, {})
-    assert ([(B, C)], {A: "one of the two is merged with another"}) == (merged(plan), told(plan))
+    assert ([(B, C)], {A: "it or its right neighbour is merged with another bundle"}) == (merged(plan), told(plan))
     plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D)), AT_ONCE, {})
     assert [(A, B), (C, D)] == merged(plan)
 
@@ -108,7 +108,7 @@ class Bound:
             reason="t/ns has 4 bundles and keeps 5; each of 1 brokers may merge 0",
             merges=(),
         ),
-        Bound(id="unknown", more={"bundle_counts": {}}, reason="it is not known how many bundles t/ns has", merges=()),
+        Bound(id="unknown", more={"bundle_counts": {}}, reason="the number of bundles of t/ns is unknown", merges=()),
     ],
     ids=lambda case: case.id,
 )

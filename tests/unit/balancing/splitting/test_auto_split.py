@@ -74,22 +74,22 @@ class ExcessCase:
         ExcessCase(
             bundle=replace(with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)),
             excess=Excess.TOPICS,
-            reason="it carries 1,234 topics, where 100 topics are the limit, for 1 rounds",
+            reason="it has been over a limit for 1 rounds: 1,234 topics (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, consumers=60, producers=41, traffic=Traffic(messages_in_per_second=999)),
             excess=Excess.SESSIONS,
-            reason="it carries 101 sessions, where 100 sessions are the limit, for 1 rounds",
+            reason="it has been over a limit for 1 rounds: 101 sessions (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41)),
             excess=Excess.MESSAGES,
-            reason="it carries 101 messages/s, where 100 messages/s are the limit, for 1 rounds",
+            reason="it has been over a limit for 1 rounds: 101 messages/s (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41)),
             excess=Excess.BYTES,
-            reason="it carries 101 bytes/s, where 100 bytes/s are the limit, for 1 rounds",
+            reason="it has been over a limit for 1 rounds: 101 bytes/s (limit: 100)",
         ),
     ],
     ids=lambda case: case.excess.value,
@@ -119,7 +119,7 @@ def test_a_bundle_in_a_row_shows_its_rounds() -> None:
     for count in (1, 2):
         plan = plan_splits(snapshot(with_topics(LEFT, 101)), settings, hits)
         hits = plan.hits
-        reason = f"it carries 101 topics, where 100 topics are the limit, for {count} rounds; it is split after 2 rounds of that"
+        reason = f"it has been over a limit for {count} of 3 rounds: 101 topics (limit: 100)"
         assert ({LEFT: reason}, {LEFT: count}) == (told(plan), hits)
     plan = plan_splits(snapshot(with_topics(LEFT, 100)), settings, hits)
     assert ({LEFT: "it exceeds no limit"}, {}) == (told(plan), plan.hits)
@@ -280,9 +280,9 @@ class Refusal:
 
 
 HOT = with_topics(LEFT, 101)
-CARRIES = "it carries 101 topics, where 100 topics are the limit, but "
+OVER = "it has 101 topics (limit: 100), but "
 REFUSALS = [
-    Refusal(id="one topic", bundle=with_topics(LEFT, 1), reason="there are not two topics to divide"),
+    Refusal(id="one topic", bundle=with_topics(LEFT, 1), reason="it has fewer than two topics"),
     Refusal(id="not ours", bundle=HOT, more={"not_owned": (LEFT,)}, reason="a:1 does not own it"),
     Refusal(id="under way", bundle=HOT, more={"splitting": (LEFT,)}, reason="it is being split already"),
     Refusal(
@@ -296,34 +296,34 @@ REFUSALS = [
         id="overlap",
         bundle=HOT,
         more={"splitting": ("t/ns/0x00000000_0x10000000",)},
-        reason=f"{CARRIES}t/ns/0x00000000_0x10000000, which it overlaps, is being split",
+        reason=f"{OVER}t/ns/0x00000000_0x10000000, which it overlaps, is being split",
     ),
     Refusal(
         id="unknown number",
         bundle=HOT,
         more={"bundle_counts": {}},
-        reason=f"{CARRIES}it is not known how many bundles t/ns has",
+        reason=f"{OVER}the number of bundles of t/ns is unknown",
         failures=1,
     ),
     Refusal(
         id="enough bundles",
         bundle=HOT,
         settings=replace(AT_ONCE, bundles_max=2),
-        reason=f"{CARRIES}t/ns has 2 bundles, and may have at most 2",
+        reason=f"{OVER}t/ns has 2 bundles, and may have at most 2",
     ),
     Refusal(
         id="too many parts",
         bundle=HOT,
         more={"find_cuts": lambda _: (1, 2)},
         settings=replace(AT_ONCE, bundles_max=3),
-        reason=f"{CARRIES}t/ns would have 4 bundles, and may have at most 3",
+        reason=f"{OVER}t/ns would have 4 bundles, and may have at most 3",
     ),
-    Refusal(id="no place", bundle=HOT, more={"find_cuts": lambda _: ()}, reason=f"{CARRIES}there is no place to cut it", failures=1),
+    Refusal(id="no place", bundle=HOT, more={"find_cuts": lambda _: ()}, reason=f"{OVER}there is no place to cut it", failures=1),
     Refusal(
         id="no answer",
         bundle=HOT,
         more={"find_cuts": fails},
-        reason=f"{CARRIES}it has no valid cut: the boundaries of {LEFT} cannot be used: it says no",
+        reason=f"{OVER}it has no valid cut: the boundaries of {LEFT} cannot be used: it says no",
         failures=1,
     ),
 ]
@@ -347,7 +347,7 @@ def test_an_invalid_name_is_a_failure() -> None:
 def test_bundles_with_more_load_come_first() -> None:
     settings = replace(AT_ONCE, splits_max=1)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
-    assert {LEFT: f"{CARRIES}1 others carry even more, so it waits for a later round"} == told(plan)
+    assert {LEFT: f"{OVER}there are 1 splits of more loaded bundles in this round already"} == told(plan)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {})
     assert {RIGHT: "there are 1 splits in this round already"} == told(plan)
 
@@ -357,4 +357,4 @@ def test_the_service_may_say_later_where_to_cut() -> None:
     settings = replace(AT_ONCE, bundles_max=3)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
     assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]
-    assert {LEFT: f"{CARRIES}t/ns has 3 bundles, and may have at most 3"} == told(plan)
+    assert {LEFT: f"{OVER}t/ns has 3 bundles, and may have at most 3"} == told(plan)
