@@ -5,7 +5,20 @@ Errors that `channel` raises belong there. A message has three parts: what happe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
+from equipoise.channel.core.records import Reason
+
+_NAME_A_LIVE_BROKER: Final = "name a broker that is up: equipoise brokers list"
+
+# By reason of a rejection: what to do next, where more is known than that the state differs from the expected one.
+_ADVICE: Final[Mapping[str, str]] = {
+    Reason.UNKNOWN_BROKER: _NAME_A_LIVE_BROKER,
+    Reason.DEAD_TARGET: _NAME_A_LIVE_BROKER,
+    Reason.DRAINING_TARGET: _NAME_A_LIVE_BROKER,
+}
 
 
 class ChannelLost(DeadlineExceeded):
@@ -57,7 +70,8 @@ class Rejected(PeerError):
             what = f"the request about {key} was refused: {problem or reason}"
         else:
             what = f"the proposal about {key} was rejected at offset {offset}: {reason}{'' if problem is None else f' ({problem})'}"
-        super().__init__(f"{what}; look at its present state and decide anew")
+        advice = _ADVICE.get(reason, "look at its present state and decide anew")
+        super().__init__(f"{what}; {advice}")
 
 
 class UnknownNamespace(NotFound):
@@ -66,7 +80,7 @@ class UnknownNamespace(NotFound):
     def __init__(self, *, namespace: str) -> None:
         """`namespace` is the requested name."""
         self.namespace = namespace
-        super().__init__(f"there is no namespace {namespace!r}; create it first: equipoise namespaces create {namespace}")
+        super().__init__(f"there is no namespace {namespace!r}; list those that exist: equipoise namespaces list")
 
 
 class DataDirectoryUnusable(OperatorError):

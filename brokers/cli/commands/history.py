@@ -73,7 +73,11 @@ def unknown_offset(access: Access, offset: int) -> CallerError:
         if feed(access, entry) is None:
             break
     end = access.view.offset
-    there = f"its last record is at {end}, and gaps are normal" if end >= 0 else "it has no records yet"
+    there = (
+        f"its last record is at {end}, and gaps are normal; list its records: equipoise channel tail"
+        if end >= 0
+        else "it has no records yet; start a broker on it"
+    )
     return CallerError(f"the log {access.log.name} has no record at offset {offset}; {there}")
 
 

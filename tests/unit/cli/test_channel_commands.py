@@ -143,7 +143,8 @@ def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
 def test_an_offset_without_a_record_is_a_usage_error(command: str, log: str) -> None:
     for offset in (0, 17):
         result = run("channel", command, str(offset), log=log)
-        told = f"error: the log {log} has no record at offset {offset}; its last record is at 16, and gaps are normal\n"
+        problem = f"the log {log} has no record at offset {offset}; its last record is at 16, and gaps are normal"
+        told = f"error: {problem}; list its records: equipoise channel tail\n"
         assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
 

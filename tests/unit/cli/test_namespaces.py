@@ -165,7 +165,7 @@ def test_bundles_are_shown_in_pulsars_form(log: str) -> None:
 )
 def test_an_unknown_namespace_is_a_usage_error(command: tuple[str, ...], log: str) -> None:
     result = run("namespaces", *command, log=log)
-    told = "error: there is no namespace 'other/ns'; create it first: equipoise namespaces create other/ns\n"
+    told = "error: there is no namespace 'other/ns'; list those that exist: equipoise namespaces list\n"
     assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
 
@@ -257,7 +257,8 @@ def test_a_transfer_to_an_unfit_broker_is_refused(case: str, tmp_path: Path) -> 
     url = write(channel.entries, tmp_path)
     out, error, code = unload(url, "--bundle", LEFT_RANGE, "-d", destination)
     assert ("", 1) == (out, code)
-    assert f"error: the {told.format(LEFT)}; " in error
+    advice = "look at its present state" if case == "owner" else "name a broker that is up: equipoise brokers list\n"
+    assert f"error: the {told.format(LEFT)}; {advice}" in error
     is_on_record = "rejected at" in told
     assert is_on_record == (f"transfer   {LEFT}  a -> " in run("channel", "why", LEFT, log=url).stdout)
 
