@@ -274,11 +274,11 @@ class Membership:
         core, now_ms = self._core, self._core.now.boot_ms
         others = [broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation]
         # One broker accuses at a time: each waits a grace period more per older broker that is not overdue.
-        elders = sum(1 for broker in others if self._would_rather_speak(broker))
+        elders = sum(1 for broker in others if self._accuses_before_us(broker))
         may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
         for broker in others:
-            rank = elders - self._would_rather_speak(broker)
+            rank = elders - self._accuses_before_us(broker)
             overdue_ms = self._overdue_ms(broker)
             accusable_ms = overdue_ms + broker.joined.margin_ms * rank
             if accusable_ms <= now_ms and may_accuse:
@@ -301,7 +301,7 @@ class Membership:
         caught_up_ms = self._core.now.boot_ms if self._caught_up_ms is None else self._caught_up_ms
         return max(self._heard_ms.get(broker.incarnation, -NEVER_MS), caught_up_ms)
 
-    def _would_rather_speak(self, broker: BrokerEntry) -> bool:
+    def _accuses_before_us(self, broker: BrokerEntry) -> bool:
         """Return whether an older broker that is not overdue must accuse before this one."""
         return broker.incarnation < (self._core.incarnation or 0) and self._core.now.boot_ms < self._overdue_ms(broker)
 

@@ -48,7 +48,7 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     With `log_url`, archive and audit the log to its end first. Raises `NotFound`, `OperatorError`, and what `run_archive`, `run_audit`,
     `made_report` and `spark_session` raise.
     """
-    _check_out(options.out)
+    _check_writable(options.out)
     archive = Archive(_archive_of(options, screen))
     spark = spark_session("equipoise report", master=options.master, note=screen.note)
     screen.note(f"reading {archive.path}")
@@ -152,7 +152,7 @@ def _zone(report: Report) -> tzinfo:
     return local_zone(time.time_ns() // 1_000_000 if shown is None else shown.to_ms)
 
 
-def _check_out(out: Path) -> None:
+def _check_writable(out: Path) -> None:
     """Check that the page can be written, before Spark works for minutes."""
     if not out.parent.is_dir():
         raise _unwritable(out, f"there is no folder {out.parent}")

@@ -54,8 +54,8 @@ def verification(
     verdicts: Counter[str] = Counter()
     for each in checked:
         verdicts.update(each.verdicts)
-    in_order = sorted(checked, key=lambda each: each.number)
-    found = tuple(_once([*unreadable, *(difference for each in in_order for difference in each.differences)]))
+    by_number = sorted(checked, key=lambda each: each.number)
+    found = tuple(_once([*unreadable, *(difference for each in by_number for difference in each.differences)]))
     accepted, not_folded = verdicts.pop(ACCEPTED, 0), verdicts.pop(NOT_FOLDED, 0)
     return Verification(
         segments=len(segments),

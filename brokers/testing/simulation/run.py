@@ -14,7 +14,7 @@ from equipoise.brokers.testing.simulation.world import World
 from equipoise.channel.core.records import Reason
 
 # How often the run checks whether the cluster has recovered.
-_ASK_US: Final = 100 * MICROSECONDS_PER_MS
+_CHECK_INTERVAL_US: Final = 100 * MICROSECONDS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def _recover(world: World, bound_ms: int) -> int:
     schedule = world.parts.schedule
     calm_us = schedule.now_us
     while True:
-        schedule.run_until(schedule.now_us + _ASK_US)
+        schedule.run_until(schedule.now_us + _CHECK_INTERVAL_US)
         waited_ms = (schedule.now_us - calm_us) // MICROSECONDS_PER_MS
         processes = [host.process for host in world.hosts if host.process is not None]
         missing = not_recovered(world.log.view, processes, world.checkers.membership.process_of)
