@@ -44,7 +44,7 @@ def check_request(view: View, intent: Intent) -> None:
             check_policy_change(view, policy, document)
         case CreateNamespace(name=name) if name in view.namespaces:
             count, created = len(view.bundles_of(name)), view.namespaces[name].created
-            problem = f"it already exists since offset {created}; see its {count} bundles: equipoise namespaces bundles {name}"
+            problem = f"it already exists (created at offset {created}); see its {count} bundles: equipoise namespaces bundles {name}"
             raise Rejected(key=name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
         case MergeBundles(left=name) if name in view.bundles:
             _check_merge(view, view.bundles[name])

@@ -102,7 +102,7 @@ def test_a_namespace_has_1_to_4096_bundles(log: str) -> None:
 
 def test_a_namespace_is_created_once(log: str) -> None:
     result = run("namespaces", "create", NAMESPACE, log=log)
-    problem = f"it already exists since offset 5; see its 2 bundles: equipoise namespaces bundles {NAMESPACE}"
+    problem = f"it already exists (created at offset 5); see its 2 bundles: equipoise namespaces bundles {NAMESPACE}"
     told = f"error: the request about {NAMESPACE} was refused: {problem}; look at its present state and decide anew\n"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
 

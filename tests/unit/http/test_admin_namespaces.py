@@ -105,7 +105,7 @@ async def test_a_namespace_is_created_once(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         one, other = brokers.brokers
         answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
-        assert (409, True) == (answer.status, "it already exists since offset " in answer.reason)
+        assert (409, True) == (answer.status, "it already exists (created at offset " in answer.reason)
         answers = await asyncio.gather(one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new"))
         assert [204, 409] == sorted(answer.status for answer in answers)
 

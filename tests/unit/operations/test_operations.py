@@ -185,7 +185,7 @@ def test_a_step_may_be_overtaken() -> None:
 def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
     channel = channel_with("a", "b", bundles=2)
     check_request(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
-    with pytest.raises(Rejected, match="it already exists since offset 4; see its 2 bundles"):
+    with pytest.raises(Rejected, match=r"it already exists \(created at offset 4\); see its 2 bundles"):
         check_request(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
     left = channel.bundle()
     merge = MergeBundles(left=left.name, reason=BY_OPERATOR)
