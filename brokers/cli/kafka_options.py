@@ -47,7 +47,7 @@ _pattern: Final = typer.Typer(add_completion=False)
 
 
 @_pattern.command()
-def _shared(
+def _shared_options(
     *,
     kafka_config: Annotated[
         list[str] | None,
@@ -91,7 +91,7 @@ def add_kafka_options(command: Command) -> None:
 
 
 def _options() -> list[Parameter]:
-    options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _shared.__annotations__]
+    options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _shared_options.__annotations__]
     for option in options:
         option.expose_value = False  # The value is in the environment; the command itself does not need it.
     return options
