@@ -70,6 +70,7 @@ class Policies(Admin):
 
     async def set_pin(self, request: web.Request) -> web.Response:
         """Set one pin. The leader moves bundles that violate it, some at a time."""
+        ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
         return await self._done(set_cluster_policy(_key(request, PIN), body.document))
 
