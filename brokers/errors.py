@@ -70,7 +70,7 @@ class Rejected(PeerError):
             what = f"the request about {key} was refused: {problem or reason}"
         else:
             what = f"the proposal about {key} was rejected at offset {offset}: {reason}{'' if problem is None else f' ({problem})'}"
-        advice = _ADVICE.get(reason, "look at its present state and decide anew")
+        advice = _ADVICE.get(reason, "look at its present state before you try again")
         super().__init__(f"{what}; {advice}")
 
 
@@ -80,7 +80,10 @@ class UnknownNamespace(NotFound):
     def __init__(self, *, namespace: str) -> None:
         """`namespace` is the requested name."""
         self.namespace = namespace
-        super().__init__(f"there is no namespace {namespace!r}; list those that exist: equipoise namespaces list")
+        super().__init__(
+            f"there is no namespace {namespace!r}; list those that exist: equipoise namespaces list; "
+            f"or create it: equipoise namespaces create {namespace}"
+        )
 
 
 class DataDirectoryUnusable(OperatorError):

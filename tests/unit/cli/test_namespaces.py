@@ -103,7 +103,7 @@ def test_a_namespace_has_1_to_4096_bundles(log: str) -> None:
 def test_a_namespace_is_created_once(log: str) -> None:
     result = run("namespaces", "create", NAMESPACE, log=log)
     problem = f"it already exists (created at offset 5); see its 2 bundles: equipoise namespaces bundles {NAMESPACE}"
-    told = f"error: the request about {NAMESPACE} was refused: {problem}; look at its present state and decide anew\n"
+    told = f"error: the request about {NAMESPACE} was refused: {problem}; look at its present state before you try again\n"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
 
 
@@ -165,7 +165,8 @@ def test_bundles_are_shown_in_pulsars_form(log: str) -> None:
 )
 def test_an_unknown_namespace_is_a_usage_error(command: tuple[str, ...], log: str) -> None:
     result = run("namespaces", *command, log=log)
-    told = "error: there is no namespace 'other/ns'; list those that exist: equipoise namespaces list\n"
+    advice = "list those that exist: equipoise namespaces list; or create it: equipoise namespaces create other/ns"
+    told = f"error: there is no namespace 'other/ns'; {advice}\n"
     assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
 

@@ -476,3 +476,14 @@ def test_a_truncation_leaves_the_lock_to_others_between_its_steps(tmp_path: Path
     assert [True] * 3 == [0 < seconds < TIMEOUT_MS / 1_000 for seconds in pauses_s]
     log.close()
     other.close()
+
+
+def test_the_time_of_appends_never_falls(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back does not date newer entries before older ones."""
+    now_ms = time.time_ns() // 1_000_000 + 10_000
+    times_ms = iter((now_ms, now_ms - 5_000, now_ms + 5_000))
+    monkeypatch.setattr(time, "time_ns", lambda: next(times_ms) * 1_000_000)
+    for record in (b"a", b"b", b"c"):
+        append(log, record)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
+    assert [1, 1, 3] == [log.position_at(time_ms) for time_ms in (now_ms - 5_000, now_ms, now_ms + 1)]
