@@ -31,7 +31,7 @@ from equipoise.channel.core.errors import EquipoiseError
 def parser(program: str) -> argparse.ArgumentParser:
     """Return the command-line parser of the demo, for `program`."""
     parser = argparse.ArgumentParser(prog=program, description="Run a local cluster that balances, fails and recovers.")
-    parser.add_argument("--seconds", type=float, default=50.0, help="how long the steps repeat; each is played at least once (default: 50)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long the steps repeat; each is played at least once (default: 30)")
     parser.add_argument("--forever", action="store_true", help="run until Ctrl-C")
     parser.add_argument("--plain", action="store_true", help="print plain lines, as in a pipe")
     parser.add_argument("--data", type=_directory, metavar="DIR", help="keep all files in this new directory (default: a temporary one)")
