@@ -134,8 +134,8 @@ class Cluster:
 
     @property
     def view(self) -> View:
-        """The view of the first broker."""
-        return self.brokers[0].worker.view
+        """The newest view of a broker: it has every change that a broker has answered for."""
+        return max((broker.worker.view for broker in self.brokers), key=lambda view: view.offset)
 
     def owner_of(self, bundle: str) -> Broker:
         """The broker that owns a bundle."""
