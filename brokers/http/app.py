@@ -10,13 +10,14 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from equipoise.brokers.http.admin_brokers import Brokers
-from equipoise.brokers.http.admin_namespaces import Namespaces
+from equipoise.brokers.http.admin.absent import FEATURES, Absent
+from equipoise.brokers.http.admin.balancing import Balancing, Decisions
+from equipoise.brokers.http.admin.brokers import Brokers
+from equipoise.brokers.http.admin.cluster_policies import Policies
+from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.answers import SERVER
 from equipoise.brokers.http.assignment import Assignment
-from equipoise.brokers.http.balancing import Balancing, Decisions
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
-from equipoise.brokers.http.cluster_policies import Policies
 from equipoise.brokers.http.connections import Connections
 from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.guard import guarded
@@ -44,7 +45,7 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     of_channel = (Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
-    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker)):
+    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
     app.on_shutdown.append(assignment.close)

@@ -1,6 +1,6 @@
 """Ask the other brokers of the cluster about their topics over HTTP.
 
-`brokers.pulsar.admin` serves the answering paths.
+`brokers.pulsar.admin.topics` serves the answering paths.
 """
 
 from __future__ import annotations

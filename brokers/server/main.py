@@ -34,7 +34,7 @@ from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files
 from equipoise.channel.system.stop_signals import stop_event
 
 if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.admin import Topics
+    from equipoise.brokers.pulsar.admin.topics import Topics
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
 async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Topics]:
     """Serve Pulsar's protocol for the one service that speaks it. Yield its topics, for serving over HTTP."""
     # Imported here, because Pulsar's protocol is an optional extra of the package.
-    from equipoise.brokers.pulsar.admin import Topics  # noqa: PLC0415
+    from equipoise.brokers.pulsar.admin.topics import Topics  # noqa: PLC0415
     from equipoise.brokers.pulsar.server import Server  # noqa: PLC0415
     from equipoise.brokers.pulsar.service import PulsarService  # noqa: PLC0415
 

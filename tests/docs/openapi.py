@@ -13,15 +13,15 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from equipoise.brokers.http import answers
-from equipoise.brokers.http.admin_brokers import Brokers
-from equipoise.brokers.http.admin_namespaces import Namespaces
+from equipoise.brokers.http.admin.balancing import Balancing, Decisions
+from equipoise.brokers.http.admin.brokers import Brokers
+from equipoise.brokers.http.admin.cluster_policies import Policies
+from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.assignment import Assignment
-from equipoise.brokers.http.balancing import Balancing, Decisions
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
-from equipoise.brokers.http.cluster_policies import Policies
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
-from equipoise.brokers.pulsar.admin import Topics
+from equipoise.brokers.pulsar.admin.topics import Topics
 
 Json = dict[str, Any]
 

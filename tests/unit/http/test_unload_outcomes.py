@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.http.admin_namespaces import UNLOAD_OUTCOME
+from equipoise.brokers.http.admin.namespaces import UNLOAD_OUTCOME
 from equipoise.brokers.operations import verbs
 from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of
 

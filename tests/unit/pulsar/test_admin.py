@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.pulsar.admin import Topics
+from equipoise.brokers.pulsar.admin.topics import Topics
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Ownership

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named
-from equipoise.brokers.http.admin import Admin
+from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document

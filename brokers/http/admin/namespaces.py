@@ -15,7 +15,7 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.errors import Cancelled, Rejected
-from equipoise.brokers.http.admin import Admin
+from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
     GROUP_BODY,

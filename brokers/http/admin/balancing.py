@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.decision_log.documents import document_of as decision_document
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.brokers.http.admin import Admin
+from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import BALANCING_BODY, body_of, integer_of
 from equipoise.brokers.http.readiness import ready_view

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
-from equipoise.brokers.http.admin import Admin
+from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster

@@ -1,0 +1,1 @@
+"""Paths that change or describe the cluster. Those of Apache Pulsar have Pulsar's spelling."""

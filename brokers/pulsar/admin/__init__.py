@@ -1,0 +1,1 @@
+"""Paths of Pulsar's REST interface that need the broker's topics."""

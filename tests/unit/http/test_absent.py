@@ -1,0 +1,38 @@
+"""Features of Pulsar that this server does not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.brokers.http.admin.absent import FEATURES, NOTHING, Feature
+from tests.unit.http.cluster import NAMESPACE, Broker, cluster
+
+
+def concrete(feature: Feature) -> str:
+    """The path of a feature in the namespace of the tests."""
+    tenant, _, namespace = NAMESPACE.partition("/")
+    return feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace)
+
+
+async def test_a_question_gets_the_default_and_a_change_a_sentence(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for feature in FEATURES:
+            for method in feature.methods.split():
+                await check(broker, feature, method)
+
+
+async def check(broker: Broker, feature: Feature, method: str) -> None:
+    answer = await broker.ask(method, concrete(feature))
+    if method == "GET" and feature.default is not NOTHING:
+        assert (204, None) == (answer.status, feature.default) or (200, feature.default) == (answer.status, answer.json())
+    else:
+        assert (405, {"reason": feature.why, "error": "NotSupported"}) == (answer.status, answer.json())
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.path)
+def test_a_refusal_is_one_sentence(feature: Feature) -> None:
+    assert feature.why == feature.why.strip().rstrip(".")
+    assert ". " not in feature.why
