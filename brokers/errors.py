@@ -254,3 +254,8 @@ def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
 def decision_log_unavailable(*, log: str, problem: str) -> PeerError:
     """Return the error for a decision log that cannot be written or read. Balancing goes on."""
     return PeerError(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
+
+
+def counted(count: int, what: str) -> str:
+    """Return `1 bundle` or `2 bundles`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -90,6 +90,8 @@ def printable(text: str) -> str:
 
     Names, reasons and paths come from records, files and command lines. They may hold line ends, escape sequences and lone surrogates.
     """
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 

@@ -101,8 +101,3 @@ def cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(cell(item) for item in value) or "-"
     return str(value)
-
-
-def counted(count: int, what: str) -> str:
-    """Return `1 bundle` or `2 bundles`."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -39,6 +39,7 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named, pol
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
@@ -247,12 +248,12 @@ def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
     rest = f"{skipped} had no owner, or were on the move already"
     document: dict[str, object] = {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}
     if not wait:
-        return Answer(sentence=f"{_counted(len(unloads), 'bundle')} of {namespace} are being unloaded; {rest}", document=document)
+        return Answer(sentence=f"{counted(len(unloads), 'bundle')} of {namespace} are being unloaded; {rest}", document=document)
     view = yield from _settled(outcomes)
     found = [outcomes.of(name, view) for name in unloads]
     document["bundles"] = [outcome.document() for outcome in found]
     moved = sum(not outcome.is_stuck for outcome in found)
-    sentence = f"{_counted(moved, 'bundle')} of {namespace} moved to another owner; {rest}"
+    sentence = f"{counted(moved, 'bundle')} of {namespace} moved to another owner; {rest}"
     return Answer(sentence=sentence, document=document, outcomes=found)
 
 
@@ -265,7 +266,7 @@ def cancel_all(namespace: str) -> Operation[Answer]:
     for batch in cancels_of(bundles):
         ended |= yield from ProposeEach(intents=batch)
     late = moving - len(ended)
-    sentence = f"{_counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
+    sentence = f"{counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
     return Answer(sentence=sentence, document={"namespace": namespace, "offsets": ended, "late": late})
 
 
@@ -301,10 +302,6 @@ def _all_released(unloads: Mapping[str, int]) -> Callable[[View], bool | None]:
     return released
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 # --- namespaces ---
 
 
@@ -320,7 +317,7 @@ def create_namespace(
         boundaries = even_boundaries(settings.balancing.namespace_bundles)
     accepted = yield from Propose(intent=CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
     count = len(boundaries) - 1
-    return _accepted(accepted.offset, f"{name} is created with {_counted(count, 'bundle')}", namespace=name, bundles=count)
+    return _accepted(accepted.offset, f"{name} is created with {counted(count, 'bundle')}", namespace=name, bundles=count)
 
 
 def set_namespace_policy(name: str, policy: str, value: Scalar | None) -> Operation[Answer]:
@@ -405,7 +402,7 @@ def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
     if wait:
         yield from Until(condition=lambda view: _is_drained(view, incarnation), what=f"the draining of {broker_id}")
     return Answer(
-        sentence=f"{broker_id} {'is drained' if wait else 'drains'}: it had {_counted(bundles, 'bundle')}",
+        sentence=f"{broker_id} {'is drained' if wait else 'drains'}: it had {counted(bundles, 'bundle')}",
         document={"broker": broker_id, "incarnation": incarnation, "bundles": bundles, "done": wait},
     )
 

@@ -133,7 +133,10 @@ def nonces_of_dead(path: Path) -> frozenset[str]:
     """
     with _typed(path):
         refuse_network_file_system(path / _LOCK)
-        lock = _locked(path, flags=os.O_RDWR)
+        try:
+            lock = _locked(path, flags=os.O_RDWR)
+        except FileNotFoundError:
+            raise ValueError("no broker has used it") from None
         try:
             return frozenset(_read_nonces(path))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from equipoise.channel.core.errors import EquipoiseError
@@ -54,8 +55,8 @@ class LoggedFailures:
         self._over = over
         self._failures = RepeatedFailures(interval_ms=interval_ms)
 
-    def failed(self, error: Exception, now_ms: int, **about: object) -> None:
-        """Note a failure. `now_ms` never goes back. `about` are further fields of its line, if one is due.
+    def failed(self, error: Exception, now_ms: int, about: Callable[[], Mapping[str, object]] = dict) -> None:
+        """Note a failure. `now_ms` never goes back. `about` returns further fields of its line; it is called only if one is due.
 
         Log other errors than `EquipoiseError` with their traceback.
         """
@@ -63,7 +64,7 @@ class LoggedFailures:
         if failures is not None:
             bug = None if isinstance(error, EquipoiseError) else error
             level = logging.WARNING if bug is None else logging.ERROR
-            fields = {"broker": self._broker, **about, "failures": failures}
+            fields = {"broker": self._broker, **about(), "failures": failures}
             self._logger.log(level, "%s: %s", self._failed, error_text(error), extra=fields, exc_info=bug)
 
     def succeeded(self) -> None:

@@ -387,8 +387,7 @@ class Worker:
             self._append_failures.succeeded()
         else:
             self.append_problem = outcome.error
-            record = orjson.loads(append.data)
-            self._append_failures.failed(outcome.error, self.clock.now().boot_ms, kind=record["kind"], key=record["key"])
+            self._append_failures.failed(outcome.error, self.clock.now().boot_ms, partial(_named, append.data))
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
@@ -505,3 +504,9 @@ class Worker:
     def lag_records(self) -> int:
         """Records that were on the log at the last look and are not folded yet."""
         return self._subscription.lag_entries
+
+
+def _named(data: bytes) -> dict[str, object]:
+    """Return the kind and the key of a record, for a log line."""
+    record = orjson.loads(data)
+    return {"kind": record["kind"], "key": record["key"]}

@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, fault_of_bundle
+from equipoise.brokers.errors import counted
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import BundleName, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
@@ -162,10 +163,10 @@ def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettin
                 f"{namespace} has {count} bundles and keeps {settings.bundles_min}; each of {snapshot.brokers} brokers may merge {spare}"
             )
         elif merged.total() >= settings.merges_max:
-            stays[left] = f"there are {settings.merges_max} merges in this round already"
+            stays[left] = f"this round has {counted(settings.merges_max, 'merge')} already"
         else:
             used.update((left, right))
             merged[namespace] += 1
             del stays[left]
-            reason = f"both have been cold for {hits} rounds: together {fullest}"
+            reason = f"both have been cold for {counted(hits, 'round')}: together {fullest}"
             yield MergeDecision(left=left, right=right, reason=reason)

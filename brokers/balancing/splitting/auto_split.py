@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess, Measure, fault_of_bundle
+from equipoise.brokers.errors import counted
 from equipoise.channel.core.errors import EquipoiseError, InvalidName
 from equipoise.channel.core.ranges import BundleName, check_cuts, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
@@ -143,7 +144,7 @@ class _Planning:
 
     def plan(self) -> SplitPlan:
         """Return the plan of this round."""
-        unseen = _No(f"there are {len(self.splits)} splits in this round already")
+        unseen = _No(f"this round has {counted(len(self.splits), 'split')} already")
         decided = {split.bundle for split in self.splits}
         noes = {bundle.bundle: self._noes.get(bundle.bundle, unseen) for bundle in self._snapshot.bundles if bundle.bundle not in decided}
         return SplitPlan(
@@ -186,7 +187,7 @@ class _Planning:
                 bundle=name,
                 cuts=cuts or None,
                 excess=due.measure.excess,
-                reason=f"it has been over a limit for {self._hits.pop(name)} rounds: {due.measure}",
+                reason=f"it has been over a limit for {counted(self._hits.pop(name), 'round')}: {due.measure}",
             )
         )
         self._added[namespace] += max(len(cuts), 1)
@@ -224,7 +225,7 @@ class _Planning:
         if rival is not None:
             return _No(f"{rival}, which it overlaps, is being split")
         if len(self.splits) == settings.splits_max:
-            return _No(f"there are {settings.splits_max} splits of more loaded bundles in this round already")
+            return _No(f"this round has {counted(settings.splits_max, 'split')} of more loaded bundles already")
         return None
 
     def _cuts(self, due: _Due) -> tuple[int, ...] | _No:

@@ -28,7 +28,8 @@ from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import time_of
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, unread, writing
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, counted, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import Row, print_json, print_line, print_rows
+from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.access import Access, folded_to_end
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.verbs import change_settings

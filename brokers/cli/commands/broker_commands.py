@@ -23,9 +23,9 @@ from equipoise.brokers.cli.options import (
     writing,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, counted, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import BROKER_COLUMNS, broker_row
-from equipoise.brokers.errors import BrokerUnreachable
+from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
 from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory

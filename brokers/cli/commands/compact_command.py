@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from equipoise.brokers.cli.options import JsonOption, LogOption, TimeoutOption, handle
-from equipoise.brokers.cli.output import counted, print_fact
+from equipoise.brokers.cli.output import print_fact
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from equipoise.brokers.errors import counted
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.retention import COMPACT_S_MAX, RETAIN_BY_DEFAULT, WAIT_MS_MAX, parse_retention
 

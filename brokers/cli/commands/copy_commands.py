@@ -29,8 +29,9 @@ from equipoise.brokers.cli.options import (
     shared,
 )
 from equipoise.brokers.cli.outcome import output_failed
-from equipoise.brokers.cli.output import counted, print_fact
+from equipoise.brokers.cli.output import print_fact
 from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.errors import counted
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.log.open_log import log_path

@@ -12,9 +12,10 @@ from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.options import JsonOption, LogOption, handle
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import counted, print_json, print_line, print_wrapped
+from equipoise.brokers.cli.output import print_json, print_line, print_wrapped
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.decision_log.documents import document_of
+from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
 
 app = group("Show what the balancer decided, and why.")

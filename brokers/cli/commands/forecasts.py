@@ -15,8 +15,9 @@ from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format_value, value_in
 from equipoise.brokers.cli.moments import ago, local_time
-from equipoise.brokers.cli.output import Row, counted, print_heading, print_line, print_table, print_wrapped
+from equipoise.brokers.cli.output import Row, print_heading, print_line, print_table, print_wrapped
 from equipoise.brokers.decision_log.documents import document_of as decision_document
+from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
 
 _RESTING: Final = "only the leader knows which bundles rest and which brokers cool down after a move: here all of them take part"

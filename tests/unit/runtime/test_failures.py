@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_an_outage_is_logged_once_then_counted(failures: LoggedFailures, caplog:
     """A line has the fields of the failure that it reports. Success without an outage writes no line."""
     failures.succeeded()
     for now_ms in range(25_000):
-        failures.failed(FULL, now_ms, key="first" if now_ms == 0 else "later")
+        failures.failed(FULL, now_ms, partial(dict, key="first" if now_ms == 0 else "later"))
     failures.succeeded()
     failures.succeeded()
     assert [(FAILED, "first", 1), (FAILED, "later", 10_000), (FAILED, "later", 10_000), (OVER, None, 4_999)] == lines(caplog)

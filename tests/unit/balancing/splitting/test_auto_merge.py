@@ -37,7 +37,7 @@ def told(plan: MergePlan) -> dict[str, str]:
 
 def test_two_cold_neighbours_are_merged_with_a_reason() -> None:
     (merge,) = plan_merges(snapshot(bundle(A, 10, 5.0), bundle(B, 20, 44.0)), AT_ONCE, {}).merges
-    reason = "both have been cold for 1 rounds: together 49 messages/s (limit: 100)"
+    reason = "both have been cold for 1 round: together 49 messages/s (limit: 100)"
     assert (A, B, reason) == (merge.left, merge.right, merge.reason)
 
 
@@ -90,7 +90,7 @@ class Bound:
 @pytest.mark.parametrize(
     "case",
     [
-        Bound(id="a round", settings=replace(AT_ONCE, merges_max=1), reason="there are 1 merges in this round already"),
+        Bound(id="a round", settings=replace(AT_ONCE, merges_max=1), reason="this round has 1 merge already"),
         Bound(
             id="the namespace",
             settings=replace(AT_ONCE, bundles_min=3),

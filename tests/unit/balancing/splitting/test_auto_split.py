@@ -74,22 +74,22 @@ class ExcessCase:
         ExcessCase(
             bundle=replace(with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)),
             excess=Excess.TOPICS,
-            reason="it has been over a limit for 1 rounds: 1,234 topics (limit: 100)",
+            reason="it has been over a limit for 1 round: 1,234 topics (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, consumers=60, producers=41, traffic=Traffic(messages_in_per_second=999)),
             excess=Excess.SESSIONS,
-            reason="it has been over a limit for 1 rounds: 101 sessions (limit: 100)",
+            reason="it has been over a limit for 1 round: 101 sessions (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41)),
             excess=Excess.MESSAGES,
-            reason="it has been over a limit for 1 rounds: 101 messages/s (limit: 100)",
+            reason="it has been over a limit for 1 round: 101 messages/s (limit: 100)",
         ),
         ExcessCase(
             bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41)),
             excess=Excess.BYTES,
-            reason="it has been over a limit for 1 rounds: 101 bytes/s (limit: 100)",
+            reason="it has been over a limit for 1 round: 101 bytes/s (limit: 100)",
         ),
     ],
     ids=lambda case: case.excess.value,
@@ -347,9 +347,9 @@ def test_an_invalid_name_is_a_failure() -> None:
 def test_bundles_with_more_load_come_first() -> None:
     settings = replace(AT_ONCE, splits_max=1)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
-    assert {LEFT: f"{OVER}there are 1 splits of more loaded bundles in this round already"} == told(plan)
+    assert {LEFT: f"{OVER}this round has 1 split of more loaded bundles already"} == told(plan)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {})
-    assert {RIGHT: "there are 1 splits in this round already"} == told(plan)
+    assert {RIGHT: "this round has 1 split already"} == told(plan)
 
 
 def test_the_service_may_say_later_where_to_cut() -> None:
