@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from http import HTTPStatus
 from typing import Any, Final, cast
 
-import orjson
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from equipoise.brokers.http.answers import JSON, SERVER
-from equipoise.brokers.http.errors import RETRY_AFTER_S
-from equipoise.brokers.runtime.failures import RepeatedFailures
+from equipoise.brokers.http.answers import SERVER, raw_answer
+from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
+from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.worker import Worker
 
 _logger: Final = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ _REJECTIONS_MAX: Final = 16
 
 _LOG_INTERVAL_MS: Final = 10_000
 
+# How aiohttp reports the first bytes of a client that took this port for another one.
+_match_pulsar: Final = re.compile(r"""\bb["']\\x00""").search  # The size of a frame, which no HTTP request begins with.
+_match_tls: Final = re.compile(r"""\bb["']\\x16|HTTPS traffic""").search
+
 
 class Connections:
     """Counts the connections of one port, and rejects those beyond `http_connections_max`."""
@@ -43,6 +47,7 @@ class Connections:
         bound = "setting http_connections_max, or fewer where ulimit -n is low"
         self._problem = f"it accepts no more HTTP connections: {self._max} are open ({bound})"
         self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
+        self._wrong_port = {reason: RepeatedFailures(interval_ms=WRONG_PORT_MS) for reason in ("pulsar", "tls")}
         self._open = 0
         self._leaving = 0
 
@@ -77,16 +82,29 @@ class Connections:
         if self._leaving > _REJECTIONS_MAX:
             transport.abort()
             return
-        body = orjson.dumps(
-            {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or use another broker", "error": "Overloaded"}
-        )
-        status = HTTPStatus.SERVICE_UNAVAILABLE
-        head = f"HTTP/1.1 {status} {status.phrase}\r\nServer: {SERVER}\r\nContent-Type: {JSON}\r\n"
-        head += f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
-        transport.write(head.encode() + body)
+        reason = f"broker {self._worker.broker_id}: {self._problem}; try again, or use another broker"
+        problem = {"reason": reason, "error": "Overloaded"}
+        transport.write(raw_answer(HTTPStatus.SERVICE_UNAVAILABLE, problem, f"Retry-After: {RETRY_AFTER_S}"))
         # If the socket were closed with an unread request, the system would drop the answer.
         transport.write_eof()
         asyncio.get_running_loop().call_later(_REJECTION_S, transport.abort)
+
+    def explain(self, request: web.BaseRequest, message: str) -> tuple[str, str]:
+        """Return the reason and the code for what is no HTTP; `message` is aiohttp's. Log clients that took this port for another one."""
+        if _match_pulsar(message):
+            pulsar = self._worker.profile.addresses.get("pulsar", "its address for Pulsar clients")
+            return self._log_wrong_port(request, "pulsar", f"a Pulsar client connected to the HTTP port; use {pulsar}"), "WrongPort"
+        if _match_tls(message):
+            problem = "a client started TLS, which the HTTP port does not accept; use http:// instead of https://"
+            return self._log_wrong_port(request, "tls", problem), "WrongPort"
+        return f"this is no HTTP request that this broker can read: {message.partition(chr(10))[0] or 'internal error'}", "InvalidHttp"
+
+    def _log_wrong_port(self, request: web.BaseRequest, reason: str, problem: str) -> str:
+        times = self._wrong_port[reason].failed(self._worker.clock.now().boot_ms)
+        if times is not None:
+            about = {"broker": self._worker.broker_id, "client": request.remote, "reason": reason, "problem": problem, "times": times}
+            _logger.info("refused a connection that is not HTTP", extra=about)
+        return problem
 
     def left(self) -> None:
         """Note that a rejected caller is gone."""
@@ -117,9 +135,13 @@ class _Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer invalid HTTP as aiohttp does, with our Server header."""
-        answer = super().handle_error(request, status, exc, message)
+        """Answer what aiohttp could not parse or handle, in the form of all errors."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun, so the error cannot be answered")
+        reason, code = self._connections.explain(request, message or "")
+        answer = problem_answer(request, status, reason, code, exc if isinstance(exc, Exception) else None)
         answer.headers[hdrs.SERVER] = SERVER
+        answer.force_close()
         return answer
 
     def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401 - aiohttp's own

@@ -12,10 +12,12 @@ from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, Generic, TypeVar
 
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.http.answers import raw_answer
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
@@ -29,8 +31,10 @@ from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
+from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import DeadlineExceeded
@@ -138,6 +142,7 @@ class Server:
         self._names = itertools.count(1)
         self._life = secrets.token_hex(4)
         self._lines = 0
+        self._wrong_port = {each: RepeatedFailures(interval_ms=WRONG_PORT_MS) for each in (Violation.TLS, Violation.HTTP)}
         self._encoded: tuple[Sequence[str], bytes] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -233,9 +238,21 @@ class Server:
     def disconnected(self, session: Session, violation: Violation, problem: str) -> None:
         """Count and log that a client is disconnected for a violation."""
         self.counts.violations[violation] += 1
-        self._log("disconnected a Pulsar client", session, reason=violation.value, problem=problem)
+        about: dict[str, object] = {"reason": violation.value, "problem": problem}
+        if violation in self._wrong_port:
+            times = self._wrong_port[violation].failed(now_ms())
+            if times is None:
+                return
+            about["times"] = times
+        self._log("disconnected a Pulsar client", session, **about)
 
-    def _log(self, event: str, session: Session, **about: str) -> None:
+    def refuse_http(self) -> bytes:
+        """Return the answer to an HTTP request that came to this port."""
+        address = own_http(self._worker.profile.addresses) or "the HTTP port of a broker"
+        reason = f"this is the port of Pulsar's binary protocol on broker {self.broker_id}; send HTTP requests to {address}"
+        return raw_answer(HTTPStatus.BAD_REQUEST, {"reason": reason, "error": "WrongPort"})
+
+    def _log(self, event: str, session: Session, **about: object) -> None:
         self._lines += 1
         if self._lines <= _LINES_PER_TICK_MAX:
             _logger.info(event, extra={"broker": self.broker_id, "client": session.address, **about})

@@ -13,6 +13,8 @@ from equipoise.channel.core.errors import CallerError, PeerError
 class Violation(StrEnum):
     """Why this broker closed a connection; the label of the disconnection counter."""
 
+    TLS = "tls"
+    HTTP = "http"
     FRAME_TOO_LARGE = "frame_too_large"
     MALFORMED_FRAME = "malformed_frame"
     MALFORMED_COMMAND = "malformed_command"

@@ -20,6 +20,11 @@ _CHECKSUM_MAGIC: Final = b"\x0e\x01"
 # The magic and the checksum, which covers everything behind it.
 _CHECKSUM_BYTES: Final = 6
 
+# The first bytes of other protocols: a handshake record of TLS, the methods of HTTP/1, the preface of HTTP/2. Read as the size of a frame,
+# each of them exceeds 300 MB.
+_TLS_STARTS: Final = (b"\x16\x03",)
+_HTTP_STARTS: Final = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"PATC", b"CONN", b"TRAC", b"PRI ")
+
 # Cost of a frame: an entry takes about 40 us, a command up to 500 us (a new producer or a question).
 _ENTRY_COST: Final = 1
 _COMMAND_COST: Final = 8
@@ -38,12 +43,13 @@ class FrameReader:
     The same stream gives the same frames, however it is chunked.
     """
 
-    __slots__ = ("_command_bytes_max", "_needed_bytes", "_unfinished", "frame_bytes_max", "has_more", "problem")
+    __slots__ = ("_command_bytes_max", "_has_begun", "_needed_bytes", "_unfinished", "frame_bytes_max", "has_more", "problem")
 
     def __init__(self, *, frame_bytes_max: int, command_bytes_max: int) -> None:
         """`frame_bytes_max` bounds a frame without its first size, `command_bytes_max` its command."""
         self.frame_bytes_max = frame_bytes_max
         self._command_bytes_max = command_bytes_max
+        self._has_begun = False
         self._unfinished = bytearray()
         self._needed_bytes = 0
         self.has_more = False
@@ -98,8 +104,10 @@ class FrameReader:
                 # Stop before the next frame is checked: the frames returned may change its bounds.
                 self.has_more = cost_max is not None and cost >= cost_max and at < length
         except PulsarProtocolError as problem:
-            self.problem = problem
+            is_start = not self._has_begun and at == 0
+            self.problem = (_other_protocol(data) if is_start else None) or problem
             return frames
+        self._has_begun = self._has_begun or at > 0
         self._needed_bytes = end - at
         self._unfinished += data[at:]
         return frames
@@ -121,6 +129,15 @@ class FrameReader:
             raise _too_large("command", command_bytes, self._command_bytes_max)
         if command_bytes + _SIZE_BYTES > frame_bytes:
             raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"a command of {command_bytes} bytes in a frame of {frame_bytes}")
+
+
+def _other_protocol(start: bytes) -> PulsarProtocolError | None:
+    """Return the error for a stream that starts as another protocol does, or None."""
+    if start.startswith(_TLS_STARTS):
+        return PulsarProtocolError(Violation.TLS, "it started TLS, which this port does not accept; use pulsar:// instead of pulsar+ssl://")
+    if start.startswith(_HTTP_STARTS):
+        return PulsarProtocolError(Violation.HTTP, "it sent an HTTP request to the Pulsar port; use the broker's HTTP address")
+    return None
 
 
 def _too_large(what: str, size: int, size_max: int) -> PulsarProtocolError:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.http import assignment
+from equipoise.brokers.http import assignment, connections
+from tests.pulsar.pulsar_speech import connect
 from tests.unit.http.cluster import NAMESPACE, Broker, cluster
 
 pytestmark = pytest.mark.integration
@@ -191,8 +194,37 @@ async def test_invalid_http_is_answered_400_and_logs_no_traceback(tmp_path: Path
             answer = await caller.is_over()
             assert b" 400 Bad Request\r\n" in answer
             assert b"\r\nServer: equipoise\r\n" in answer
+            assert {"reason", "error"} == set(json.loads(answer.partition(b"\r\n\r\n")[2]))
             caller.close()
     assert [] == [record.message for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "advice"),
+    [
+        (connect(), "pulsar", "a Pulsar client connected to the HTTP port; use pulsar://broker:6650"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "tls", "use http:// instead of https://"),
+    ],
+    ids=["Pulsar", "TLS"],
+)
+async def test_a_client_of_another_port_is_told_apart(
+    *, said: bytes, reason: str, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line says what to do, however often the client tries again."""
+    caplog.set_level(logging.INFO, connections.__name__)
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        addresses = {**broker.worker.profile.addresses, "pulsar": "pulsar://broker:6650"}
+        monkeypatch.setattr(broker.worker, "profile", replace(broker.worker.profile, addresses=addresses))
+        for _ in range(3):
+            caller = await Caller.to(broker)
+            caller.writer.write(said)
+            status, told = await caller.answer()
+            assert (HTTPStatus.BAD_REQUEST, "WrongPort", True) == (status, told["error"], advice in str(told["reason"]))
+            caller.close()
+    (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
+    assert ("refused a connection that is not HTTP", reason, 1) == (line["message"], line["reason"], line["times"])
+    assert advice in line["problem"]
 
 
 async def test_the_server_header_names_no_version(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import ssl
 import struct
 from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from tests.pulsar.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
@@ -69,6 +73,40 @@ async def test_a_client_that_violates_the_protocol_is_disconnected(running: Brok
     assert 1 == await member.metric("disconnections_total", reason=reason)
     assert not before.is_closed
     await neighbour_is_served(member)
+
+
+@with_brokers()
+async def test_a_tls_client_is_told_apart(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says what to do, however often the client tries again."""
+    caplog.set_level(logging.INFO, server.__name__)
+    (member,) = running.members
+    host, port = member.url.removeprefix("pulsar://").split(":")
+    for _ in range(3):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(host, int(port), ssl=ssl.create_default_context())
+    assert 3 == await member.metric("disconnections_total", reason="tls")
+    assert 0 == await member.metric("disconnections_total", reason="frame_too_large")
+    (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
+    assert ("disconnected a Pulsar client", "tls", 1) == (line["message"], line["reason"], line["times"])
+    assert "use pulsar:// instead of pulsar+ssl://" in line["problem"]
+    await neighbour_is_served(member)
+
+
+@with_brokers()
+async def test_an_http_client_is_answered_with_the_http_address(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, server.__name__)
+    (member,) = running.members
+    described = await member.get("/v1/brokers")
+    assert isinstance(described, list)
+    http = described[0]["addresses"]["http"]
+    for method in ("GET", "PUT", "POST"):
+        async with member.http.request(method, member.url.replace("pulsar://", "http://") + "/admin/v2/clusters") as response:
+            answer = await response.json()
+            assert (400, "WrongPort") == (response.status, answer["error"])
+            assert f"send HTTP requests to {http}" in answer["reason"]
+    assert 3 == await member.metric("disconnections_total", reason="http")
+    (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
+    assert ("http", 1, True) == (line["reason"], line["times"], "HTTP address" in line["problem"])
 
 
 @with_brokers()

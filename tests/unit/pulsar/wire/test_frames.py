@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -91,6 +93,43 @@ def test_impossible_sizes_end_the_stream_as_soon_as_they_are_known(damage: Damag
     assert under_test.problem is not None
     assert damage.expected is under_test.problem.violation
     assert [] == under_test.feed(frame(b"ab"))
+
+
+def client_hello() -> bytes:
+    """The first bytes of a TLS client."""
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="broker").do_handshake()
+    return sent.read()
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 100])
+@pytest.mark.parametrize(
+    ("data", "expected", "advice"),
+    [
+        (client_hello(), Violation.TLS, "use pulsar://"),
+        *(
+            (f"{method} /admin/v2/clusters HTTP/1.1\r\n".encode(), Violation.HTTP, "HTTP address")
+            for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "PRI")
+        ),
+    ],
+)
+def test_another_protocol_is_named(data: bytes, expected: Violation, advice: str, cut: int) -> None:
+    under_test = reader()
+    assert [] == under_test.feed(data[:cut])
+    assert [] == under_test.feed(data[cut:])
+    assert under_test.problem is not None
+    assert (expected, True) == (under_test.problem.violation, advice in under_test.problem.problem)
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_stream_of_frames_does_not_become_another_protocol(*, is_at_once: bool) -> None:
+    under_test = reader()
+    frames = under_test.feed(frame(b"ab") + (b"GET " if is_at_once else b""))
+    frames += under_test.feed(b"GET ")
+    assert [Frame(command=b"ab", block=None)] == frames
+    assert under_test.problem is not None
+    assert Violation.FRAME_TOO_LARGE is under_test.problem.violation
 
 
 def test_frames_beyond_the_cost_of_a_turn_are_left_for_later() -> None:
