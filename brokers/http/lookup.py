@@ -84,9 +84,10 @@ class Lookup:
             self._worker.metrics.lookup(LookupOutcome.ANSWERED, started_ns=started_ns)
             return web.Response(body=answer.body, content_type=JSON)
         topic, wants_bundle = _topic_in(path)
+        has_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
         if wants_bundle:
             return self._range(topic.namespace, topic_hash(topic.full))
-        return await self._topic(request, topic, started_ns=started_ns)
+        return await self._topic(request, topic, has_pulsar=has_pulsar, started_ns=started_ns)
 
     def _holds(self, answer: _Answer) -> bool:
         """Return whether a cached answer is still valid: everything that `Worker.locate` checks is unchanged.
@@ -99,8 +100,7 @@ class Lookup:
             return False
         return not agent.is_suspect(answer.broker, now, log_is_readable=self._worker.log_is_available)
 
-    async def _topic(self, request: web.Request, topic: TopicName, *, started_ns: int) -> web.Response:
-        has_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
+    async def _topic(self, request: web.Request, topic: TopicName, *, has_pulsar: bool, started_ns: int) -> web.Response:
         try:
             located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
         except DeadlineExceeded as error:

@@ -18,6 +18,7 @@ from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed, unmatched
 from equipoise.brokers.http.readiness import denying
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.pulsar.admin.refused import Refused
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import PEER, Service
@@ -176,7 +177,7 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
     """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
     app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
     if topics is not None:
-        app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
+        app.add_routes([typed(denying(worker, route)) for paths in (topics, Refused(worker)) for route in paths.routes()])
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])

@@ -120,12 +120,8 @@ class Topics:
     # --- partitions ---
 
     async def partitions(self, request: web.Request) -> web.Response:
-        """Return the number of partitions of a topic; 0 if it is not partitioned, in use or not.
-
-        What clients are refused over their own protocol is refused here: a count would have them go on to a broker that refuses them.
-        """
-        topic = served_topic(_topic_of(request).full)
-        return json_answer({"partitions": await self._server.partitions_of(topic), "deleted": False, "properties": {}})
+        """Return the number of partitions of a topic; 0 if it is not partitioned, in use or not."""
+        return json_answer({"partitions": await self._server.partitions_of(_topic_of(request)), "deleted": False, "properties": {}})
 
     async def create_partitions(self, request: web.Request) -> web.Response:
         """Make a topic a partitioned topic."""
@@ -254,8 +250,6 @@ def _topic_of(request: web.Request) -> TopicName:
 def _partitionable(request: web.Request) -> TopicName:
     """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may not."""
     topic = _topic_of(request)
-    if topic.domain != NON_PERSISTENT:
-        raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; use a {NON_PERSISTENT}:// topic")
     if partitioned_name(topic.full) != topic.full:
         raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition; name the topic without -partition-N")
     if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:

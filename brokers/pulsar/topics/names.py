@@ -15,6 +15,7 @@ PULSAR: Final = "pulsar"
 """The protocol name under which a broker advertises its Pulsar address."""
 
 NON_PERSISTENT: Final = "non-persistent"
+PERSISTENT: Final = "persistent"
 
 # Decimal without leading zeros, as in Pulsar: `-partition-01` is part of an ordinary name.
 _match_partition: Final = re.compile(r"(.*)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL).fullmatch
@@ -27,9 +28,14 @@ def served_topic(text: str) -> TopicName:
     except InvalidName as error:
         raise NotServed(error=ServerError.INVALID_TOPIC_NAME, problem=str(error)) from error
     if topic.domain != NON_PERSISTENT:
-        problem = f"{topic.full} is persistent, and this broker stores no messages; use {NON_PERSISTENT}://{topic.namespace}/{topic.local}"
-        raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        raise not_stored(topic)
     return topic
+
+
+def not_stored(topic: TopicName) -> NotServed:
+    """Return the refusal of a persistent topic. It names the topic to use."""
+    problem = f"{topic.full} is persistent, and this broker stores no messages; use {NON_PERSISTENT}://{topic.namespace}/{topic.local}"
+    return NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
 
 
 def partition_of(topic: str) -> int:

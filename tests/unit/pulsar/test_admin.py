@@ -104,7 +104,6 @@ async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: 
         (f"{PATH}/partitions", 10_000),
         (f"{PATH}/partitions", "four"),
         (f"{PATH}-partition-1/partitions", 4),
-        (f"/admin/v2/persistent/{NAMESPACE}/orders/partitions", 4),
         (f"{PATH}{'x' * 1_000}/partitions", 4),
     ],
 )
@@ -301,10 +300,6 @@ async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Bro
     await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
     await running.settled()
     lookup = "/lookup/v2/topic"
-    for path in (f"{lookup}/persistent/{NAMESPACE}/orders", f"/admin/v2/persistent/{NAMESPACE}/orders/partitions"):
-        status, reason = await refused(member, "GET", path)
-        assert 412 == status
-        assert f"use non-persistent://{NAMESPACE}/orders" in reason
     theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
     for method, body in (("GET", None), ("PUT", 3)):
         status, reason = await refused(member, method, theirs, body)
@@ -313,6 +308,57 @@ async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Bro
         told = await member.get(f"{lookup}/{domain}/shop/orders/t")
         assert isinstance(told, dict)
         assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
+
+
+_PERSISTENT_PATHS = (
+    ("PUT", ""),
+    ("POST", ""),
+    ("DELETE", "?force=true"),
+    ("GET", "/partitions"),
+    ("PUT", "/partitions"),
+    ("GET", "/stats"),
+    ("GET", "/internalStats"),
+    ("GET", "/partitioned-stats"),
+    ("GET", "/subscriptions"),
+    ("PUT", "/subscription/s"),
+    ("POST", "/subscription/s/skip_all"),
+    ("DELETE", "/subscription/s"),
+    ("PUT", "/unload"),
+    ("PUT", "/compaction"),
+    ("HEAD", "/stats"),
+)
+
+
+@with_brokers(count=2)
+async def test_every_path_of_a_persistent_topic_names_the_topic_to_use(running: Brokers) -> None:
+    """The namespace need not exist, and no broker is asked for the owner. Lists are empty."""
+    expected = "persistent://{0} is persistent, and this broker stores no messages; use non-persistent://{0}"
+    for member in running.members:
+        for namespace in (NAMESPACE, "nobody/knows"):
+            for method, rest in _PERSISTENT_PATHS:
+                status, answer = await member.ask(method, f"/admin/v2/persistent/{namespace}/orders{rest}", 4 if method == "PUT" else None)
+                told = {"reason": expected.format(f"{namespace}/orders"), "error": "NotServed"}
+                assert (412, told if method != "HEAD" else "") == (status, answer or ""), (method, rest)
+        for bundle in ("", "/bundle"):
+            told_lookup = await refused(member, "GET", f"/lookup/v2/topic/persistent/{NAMESPACE}/orders{bundle}")
+            assert (412, expected.format(f"{NAMESPACE}/orders")) == told_lookup
+        (bundle_range, *_) = (entry.name.rpartition("/")[2] for entry in member.worker.view.bundles_of(NAMESPACE))
+        for lists in ("", "/partitioned", f"/{bundle_range}"):
+            assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}{lists}")
+
+
+@pytest.mark.parametrize(
+    "path", ["/ws/v2/producer/non-persistent/public/default/t", "/ws/v2/consumer/persistent/public/default/t/s", "/ws/producer/t", "/ws/"]
+)
+@with_brokers()
+async def test_a_websocket_client_is_answered_501(running: Brokers, path: str) -> None:
+    (member,) = running.members
+    handshake = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": 22 * "A" + "=="}
+    for headers in (handshake, {}):
+        async with member.http.get(member.http_url + path, headers=headers) as response:
+            answer = await response.json()
+            reason = f"this server has no WebSocket interface; use a client of Pulsar's binary protocol at {member.url}"
+            assert (501, {"reason": reason, "error": "NotSupported"}) == (response.status, answer)
 
 
 async def test_every_path_is_documented(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
 from tests.pulsar.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
 
@@ -96,14 +96,11 @@ async def test_a_tls_client_is_told_apart(running: Brokers, caplog: pytest.LogCa
 async def test_an_http_client_is_answered_with_the_http_address(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, server.__name__)
     (member,) = running.members
-    described = await member.get("/v1/brokers")
-    assert isinstance(described, list)
-    http = described[0]["addresses"]["http"]
     for method in ("GET", "PUT", "POST"):
         async with member.http.request(method, member.url.replace("pulsar://", "http://") + "/admin/v2/clusters") as response:
             answer = await response.json()
             assert (400, "WrongPort") == (response.status, answer["error"])
-            assert f"send HTTP requests to {http}" in answer["reason"]
+            assert f"send HTTP requests to {member.http_url}" in answer["reason"]
     assert 3 == await member.metric("disconnections_total", reason="http")
     (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
     assert ("http", 1, True) == (line["reason"], line["times"], "HTTP address" in line["problem"])
@@ -146,6 +143,32 @@ async def test_a_topic_that_is_not_served_is_refused(running: Brokers, topic: st
     assert error == (await client.receive(T.ERROR)).error.error
     assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), "only where the client is to try again"
     assert 0 == await member.metric("topics")
+
+
+@with_brokers()
+async def test_each_request_for_a_persistent_topic_names_the_topic_to_use(running: Brokers) -> None:
+    """The code is one that clients do not retry."""
+    (member,) = running.members
+    client = await member.client()
+    topic = f"persistent://{NAMESPACE}/t"
+    requests: tuple[tuple[T, T, dict[str, object]], ...] = (
+        (T.PARTITIONED_METADATA, T.PARTITIONED_METADATA_RESPONSE, {}),
+        (T.LOOKUP, T.LOOKUP_RESPONSE, {}),
+        (T.GET_SCHEMA, T.GET_SCHEMA_RESPONSE, {}),
+        (T.GET_OR_CREATE_SCHEMA, T.GET_OR_CREATE_SCHEMA_RESPONSE, {"schema": {"name": "", "schema_data": b"", "type": 1}}),
+        (T.PRODUCER, T.ERROR, {"producer_id": 1}),
+        (T.SUBSCRIBE, T.ERROR, {"consumer_id": 1, "subscription": "s", "subType": CommandSubscribe.Shared}),
+    )
+    for asked, answered, body in requests:
+        client.ask(asked, topic=topic, **body)
+        ((_, answer),) = (await client.receive(answered)).ListFields()[1:]
+        error = answer.error_code if hasattr(answer, "error_code") else answer.error
+        message = answer.error_message if hasattr(answer, "error_message") else answer.message
+        expected = f"{topic} is persistent, and this broker stores no messages; use non-persistent://{NAMESPACE}/t"
+        assert (ServerError.NotAllowedError, expected) == (error, message), T.Name(asked)
+    client.ask(T.GET_TOPICS_OF_NAMESPACE, namespace=NAMESPACE, mode=CommandGetTopicsOfNamespace.PERSISTENT)
+    assert [] == list((await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
+    assert [] == client.names()
 
 
 @with_brokers()

@@ -231,6 +231,11 @@ class Member:
         """Its Pulsar address."""
         return self._address("pulsar")
 
+    @property
+    def http_url(self) -> str:
+        """Its HTTP address."""
+        return self._address("http")
+
     def _address(self, protocol: str) -> str:
         entry_ = self.worker.agent.entry
         assert entry_ is not None
@@ -238,7 +243,7 @@ class Member:
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, object]:
         """Make a request over HTTP, and follow redirects. Return the status and the JSON or text."""
-        url = URL(self._address("http") + path, encoded=True)
+        url = URL(self.http_url + path, encoded=True)
         async with self.http.request(method, url, json=body) as response:
             text = await response.text()
             return response.status, await response.json() if response.content_type == "application/json" and text else text
