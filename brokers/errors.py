@@ -11,14 +11,34 @@ from typing import Final
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
 from equipoise.channel.core.records import Reason
 
-_NAME_A_LIVE_BROKER: Final = "name a broker that is up: equipoise brokers list"
+_LOOK: Final = "look at its present state before you try again"
+_LIST_BROKERS: Final = "name a broker that is up: equipoise brokers list"
+_LIST_NAMESPACES: Final = "see which there are: equipoise namespaces list"
+_ANOTHER_BROKER: Final = "ask another broker"
 
-# By reason of a rejection: what to do next, where more is known than that the state differs from the expected one.
-_ADVICE: Final[Mapping[str, str]] = {
-    Reason.UNKNOWN_BROKER: _NAME_A_LIVE_BROKER,
-    Reason.DEAD_TARGET: _NAME_A_LIVE_BROKER,
-    Reason.DRAINING_TARGET: _NAME_A_LIVE_BROKER,
+REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
+    Reason.MALFORMED: ("it is not valid", "correct it"),
+    Reason.STALE: ("another change was faster", _LOOK),
+    Reason.LATE: ("the request came too late", "try again"),
+    Reason.ILLEGAL_TRANSITION: ("its present state does not allow this", _LOOK),
+    Reason.NOT_THE_ACTOR: ("another broker must do this", _LOOK),
+    Reason.DEAD_PUBLISHER: ("the broker that was asked has lost its membership", _ANOTHER_BROKER),
+    Reason.DEAD_TARGET: ("the destination is not alive", _LIST_BROKERS),
+    Reason.DRAINING_TARGET: ("the destination drains and takes no new bundles", _LIST_BROKERS),
+    Reason.UNKNOWN_BUNDLE: ("there is no such bundle", "see which there are: equipoise namespaces bundles NAMESPACE"),
+    Reason.UNKNOWN_BROKER: ("there is no such broker", _LIST_BROKERS),
+    Reason.UNKNOWN_NAMESPACE: ("there is no such namespace", _LIST_NAMESPACES),
+    Reason.UNKNOWN_POLICY: ("there is no such policy", "see which there are: equipoise policies list"),
+    Reason.NAMESPACE_DELETING: ("its namespace is being deleted", _LIST_NAMESPACES),
+    Reason.BUNDLES_IN_USE: ("some of its bundles still have an owner", "unload them first"),
+    Reason.NOT_ADJACENT: ("the two bundles are not neighbours", "see the bundles in order: equipoise namespaces bundles NAMESPACE"),
+    Reason.BAD_BOUNDARY: ("the boundaries must rise strictly inside it", "correct them"),
+    Reason.STILL_ALIVE: ("it is still alive", "wait until its lease has ended"),
+    Reason.LEVEL: ("the format version of the log does not allow this", "use the same version of Equipoise for all brokers"),
+    Reason.NO_GENESIS: ("no broker has ever started on this log", "start one first"),
+    Reason.FOREIGN_GENESIS: ("the log belongs to another cluster", "name the log of this one"),
 }
+"""What each reason of a rejection means to an operator, where nothing more exact is known, and what to do next."""
 
 
 class ChannelLost(DeadlineExceeded):
@@ -58,20 +78,22 @@ class NotProposed(PeerError):
 
 
 class Rejected(PeerError):
-    """The channel rejected a proposal, or would have."""
+    """The channel rejected a proposal, or would have. The message speaks to an operator; `reason` is for programs."""
 
-    def __init__(self, *, key: str, reason: str, problem: str | None, offset: int | None) -> None:
-        """`reason` is a `channel.core.records.Reason`. `offset` is that of the rejected record, if it was appended."""
+    def __init__(
+        self, *, key: str, reason: str, problem: str | None, offset: int | None, action: str = "change", advice: str | None = None
+    ) -> None:
+        """`reason` is a `channel.core.records.Reason`. `offset` is that of the rejected record, if it was appended.
+
+        The message begins with `cannot`, `action` and `key`. `advice` says what to do, if more is known than `REFUSALS` says.
+        """
         self.key = key
         self.reason = reason
         self.problem = problem
         self.offset = offset
-        if offset is None:
-            what = f"the request about {key} was refused: {problem or reason}"
-        else:
-            what = f"the proposal about {key} was rejected at offset {offset}: {reason}{'' if problem is None else f' ({problem})'}"
-        advice = _ADVICE.get(reason, "look at its present state before you try again")
-        super().__init__(f"{what}; {advice}")
+        meaning, next_step = REFUSALS[reason]
+        where = "" if offset is None else f" (refused at offset {offset})"
+        super().__init__(f"cannot {action} {key}: {problem or meaning}{where}; {advice or next_step}")
 
 
 class UnknownNamespace(NotFound):
@@ -204,11 +226,15 @@ class InvalidPolicy(CallerError):
 class PolicyLeavesNobody(CallerError):
     """A change of cluster policies would leave a bundle without a live broker that may own it."""
 
-    def __init__(self, *, policy: str, subject: str) -> None:
-        """`policy` is the key of the change. `subject` is the namespace or bundle without a broker, or the policy's brokers."""
+    def __init__(self, *, policy: str, subject: str | None, problem: str, advice: str) -> None:
+        """`policy` is the key of the change, `problem` what it would do, `advice` how to change it.
+
+        `subject` is the namespace or bundle without a broker; None if the policy names no broker that is up.
+        """
         self.policy = policy
         self.subject = subject
-        super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
+        self.problem = problem
+        super().__init__(f"the policy {policy} was not changed: {problem}; {advice}")
 
 
 class DestinationForbidden(CallerError):

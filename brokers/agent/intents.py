@@ -141,3 +141,28 @@ def subject_of(intent: Intent) -> str:
     if isinstance(intent, MergeBundles):
         return intent.left
     return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel) else intent.name
+
+
+def action_of(intent: Intent) -> str:
+    """Return what an intent does to `subject_of(intent)`, as the words between `cannot` and the subject."""
+    match intent:
+        case Transfer() | MoveAway():
+            return "move"
+        case Unload():
+            return "unload"
+        case SplitBundle():
+            return "split"
+        case MergeBundles():
+            return "merge"
+        case Cancel():
+            return "cancel the move of"
+        case CreateNamespace():
+            return "create namespace"
+        case StartDeletingNamespace() | DeleteNamespace():
+            return "delete namespace"
+        case SetPolicy(policy=policy, value=value):
+            return f"{'set' if value is not None else 'remove'} {policy} of namespace"
+        case SetClusterPolicy(document=document):
+            return "set" if document is not None else "delete"
+        case SetSettings():
+            return "change"

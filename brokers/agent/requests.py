@@ -22,13 +22,15 @@ from equipoise.brokers.agent.intents import (
     Transfer,
     Unload,
     Unset,
+    action_of,
+    subject_of,
 )
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.namespace_policies import misfit
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings import settings_records
-from equipoise.brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, UnknownSetting
+from equipoise.brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, Rejected, UnknownSetting
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.lifecycle import Phase
@@ -65,6 +67,13 @@ def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) 
     return isinstance(intent, MoveAway)
 
 
+def refusal(intent: Intent, verdict: Verdict, offset: int | None = None) -> Rejected:
+    """Return the refusal of an intent that was rejected with `verdict`; `offset` is that of its record, if it was appended."""
+    assert verdict.reason is not None, "an accepted record is not refused"
+    action, reason, problem = action_of(intent), verdict.reason, verdict.problem
+    return Rejected(key=subject_of(intent), reason=reason, problem=problem, offset=offset, action=action)
+
+
 def record_of(view: View, intent: Intent, placement: Placement = _BY_COUNT) -> Make | Verdict:
     """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing destinations.
 
@@ -79,7 +88,7 @@ def record_of(view: View, intent: Intent, placement: Placement = _BY_COUNT) -> M
         if isinstance(intent, Cancel):
             return _cancel(bundle, intent.reason)
         if bundle.phase != "owned":
-            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
+            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"it is {bundle.state}, not owned")
         return _about_bundle(view, bundle, intent, placement)
     if isinstance(intent, SetClusterPolicy):
         return _cluster_policy(view, intent)
@@ -108,7 +117,7 @@ def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placemen
         return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
     if not intent.or_stay:
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
-    problem = f"{bundle.name} stays at {view.live[bundle.owner].broker}: {nobody_else(view, bundle) or 'placement finds no other broker'}"
+    problem = f"it stays at {view.live[bundle.owner].broker}: {nobody_else(view, bundle) or 'placement finds no other broker'}"
     return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
 
 
@@ -137,7 +146,7 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
         if unfit is not None:
             return Verdict(reason=Reason.MALFORMED, problem=unfit)
     if len(policies) > DOCUMENT_ENTRIES_MAX:
-        problem = f"{intent.name} already has {DOCUMENT_ENTRIES_MAX} policies, the maximum"
+        problem = f"it already has {DOCUMENT_ENTRIES_MAX} policies, the maximum"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     return partial(propose.set_namespace_policies, view=view, name=intent.name, policies=policies)
 
@@ -152,9 +161,9 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
     try:
         check_policy_change(view, intent.policy, intent.document)
     except InvalidPolicy as error:
-        return Verdict(reason=Reason.MALFORMED, problem=str(error))
+        return Verdict(reason=Reason.MALFORMED, problem=error.problem)
     except PolicyLeavesNobody as error:
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=str(error))
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=error.problem)
     if intent.document is None:
         return partial(propose.remove_policy, view=view, name=intent.policy)
     return partial(propose.set_policy, view=view, name=intent.policy, document=intent.document)
@@ -175,7 +184,7 @@ def _settings(view: View, intent: SetSettings) -> Make | Verdict:
 def _cancel(bundle: BundleEntry, reason: str) -> Make | Verdict:
     if bundle.phase not in STOPPABLE:
         state = "it is owned and does not move" if bundle.phase == "owned" else f"it is {bundle.state} already"
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move to cancel: {state}")
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"there is nothing to cancel: {state}")
     return partial(propose.cancel, bundle=bundle, reason=reason)
 
 
@@ -196,7 +205,7 @@ def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placemen
     assert isinstance(intent, MergeBundles), "a cancel is handled above"
     right = view.right_neighbour(bundle)
     if right is None:
-        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last bundle of its namespace")
+        return Verdict(reason=Reason.NOT_ADJACENT, problem="it is the last bundle of its namespace")
     if intent.right not in (None, right.name):
-        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"the right neighbour of {bundle.name} is {right.name}, not {intent.right}")
+        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"its right neighbour is {right.name}, not {intent.right}")
     return partial(propose.merge, left=bundle, right=right, reason=intent.reason)

@@ -34,7 +34,8 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
             raise InvalidPolicy(policy=key, problem="there is no such kind of policy; its key begins with isolation/ or pin/")
         after[key] = document
     if policy is not None and not _names_somebody(view, policy):
-        raise PolicyLeavesNobody(policy=key, subject="what it is about")
+        advice = "name brokers that are up (equipoise brokers list), or start them first"
+        raise PolicyLeavesNobody(policy=key, subject=None, problem="none of the brokers that it names is up", advice=advice)
     policies = (read_policies(view), policies_in(after))
     now, then = (Destinations(view, policies=each) for each in policies)
     asked = set()
@@ -49,7 +50,18 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
                 continue
             asked.add(question)
             if now.of(bundle).allowed and not then.of(bundle).allowed:
-                raise PolicyLeavesNobody(policy=key, subject=bundle.name if pins else namespace)
+                raise _leaves_nobody(key, policy, bundle, subject=bundle.name if pins else namespace)
+
+
+def _leaves_nobody(key: str, policy: Isolation | Pin | None, bundle: BundleEntry, *, subject: str) -> PolicyLeavesNobody:
+    """Return the refusal of a change after which no broker may have `bundle`. A primary broker is reserved for the policy's namespaces."""
+    if isinstance(policy, Isolation) and not policy.covers(bundle.namespace):
+        problem = f"it would reserve brokers for the namespaces that it names, and leave none for {subject}, which it does not name"
+        advice = "leave at least one broker out of `primary`, or let `namespaces` match this one, too"
+    else:
+        problem = f"no broker that is up could own {subject}"
+        advice = "name more brokers that are up (equipoise brokers list)"
+    return PolicyLeavesNobody(policy=key, subject=subject, problem=problem, advice=advice)
 
 
 def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:

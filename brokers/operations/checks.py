@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy, action_of
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -17,7 +17,7 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, Reason, Record
+from equipoise.channel.core.records import CUTS_MAX, QUIET_REASONS, TEXT_CHARACTERS_MAX, Reason, Record
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, explain
 
@@ -44,8 +44,12 @@ def check_request(view: View, intent: Intent) -> None:
             check_policy_change(view, policy, document)
         case CreateNamespace(name=name) if name in view.namespaces:
             count, created = len(view.bundles_of(name)), view.namespaces[name].created
-            problem = f"it already exists (created at offset {created}); see its {count} bundles: equipoise namespaces bundles {name}"
-            raise Rejected(key=name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+            problem, advice = (
+                f"it already exists (created at offset {created})",
+                f"see its {count} bundles: equipoise namespaces bundles {name}",
+            )
+            action, reason = action_of(intent), Reason.ILLEGAL_TRANSITION
+            raise Rejected(key=name, reason=reason, problem=problem, offset=None, action=action, advice=advice)
         case MergeBundles(left=name) if name in view.bundles:
             _check_merge(view, view.bundles[name])
 
@@ -53,8 +57,9 @@ def check_request(view: View, intent: Intent) -> None:
 def _check_merge(view: View, left: BundleEntry) -> None:
     right = view.right_neighbour(left)
     if right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
-        problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
-        raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+        key, problem = f"{left.name} and {right.name}", f"they belong to {owner_of(view, left)} and {owner_of(view, right)}"
+        advice, reason = "transfer one of them first", Reason.ILLEGAL_TRANSITION
+        raise Rejected(key=key, reason=reason, problem=problem, offset=None, action="merge", advice=advice)
 
 
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:
@@ -95,16 +100,21 @@ def live_broker(view: View, broker_id: str) -> BrokerEntry:
     if broker is None:
         raise NotFound(f"no broker {broker_id!r} has ever joined; see who has: equipoise brokers list --all")
     if not broker.live:
-        raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=f"it is {broker.status} since offset {broker.last}", offset=None)
+        problem = f"it is {broker.status} since offset {broker.last}"
+        raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=problem, offset=None, action="use broker")
     return broker
 
 
-def rejection(folded: Folded, view: View) -> Rejected:
-    """Return the refusal of a record that was folded and rejected, with the message of its story."""
+def rejection(folded: Folded, view: View, action: str) -> Rejected:
+    """Return the refusal of a record that was folded and rejected. `action` is as in `Rejected`.
+
+    The problem is that of the record's story. A lost race has none: its story compares offsets.
+    """
     record, reason = folded.record, folded.verdict.reason
     assert isinstance(record, Record), "what was encoded can be read"
     assert reason is not None, "an accepted record is not refused"
-    return Rejected(key=record.key, reason=reason, problem=explain(folded, view, Names(view)), offset=folded.offset)
+    problem = None if reason in QUIET_REASONS else explain(folded, view, Names(view))
+    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset, action=action)
 
 
 def owner_of(view: View, bundle: BundleEntry) -> str:

@@ -62,5 +62,7 @@ def _declare_dead(access: Access, broker: BrokerEntry) -> DeathDeclaration | Non
 def _down(incarnation: int, view: View, author: Author) -> BrokerRecord:
     broker = view.live.get(incarnation)
     if broker is None:
-        raise Rejected(key=str(incarnation), reason=Reason.ILLEGAL_TRANSITION, problem="it is dead already", offset=None)
+        raise Rejected(
+            key=f"#{incarnation}", reason=Reason.ILLEGAL_TRANSITION, problem="it is dead already", offset=None, action="declare dead"
+        )
     return propose.down(author, broker, nonce=broker.joined.nonce, reason="its data directory is free: the process is gone")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.intents import Intent, action_of, subject_of
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
@@ -158,7 +158,7 @@ class _Run:
             return await self._until(lambda _: self._own.get(offset), f"the change of {subject}")
         except Rejected as error:
             refused = None if error.offset is None else self._own.get(error.offset)
-            raise (error if refused is None else rejection(refused, host.view)) from None
+            raise (error if refused is None else rejection(refused, host.view, action_of(intent))) from None
         finally:
             self._proposed.discard(subject)
 

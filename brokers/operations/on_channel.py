@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requests import may_run_again, record_of
+from equipoise.brokers.agent.intents import Intent, action_of, subject_of
+from equipoise.brokers.agent.requests import may_run_again, record_of, refusal
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import order_to_drain
@@ -105,8 +105,7 @@ class _Channel:
 def _record(intent: Intent, view: View, author: Author) -> AnyRecord:
     make = record_of(view, intent)
     if isinstance(make, Verdict):
-        assert make.reason is not None, "without a record there is a reason"
-        raise Rejected(key=subject_of(intent), reason=make.reason, problem=make.problem, offset=None)
+        raise refusal(intent, make)
     return make(author)
 
 
@@ -124,8 +123,7 @@ def submit(
     """
     log, reader, deadline = access.log, access.reader, access.deadline
     if access.view.genesis is None:
-        problem = "no broker has ever started on this log; start one first"
-        raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
+        raise Rejected(key="log", reason=Reason.NO_GENESIS, problem=None, offset=None, action="change the")
     race = 1
     while True:
         author = author_now(log, reader, publisher=access.publisher, deadline=deadline, listener=listener)
@@ -134,5 +132,5 @@ def submit(
         if reason is None:
             return folded
         if not may_run_again(access.view, intent, reason, race):
-            raise rejection(folded, access.view)
+            raise rejection(folded, access.view, "declare dead" if intent is None else action_of(intent))
         race += 1

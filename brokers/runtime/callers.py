@@ -12,8 +12,7 @@ from equipoise.brokers.agent.core import ATTEMPTS_MAX
 from equipoise.brokers.agent.effects import Answered
 from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.intents import Intent, subject_of
-from equipoise.brokers.agent.requests import may_run_again
-from equipoise.brokers.errors import Rejected
+from equipoise.brokers.agent.requests import may_run_again, refusal
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
@@ -193,7 +192,7 @@ class Requests:
                 return answered.offset
             # Past the deadline do not retry: this result is known.
             if not may_run_again(self._view(), intent, verdict.reason, race) or not deadline.remaining_ms():
-                raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+                raise refusal(intent, verdict, answered.offset)
             race += 1
 
     async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:

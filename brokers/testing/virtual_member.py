@@ -13,9 +13,9 @@ from equipoise.brokers.agent.effects import Answered, Effect
 from equipoise.brokers.agent.events import DrainRequested, Event, Instant, Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.requests import refusal
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime.router import Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
@@ -185,7 +185,7 @@ class Member(AgentHost):
             raise answered.error
         verdict = answered.verdict
         if verdict is not None and verdict.reason is not None:
-            raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+            raise refusal(intent, verdict, answered.offset)
         assert answered.offset is not None, "what was accepted is on the log"
         return answered.offset
 

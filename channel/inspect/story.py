@@ -354,6 +354,9 @@ def _meaning(record: AnyRecord | Unreadable, reason: Reason, view: View, names: 
         special = _meaning_of_state(record, reason, view, names)
         if special is not None:
             return special
+    if reason is Reason.ILLEGAL_TRANSITION and isinstance(record, NamespaceRecord) and record.key in view.namespaces:
+        namespace = view.namespaces[record.key]
+        return f"it already exists (created at offset {namespace.created})" if record.status == "created" else "it is being deleted"
     if reason is Reason.LATE and record.incarnation is None:
         return f"the author's view was more than {ADMIN_WINDOW_OFFSETS} offsets old"
     subject, last, expected = _changed_since(record, view, names) if isinstance(record, Record) else ("it", 0, 0)

@@ -130,7 +130,9 @@ class Topics:
         partitions = self._partitions(topic)
         self._server.check_namespace(topic.namespace)
         if partitions:
-            raise Rejected(key=topic.full, reason=Reason.ILLEGAL_TRANSITION, problem="this topic already exists", offset=None)
+            raise Rejected(
+                key=topic.full, reason=Reason.ILLEGAL_TRANSITION, problem="it already exists", offset=None, action="create topic"
+            )
         await self._set_partitions(topic, count, before=None)
         return done()
 

@@ -127,7 +127,7 @@ def test_an_invalid_cluster_policy_is_refused() -> None:
     for key, document, reason, problem in (
         ("isolation/x", pattern, Reason.MALFORMED, "no regular expression"),
         ("pins/p", old, Reason.MALFORMED, "no such kind"),
-        ("pin/p", pin_document("nobody"), Reason.ILLEGAL_TRANSITION, "would leave no broker"),
+        ("pin/p", pin_document("nobody"), Reason.ILLEGAL_TRANSITION, "none of the brokers that it names is up"),
         ("pin/q", None, Reason.UNKNOWN_POLICY, ""),
     ):
         refused = refusal(channel, SetClusterPolicy(policy=key, document=document))
@@ -150,7 +150,7 @@ def test_or_stay_keeps_a_bundle_that_no_other_broker_may_own() -> None:
     channel = owned_pair()
     accept(channel, pin("a"))
     wish = MoveAway(bundle=LEFT, reason="shed", or_stay=True)
-    stays = f"{LEFT} stays at a: no other broker may own it: "
+    stays = "it stays at a: no other broker may own it: "
     assert (Reason.ILLEGAL_TRANSITION, f"{stays}pin/p keeps this bundle at a") == refusal(channel, wish)
     accept(channel, pin())
     assert not isinstance(record_of(channel.view, wish), Verdict)
@@ -192,7 +192,7 @@ def test_an_intent_without_a_record_is_refused(intent: Intent, reason: Reason, p
 def test_a_free_bundle_cannot_be_moved() -> None:
     channel = channel_with("a", "b")
     verdict = record_of(channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x"))
-    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{channel.bundle().name} is free, not owned") == verdict
+    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="it is free, not owned") == verdict
 
 
 def test_a_transfer_to_a_dead_broker_is_rejected_by_the_log() -> None:

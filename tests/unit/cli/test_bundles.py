@@ -108,7 +108,7 @@ def test_cancel_refuses_a_bundle_that_does_not_move(log: str) -> None:
     assert 0 == run("bundles", "cancel", LEFT, log=log).exit_code
     for bundle, how in ((LEFT, "it is owned and does not move"), (RIGHT, "it is free already")):
         result = run("bundles", "cancel", bundle, log=log)
-        assert (1, True) == (result.exit_code, f"{bundle} has no move to cancel: {how}" in result.stderr)
+        assert (1, True) == (result.exit_code, f"cannot cancel the move of {bundle}: there is nothing to cancel: {how}" in result.stderr)
     assert 2 == run("bundles", "cancel", "tenant/ns/0x00000000_0x00000001", log=log).exit_code
     assert 14 == view_of(log).offset
 
@@ -119,7 +119,10 @@ def test_cancel_is_too_late_once_the_source_releases(tmp_path: Path) -> None:
     channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
     url = write(channel.entries, tmp_path)
     result = run("bundles", "cancel", LEFT, log=url)
-    assert (1, True) == (result.exit_code, f"{LEFT} has no move to cancel: it is releasing already" in result.stderr)
+    assert (1, True) == (
+        result.exit_code,
+        f"cannot cancel the move of {LEFT}: there is nothing to cancel: it is releasing already" in result.stderr,
+    )
     result = run("namespaces", "cancel-moves", NAMESPACE, log=url)
     assert (f"0 moves of {NAMESPACE} cancelled; 1 too far on, or over\n", 0) == (result.stdout, result.exit_code)
 

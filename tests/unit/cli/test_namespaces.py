@@ -103,7 +103,7 @@ def test_a_namespace_has_1_to_4096_bundles(log: str) -> None:
 def test_a_namespace_is_created_once(log: str) -> None:
     result = run("namespaces", "create", NAMESPACE, log=log)
     problem = f"it already exists (created at offset 5); see its 2 bundles: equipoise namespaces bundles {NAMESPACE}"
-    told = f"error: the request about {NAMESPACE} was refused: {problem}; look at its present state before you try again\n"
+    told = f"error: cannot create namespace {NAMESPACE}: {problem}\n"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
 
 
@@ -239,14 +239,14 @@ def test_a_transfer_outlives_its_source(log: str) -> None:
 def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
     """What happens to c before the transfer, the destination, and the refusal."""
     return {
-        "dead": (lambda channel: channel.die("c"), "c", "proposal about {} was rejected at offset 11: dead_target (c is not alive)"),
+        "dead": (lambda channel: channel.die("c"), "c", "{}: c is not alive (refused at offset 11)"),
         "draining": (
             lambda channel: channel.accept(propose.draining(channel.author("c"), channel.broker("c"))),
             "c",
-            "proposal about {} was rejected at offset 11: draining_target (c is draining and takes no new bundles)",
+            "{}: c is draining and takes no new bundles (refused at offset 11)",
         ),
-        "unknown": (lambda channel: channel.die("c"), "d", "request about {} was refused: no broker 'd' has ever joined"),
-        "owner": (lambda channel: channel.die("c"), "a", "request about {} was refused: a already owns it, so there is nothing to move"),
+        "unknown": (lambda channel: channel.die("c"), "d", "{}: no broker 'd' has ever joined"),
+        "owner": (lambda channel: channel.die("c"), "a", "{}: a already owns it, so there is nothing to move"),
     }
 
 
@@ -259,8 +259,8 @@ def test_a_transfer_to_an_unfit_broker_is_refused(case: str, tmp_path: Path) -> 
     out, error, code = unload(url, "--bundle", LEFT_RANGE, "-d", destination)
     assert ("", 1) == (out, code)
     advice = "look at its present state" if case == "owner" else "name a broker that is up: equipoise brokers list\n"
-    assert f"error: the {told.format(LEFT)}; {advice}" in error
-    is_on_record = "rejected at" in told
+    assert f"error: cannot move {told.format(LEFT)}; {advice}" in error
+    is_on_record = "refused at" in told
     assert is_on_record == (f"transfer   {LEFT}  a -> " in run("channel", "why", LEFT, log=url).stdout)
 
 
@@ -444,10 +444,10 @@ def test_merge_joins_neighbours_of_one_owner(tmp_path: Path) -> None:
 def test_merge_refuses_neighbours_of_two_owners(log: str) -> None:
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", LEFT_RANGE, log=log)
     problem = "they belong to a and b; transfer one of them first"
-    told = f"error: the request about {LEFT} and {RIGHT} was refused: {problem}"
+    told = f"error: cannot merge {LEFT} and {RIGHT}: {problem}\n"
     assert (1, True) == (result.exit_code, result.stderr.startswith(told))
     result = run("namespaces", "merge-bundle", NAMESPACE, "-b", RIGHT_RANGE, log=log)
-    assert (1, True) == (result.exit_code, f"{RIGHT} is the last bundle of its namespace" in result.stderr)
+    assert (1, True) == (result.exit_code, f"cannot merge {RIGHT}: it is the last bundle of its namespace" in result.stderr)
 
 
 # --- delete ---

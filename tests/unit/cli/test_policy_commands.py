@@ -196,12 +196,27 @@ def test_an_invalid_pin_is_refused(log: str) -> None:
 
 
 def test_a_policy_that_leaves_no_broker_is_refused(log: str) -> None:
-    told = "error: the change of {} would leave no broker that is up for {}; what was set before stays\n"
-    expected = ("", told.format("isolation/x", "what it is about"), 1)
-    assert expected == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "gone")
-    assert ("", told.format("isolation/x", RIGHT), 1) == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "a")
+    refused = "error: the policy isolation/x was not changed: "
+    nobody_is_up = (
+        f"{refused}none of the brokers that it names is up; name brokers that are up (equipoise brokers list), or start them first\n"
+    )
+    assert ("", nobody_is_up, 1) == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "gone")
+    pinned_elsewhere = f"{refused}no broker that is up could own {RIGHT}; name more brokers that are up (equipoise brokers list)\n"
+    assert ("", pinned_elsewhere, 1) == policies(log, "set-isolation", "x", "--namespaces", "tenant/.*", "--primary", "a")
     view = view_of(log)
     assert (11, ISOLATION) == (view.offset, view.policies["isolation/x"].document)
+
+
+def test_a_policy_that_would_reserve_every_broker_is_refused(log: str) -> None:
+    """The refusal names a namespace that the policy is not about, so it says that the brokers would be reserved."""
+    told = (
+        "error: the policy isolation/new was not changed: it would reserve brokers for the namespaces that it names, and leave none for "
+        f"{NAMESPACE}, which it does not name; leave at least one broker out of `primary`, or let `namespaces` match this one, too\n"
+    )
+    policies(log, "delete", "pin/y")
+    policies(log, "delete", "isolation/x")
+    assert ("", told, 1) == policies(log, "set-isolation", "new", "--namespaces", "other/.*", "--primary", ".*")
+    assert {} == dict(view_of(log).policies)
 
 
 # --- what policies refuse ---

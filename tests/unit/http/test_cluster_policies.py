@@ -81,7 +81,7 @@ BODIES: tuple[tuple[bytes, int, str], ...] = (
     (b'{"namespaces": [], "primary": [".*"]}', 412, "it needs at least one of namespaces"),
     (b'{"namespaces": ["x"], "primary": ["("]}', 412, "primary.0 is '(', which is no regular expression that can be used: "),
     (b'{"namespaces": ["x"], "primary": ["(a*)*"]}', 412, "it has an unbounded repeat inside an unbounded repeat"),
-    (b'{"namespaces": ["x"], "primary": ["gone"]}', 409, "would leave no broker that is up for what it is about"),
+    (b'{"namespaces": ["x"], "primary": ["gone"]}', 409, "none of the brokers that it names is up"),
 )
 
 
@@ -109,7 +109,7 @@ async def test_pins_are_set_shown_and_deleted(tmp_path: Path) -> None:
         for body, status, problem in (
             ({**ranged, "range": "LARGEST"}, 412, "'LARGEST' is not a bundle range"),
             ({**ranged, "brokers": []}, 412, "it needs at least one of brokers"),
-            ({**ranged, "brokers": ["gone"]}, 409, "would leave no broker that is up for what it is about"),
+            ({**ranged, "brokers": ["gone"]}, 409, "none of the brokers that it names is up"),
             ({**ranged, "ranges": "x"}, 400, "ranges: Extra inputs are not permitted"),
             (None, 400, "it is missing; it must be an object with namespace and brokers"),
         ):
@@ -180,7 +180,7 @@ async def test_a_cancelled_transfer_leaves_the_bundle_under_its_token(tmp_path: 
         after = brokers.view.bundles[bundle]
         assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
         refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
-        problem = f"{bundle} has no move to cancel: it is owned and does not move"
+        problem = "there is nothing to cancel: it is owned and does not move"
         assert (409, True) == (refused.status, problem in refused.reason)
 
 

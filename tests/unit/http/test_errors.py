@@ -95,7 +95,8 @@ async def test_an_error_is_answered_with_its_reason_and_code() -> None:
         assert (412, "mine-7", "application/json") == (response.status, response.headers[REQUEST_ID], response.content_type)
         body = json.loads(await response.read())
     assert "dead_target" == body["error"]
-    assert "was rejected at offset 9: dead_target" in body["reason"]
+    told = "cannot change a/b/0x00000000_0xffffffff: the destination is not alive (refused at offset 9); name a broker that is up: "
+    assert f"{told}equipoise brokers list" == body["reason"]
 
 
 @pytest.mark.parametrize("given", ["", "x" * 65, "two words", "ümlaut"])
@@ -127,3 +128,11 @@ async def test_an_answer_that_a_service_raises_is_unchanged() -> None:
         assert (307, "http://elsewhere/path") == (response.status, response.headers["Location"])
     async with client_of(web.HTTPConflict(text="mine")) as client, client.get("/path") as response:
         assert (409, b"mine") == (response.status, await response.read())
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_refusal_speaks_to_an_operator(reason: Reason) -> None:
+    """Its code is for programs, so no sentence has the code or another word with an underscore."""
+    told = str(Rejected(key="acme/shop", reason=reason, problem=None, offset=9, action="delete namespace"))
+    assert told.startswith("cannot delete namespace acme/shop: ")
+    assert "_" not in told

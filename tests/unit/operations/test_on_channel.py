@@ -108,7 +108,7 @@ def test_retries_are_bounded() -> None:
     access, log = access_to(channel)
 
     log.before_append = [rival(channel, log)] * (RACES_MAX + 1)
-    with pytest.raises(Rejected, match="stale") as caught:
+    with pytest.raises(Rejected, match="another change was faster") as caught:
         submit(access, set_policy)
     assert (Reason.STALE, 2 * RACES_MAX + 1) == (caught.value.reason, caught.value.offset)
     assert 1 == len(log.before_append)

@@ -246,8 +246,10 @@ def test_a_rejection_has_the_message_of_its_story() -> None:
     channel.die("target")
     record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
     verdict = channel.put(record)
-    refused = rejection(Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view)
+    refused = rejection(Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view, "move")
     assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
+    told = f"cannot move {record.key}: target is not alive (refused at offset {channel.view.offset}); name a broker that is up"
+    assert str(refused).startswith(told)
 
 
 def test_a_deletion_has_its_steps_in_order() -> None:
