@@ -110,10 +110,14 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetClusterPolicy:
-    """Set the cluster policy `policy` (KIND/NAME as in `brokers.balancing.policies`), or remove it with None."""
+    """Set the cluster policy `policy` (KIND/NAME as in `brokers.balancing.policies`), or remove it with None.
+
+    With `expected`, set it only if its document is that (None: not set), so that no concurrent change is undone.
+    """
 
     policy: str
     document: Document | None
+    expected: Document | Unset | None = Unset.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +166,9 @@ def action_of(intent: Intent) -> str:
             return "delete namespace"
         case SetPolicy(policy=policy, value=value):
             return f"{'set' if value is not None else 'remove'} {policy} of namespace"
-        case SetClusterPolicy(document=document):
-            return "set" if document is not None else "delete"
+        case SetClusterPolicy(document=None):
+            return "delete"
+        case SetClusterPolicy(expected=expected):
+            return "create" if expected is None else "set"
         case SetSettings():
             return "change"

@@ -164,6 +164,14 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
         return Verdict(reason=Reason.MALFORMED, problem=error.problem)
     except PolicyLeavesNobody as error:
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=error.problem)
+    except Rejected as error:
+        return Verdict(reason=Reason(error.reason), problem=error.problem)
+    entry = view.policies.get(intent.policy)
+    now = None if entry is None else entry.document
+    # Check in each attempt: of two concurrent changes, the second sees the first.
+    if not isinstance(intent.expected, Unset) and now != intent.expected:
+        problem = "it already exists" if intent.expected is None else "another change was faster"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     if intent.document is None:
         return partial(propose.remove_policy, view=view, name=intent.policy)
     return partial(propose.set_policy, view=view, name=intent.policy, document=intent.document)

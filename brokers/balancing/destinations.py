@@ -11,7 +11,7 @@ Theory of operation:
 
 **Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order of choice:
 
-1. Failure domains, as brokers declare them on joining: those with the fewest other namespaces of the group. Of these, the domain that
+1. Failure domains (`brokers.balancing.failure_domains`): those with the fewest other namespaces of the group. Of these, the domain that
    already has the bundle's namespace, so that a namespace uses few domains.
 2. Brokers with the fewest other namespaces of the group; of these, those with the fewest bundles of the group.
 
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_by_broker
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
 from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pattern, is_named, read_policies
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
@@ -35,7 +36,7 @@ from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.snapshot import Candidates
 
 DEFAULT_DOMAIN: Final = "default-domain"
-"""The failure domain of a broker that declares none; Pulsar's name for it."""
+"""The failure domain of a broker without one; Pulsar's name for it."""
 
 # Numbers and an optional suffix, as in semantic versions. Trailing numbers may be missing.
 _match_version: Final = re.compile(r"v?(\d+(?:\.\d+)*)[-.]?([0-9A-Za-z.-]*)(?:\+([0-9A-Za-z.-]*))?", re.ASCII).fullmatch
@@ -236,7 +237,9 @@ class Destinations:
         if name is None:
             return None
         if name not in self._groups:
-            self._groups[name] = _Group(name, self.view, self.live, pulsar_exact=self._rules.pulsar_exact)
+            policies = domains_by_broker(self.policies.domains)
+            domains = {broker.broker: domain_of(broker, policies).name or DEFAULT_DOMAIN for broker in self.live}
+            self._groups[name] = _Group(name, self.view, self.live, domains, pulsar_exact=self._rules.pulsar_exact)
         return self._groups[name]
 
 
@@ -344,10 +347,11 @@ def _about(step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry)
 
 
 class _Group:
-    """The namespaces of one anti-affinity group, and how many of their bundles each live broker has."""
+    """The namespaces of one anti-affinity group, and how many of their bundles each live broker has. `domains` are by broker."""
 
-    def __init__(self, name: str, view: View, live: Brokers, *, pulsar_exact: bool) -> None:
+    def __init__(self, name: str, view: View, live: Brokers, domains: Mapping[str, str], *, pulsar_exact: bool) -> None:
         self._name = name
+        self._domains = domains
         self._exact = pulsar_exact
         self._live = live
         self._holder: dict[str, str] = {}  # By bundle.
@@ -371,16 +375,16 @@ class _Group:
 
     def crowded_domains(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
         """Return the brokers of all failure domains that are not the best."""
-        domains = {_domain_of(broker) for broker in brokers}
+        domains = {self._domains[broker.broker] for broker in brokers}
         if len(domains) <= 1:
             return {}
         # A domain fails as a whole, so its brokers that may not have the bundle count, too. Pulsar does not count them.
         counted = brokers if self._exact else self._live
         ranks = {
-            domain: self._rank([broker.broker for broker in counted if _domain_of(broker) == domain], bundle, domain=True)
+            domain: self._rank([broker.broker for broker in counted if self._domains[broker.broker] == domain], bundle, domain=True)
             for domain in sorted(domains)
         }
-        return self._behind({broker.broker: ranks[_domain_of(broker)] for broker in brokers}, domain=True)
+        return self._behind({broker.broker: ranks[self._domains[broker.broker]] for broker in brokers}, domain=True)
 
     def crowded_brokers(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
         """Return all brokers that are not the best."""
@@ -417,7 +421,3 @@ class _Group:
             of = "other namespaces" if rank[0] != least[0] and not self._exact else "bundles"
             dropped[broker] = f"{subject} has {more} {of} of the anti-affinity group {self._name}, and another has {fewer}"
         return dropped
-
-
-def _domain_of(broker: BrokerEntry) -> str:
-    return broker.joined.failure_domain or DEFAULT_DOMAIN

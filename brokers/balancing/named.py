@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.brokers.balancing.policies import is_about_bundles
+from equipoise.brokers.balancing.policies import TENANT, Tenant, is_about_placement, items_of
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry
 from equipoise.channel.core.errors import NotFound
@@ -34,11 +34,36 @@ def no_bundle(name: str) -> NotFound:
 
 
 def policy_named(view: View, key: str) -> PolicyEntry:
-    """Return the isolation policy or pin of this key, KIND/NAME. Raises `NotFound`."""
-    policy = view.policies.get(key) if is_about_bundles(key) else None
+    """Return the isolation policy, pin or failure domain of this key, KIND/NAME. Raises `NotFound`."""
+    policy = view.policies.get(key) if is_about_placement(key) else None
     if policy is None:
         raise NotFound(f"there is no policy {key!r}; list those that exist: equipoise policies list")
     return policy
+
+
+def tenants_in(view: View) -> list[str]:
+    """Return the tenants that were created or have a namespace, sorted."""
+    prefix = f"{TENANT}/"
+    created = {key.removeprefix(prefix) for key in view.policies if key.startswith(prefix)}
+    return sorted(created | {name.partition("/")[0] for name in view.namespaces})
+
+
+def tenant_named(view: View, name: str) -> Tenant:
+    """Return the tenant of this name. One that only has namespaces has no roles, and this cluster. Raises `NotFound`."""
+    entry = view.policies.get(f"{TENANT}/{name}")
+    if entry is not None:
+        roles, clusters = (tuple(items_of(entry.document, field)) for field in ("admin_roles", "allowed_clusters"))
+        return Tenant(name=name, admin_roles=roles, allowed_clusters=clusters)
+    if not namespaces_of(view, name):
+        advice = f"create it (pulsar-admin tenants create {name}), or a namespace in it (equipoise namespaces create {name}/NAMESPACE)"
+        raise NotFound(f"there is no tenant {name!r}; {advice}")
+    assert view.cluster is not None, "a log with a namespace has a genesis"
+    return Tenant(name=name, admin_roles=(), allowed_clusters=(view.cluster,))
+
+
+def namespaces_of(view: View, tenant: str) -> list[str]:
+    """Return the full names of the namespaces of a tenant, sorted."""
+    return sorted(name for name in view.namespaces if name.startswith(f"{tenant}/"))
 
 
 def server_of(view: View, bundle: BundleEntry) -> BrokerEntry | None:

@@ -1,4 +1,4 @@
-"""Parse cluster policies: isolation policies, and pins of bundles to brokers.
+"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, and tenants.
 
 What follows for a bundle is decided in `brokers.balancing.destinations`.
 
@@ -11,6 +11,9 @@ kinds:
   percent (default 100) is not available.
 * `pin`: bundles of `namespace` may use only `brokers.N`. With `range` (`0xLOW_0xHIGH`), only bundles that overlap it are pinned. Pulsar has
   no pins.
+* `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a broker declares on joining. A broker is in
+  one domain; if two records name it, the first domain by name counts.
+* `tenant`: a tenant that was created, with `admin_roles.N` and `allowed_clusters.N`. It restricts nothing.
 
 A pattern is a regular expression that must match the whole name of a namespace, or a broker's whole id or host.
 """
@@ -18,7 +21,7 @@ A pattern is a regular expression that must match the whole name of a namespace,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +34,8 @@ from equipoise.channel.core.view import View
 
 ISOLATION: Final = "isolation"
 PIN: Final = "pin"
+FAILURE_DOMAIN: Final = "failure-domain"
+TENANT: Final = "tenant"
 
 MIN_LIMIT_DEFAULT: Final = 1
 USAGE_THRESHOLD_DEFAULT: Final = 100
@@ -78,6 +83,28 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureDomain:
+    """Brokers that can fail together, by id. `name` is the policy's key, `domain` the name of the domain."""
+
+    name: str
+    brokers: tuple[str, ...]
+
+    @property
+    def domain(self) -> str:
+        """The name of the domain."""
+        return self.name.partition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A tenant that was created. Roles are kept for Pulsar's tools; this server has no roles."""
+
+    name: str
+    admin_roles: tuple[str, ...]
+    allowed_clusters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """An unreadable policy. No broker may have bundles of the namespaces that it is known to cover."""
 
@@ -97,6 +124,7 @@ class ClusterPolicies:
     isolations: tuple[Isolation, ...] = ()
     pins: tuple[Pin, ...] = ()
     closed: tuple[Closed, ...] = ()
+    domains: tuple[FailureDomain, ...] = ()
 
     def about(self, namespace: str) -> ClusterPolicies:
         """Return the policies that apply to a namespace, and the pins of its bundles."""
@@ -115,6 +143,9 @@ class ClusterPolicies:
         )
 
 
+Policy = Isolation | Pin | FailureDomain | Tenant
+
+
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
     """Return whether a pattern matches a broker's id or host. With `host_only`, match the host alone, as Pulsar does."""
     host = host_of(broker)
@@ -127,9 +158,9 @@ def host_of(broker: str) -> str:
     return host if colon and port.isdecimal() else broker
 
 
-def is_about_bundles(key: str) -> bool:
-    """Return whether this module knows the kind of this policy key."""
-    return key.partition("/")[0] in (ISOLATION, PIN)
+def is_about_placement(key: str) -> bool:
+    """Return whether the policy of this key restricts or prefers brokers for bundles."""
+    return key.partition("/")[0] in (ISOLATION, PIN, FAILURE_DOMAIN)
 
 
 def isolation_document(
@@ -150,22 +181,35 @@ def pin_document(*, namespace: str, brokers: Iterable[str], range_: str | None =
     return {"namespace": namespace} | ({} if range_ is None else {"range": range_}) | _numbered("brokers", brokers)
 
 
+def failure_domain_document(brokers: Iterable[str]) -> Document:
+    """Return the document of a failure domain, unchecked; `parse_policy` checks it. It may be empty."""
+    return _numbered("brokers", sorted(set(brokers)))
+
+
+def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[str]) -> Document:
+    """Return the document of a tenant, unchecked; `parse_policy` checks it."""
+    return _numbered("admin_roles", sorted(set(admin_roles))) | _numbered("allowed_clusters", sorted(set(allowed_clusters)))
+
+
 def items_of(document: Document, name: str) -> list[str]:
     """Return the texts of one list of a document, in the order of their numbers. Skip values that are not text."""
     found = [(int(match[2]), value) for field, value in document.items() if (match := _match_item(field)) and match[1] == name]
     return [value for _, value in sorted(found, key=lambda item: item[0]) if isinstance(value, str)]
 
 
-def parse_policy(key: str, document: Document) -> Isolation | Pin | None:
+def parse_policy(key: str, document: Document) -> Policy | None:
     """Return the policy `key`; None if its kind is unknown. Raises `InvalidPolicy`."""
     kind, _, name = key.partition("/")
-    if not is_about_bundles(key):
+    if kind not in _PARSERS:
         return None
     if _match_name(name) is None:
         raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
     if len(document) > DOCUMENT_ENTRIES_MAX:
         raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
-    return _isolation(key, _Fields(key, document)) if kind == ISOLATION else _pin(key, _Fields(key, document))
+    fields = _Fields(key, document)
+    policy = _PARSERS[kind](key, fields)
+    fields.check_no_others()
+    return policy
 
 
 def read_policies(view: View) -> ClusterPolicies:
@@ -174,19 +218,26 @@ def read_policies(view: View) -> ClusterPolicies:
 
 
 def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
-    """Return the policies of documents, given by key."""
-    isolations, pins, closed = [], [], []
-    for key in sorted(documents):
+    """Return the policies of documents about placement, given by key."""
+    isolations: list[Isolation] = []
+    pins: list[Pin] = []
+    domains: list[FailureDomain] = []
+    closed: list[Closed] = []
+    for key in sorted(filter(is_about_placement, documents)):
         try:
             policy = parse_policy(key, documents[key])
         except InvalidPolicy as error:
-            closed.append(Closed(name=key, namespaces=_known_to_be_about(documents[key]), problem=error.problem))
+            if not key.startswith(f"{FAILURE_DOMAIN}/"):  # An unreadable domain has no effect: it is only a preference.
+                closed.append(Closed(name=key, namespaces=_known_to_be_about(documents[key]), problem=error.problem))
             continue
-        if isinstance(policy, Isolation):
-            isolations.append(policy)
-        elif policy is not None:
-            pins.append(policy)
-    return ClusterPolicies(isolations=tuple(isolations), pins=tuple(pins), closed=tuple(closed))
+        match policy:
+            case Isolation():
+                isolations.append(policy)
+            case Pin():
+                pins.append(policy)
+            case FailureDomain():
+                domains.append(policy)
+    return ClusterPolicies(isolations=tuple(isolations), pins=tuple(pins), closed=tuple(closed), domains=tuple(domains))
 
 
 def _is_match(patterns: Iterable[Pattern], text: str) -> bool:
@@ -194,7 +245,7 @@ def _is_match(patterns: Iterable[Pattern], text: str) -> bool:
 
 
 def _isolation(key: str, fields: _Fields) -> Isolation:
-    policy = Isolation(
+    return Isolation(
         name=key,
         namespaces=fields.patterns("namespaces"),
         primary=fields.patterns("primary"),
@@ -202,15 +253,20 @@ def _isolation(key: str, fields: _Fields) -> Isolation:
         min_limit=fields.integer("min_limit", MIN_LIMIT_DEFAULT, most=_LIMIT_MAX),
         usage_threshold=fields.integer("usage_threshold", USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX),
     )
-    fields.check_no_others()
-    return policy
 
 
 def _pin(key: str, fields: _Fields) -> Pin:
     low, high = fields.range("range")
-    pin = Pin(name=key, namespace=fields.namespace("namespace"), low=low, high=high, brokers=fields.broker_ids("brokers"))
-    fields.check_no_others()
-    return pin
+    return Pin(name=key, namespace=fields.namespace("namespace"), low=low, high=high, brokers=fields.broker_ids("brokers"))
+
+
+def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
+    return FailureDomain(name=key, brokers=fields.broker_ids("brokers", required=False))
+
+
+def _tenant(key: str, fields: _Fields) -> Tenant:
+    roles, clusters = fields.texts("admin_roles", required=False), fields.texts("allowed_clusters")
+    return Tenant(name=key, admin_roles=roles, allowed_clusters=clusters)
 
 
 def _numbered(name: str, items: Iterable[str]) -> dict[str, Scalar]:
@@ -294,8 +350,11 @@ class _Fields:
     def patterns(self, name: str, *, required: bool = True) -> tuple[Pattern, ...]:
         return tuple(self._pattern(field, text) for field, text in self._items(name, required=required))
 
-    def broker_ids(self, name: str) -> tuple[str, ...]:
-        ids = {text: field for field, text in self._items(name, required=True)}
+    def texts(self, name: str, *, required: bool = True) -> tuple[str, ...]:
+        return tuple(text for _, text in self._items(name, required=required))
+
+    def broker_ids(self, name: str, *, required: bool = True) -> tuple[str, ...]:
+        ids = {text: field for field, text in self._items(name, required=required)}
         for broker, field in ids.items():
             try:
                 check_broker_id(broker)
@@ -359,3 +418,11 @@ class _Fields:
 
     def _wrong(self, problem: str) -> InvalidPolicy:
         return InvalidPolicy(policy=self._policy, problem=problem)
+
+
+_PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
+    ISOLATION: _isolation,
+    PIN: _pin,
+    FAILURE_DOMAIN: _failure_domain,
+    TENANT: _tenant,
+}

@@ -9,10 +9,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 from equipoise.brokers.balancing.destinations import Destinations, isolated, meant_by, not_up
-from equipoise.brokers.balancing.policies import Isolation, Pin, parse_policy, policies_in, read_policies
-from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody
+from equipoise.brokers.balancing.failure_domains import domains_in
+from equipoise.brokers.balancing.named import namespaces_of
+from equipoise.brokers.balancing.policies import TENANT, FailureDomain, Isolation, Pin, Tenant, parse_policy, policies_in, read_policies
+from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, Rejected
 from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.records import Document
+from equipoise.channel.core.records import Document, Reason
 from equipoise.channel.core.view import View
 
 
@@ -25,14 +27,45 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
     * None of the brokers that the policy names is up.
 
     If no broker is up, neither case applies.
+
+    Raises `Rejected` if a failure domain names a broker of another one, or if a tenant that is removed has namespaces.
     """
+    policy = None if document is None else parse_policy(key, document)
+    if document is not None and policy is None:
+        raise InvalidPolicy(policy=key, problem="there is no such kind of policy; its key begins with isolation/, pin/ or failure-domain/")
+    match policy:
+        case None if key.startswith(f"{TENANT}/"):
+            _check_is_empty(view, key.partition("/")[2])
+        case FailureDomain():
+            _check_is_alone(view, policy)
+        case None | Isolation() | Pin():
+            _check_leaves_somebody(view, key, policy, document)
+        case Tenant():
+            pass
+
+
+def _check_is_empty(view: View, tenant: str) -> None:
+    namespaces = namespaces_of(view, tenant)
+    if namespaces:
+        more = f" and {len(namespaces) - 1} more" if len(namespaces) > 1 else ""
+        problem, advice, action = f"it still has namespace {namespaces[0]}{more}", "delete its namespaces first", "delete tenant"
+        raise Rejected(key=tenant, reason=Reason.BUNDLES_IN_USE, problem=problem, offset=None, action=action, advice=advice)
+
+
+def _check_is_alone(view: View, policy: FailureDomain) -> None:
+    """Raise if a broker of this domain is in another one: a broker that fails with two domains would make them one."""
+    policies = domains_in(view)
+    for broker in policy.brokers:
+        other = policies.get(broker, policy)
+        if other.name != policy.name:
+            problem, advice = f"broker {broker} is in the failure domain {other.domain}", "remove it there first"
+            action, reason = "set failure domain", Reason.ILLEGAL_TRANSITION
+            raise Rejected(key=policy.domain, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+
+
+def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | None, document: Document | None) -> None:
     after = {name: entry.document for name, entry in view.policies.items() if name != key}
-    policy = None
-    if document is not None:
-        policy = parse_policy(key, document)
-        if policy is None:
-            raise InvalidPolicy(policy=key, problem="there is no such kind of policy; its key begins with isolation/ or pin/")
-        after[key] = document
+    after |= {} if document is None else {key: document}
     if policy is not None and not _names_somebody(view, policy):
         advice = "name brokers that are up (equipoise brokers list), or start them first"
         raise PolicyLeavesNobody(policy=key, subject=None, problem="none of the brokers that it names is up", advice=advice)

@@ -6,8 +6,16 @@ from collections import Counter
 from typing import Final
 
 from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
-from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, items_of, parse_policy
+from equipoise.brokers.balancing.policies import (
+    FAILURE_DOMAIN,
+    ISOLATION,
+    MIN_LIMIT_DEFAULT,
+    USAGE_THRESHOLD_DEFAULT,
+    items_of,
+    parse_policy,
+)
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
@@ -22,7 +30,7 @@ DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
 
 def broker_row(view: View, broker: BrokerEntry) -> Row:
     """Describe a broker: what it joined with, and how many bundles name it as owner or source."""
-    joined = broker.joined
+    joined, domain = broker.joined, domain_of(broker, domains_in(view))
     return {
         "broker": broker.broker,
         "status": broker.status,
@@ -32,7 +40,8 @@ def broker_row(view: View, broker: BrokerEntry) -> Row:
         "capacity": joined.capacity,
         "http": joined.addresses.get("http"),
         "addresses": dict(joined.addresses),
-        "failure_domain": joined.failure_domain,
+        "failure_domain": domain.name,
+        "failure_domain_source": domain.source,
         "labels": dict(joined.labels),
         "lease_ms": joined.lease_ms,
         "margin_ms": joined.margin_ms,
@@ -76,7 +85,10 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
 
 
 def policy_row(view: View, key: str) -> Row:
-    """Describe an isolation policy or pin. `problem` is set if its document is invalid; then no broker may have its bundles."""
+    """Describe an isolation policy, pin or failure domain. `problem` is set if its document is invalid.
+
+    No broker may have the bundles of an invalid isolation policy or pin.
+    """
     entry = view.policies[key]
     document = entry.document
     try:
@@ -85,7 +97,10 @@ def policy_row(view: View, key: str) -> Row:
     except InvalidPolicy as error:
         problem = error.problem
     row: dict[str, object] = {"policy": key}
-    if key.startswith(f"{ISOLATION}/"):
+    if key.startswith(f"{FAILURE_DOMAIN}/"):
+        row["namespaces"] = []
+        row["brokers"] = items_of(document, "brokers")
+    elif key.startswith(f"{ISOLATION}/"):
         row["namespaces"] = items_of(document, "namespaces")
         row["brokers"] = items_of(document, "primary")
         row["secondary"] = items_of(document, "secondary")

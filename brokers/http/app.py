@@ -14,7 +14,9 @@ from equipoise.brokers.http.admin.absent import FEATURES, Absent
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
+from equipoise.brokers.http.admin.clusters import Clusters
 from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.answers import SERVER
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
@@ -44,7 +46,7 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
-    of_channel = (Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
+    of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.

@@ -139,6 +139,19 @@ class PinBody(BaseModel):
         return pin_document(namespace=self.namespace, brokers=self.brokers, range_=self.range)
 
 
+class TenantBody(BaseModel):
+    """Pulsar's `TenantInfo`. Without clusters, a tenant is allowed in this one."""
+
+    admin_roles: Annotated[Texts, Field(alias="adminRoles")] = []
+    allowed_clusters: Annotated[Texts, Field(alias="allowedClusters")] = []
+
+
+class FailureDomainBody(BaseModel):
+    """Pulsar's `FailureDomain`: the ids of its brokers."""
+
+    brokers: Texts | None = None
+
+
 Positions = Annotated[list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(max_length=CUTS_MAX)]
 
 BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
@@ -147,6 +160,9 @@ ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | 
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
 ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
+TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
+FAILURE_DOMAIN_BODY: Final = TypeAdapter[FailureDomainBody | None](FailureDomainBody | None)
+PEERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 

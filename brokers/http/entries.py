@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.named import server_of
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
@@ -59,7 +60,7 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
 def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[str, object]:
     """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is late for this reader."""
     joined, leader = broker.joined, view.leader()
-    held = view.held_by(broker.incarnation)
+    held, domain = view.held_by(broker.incarnation), domain_of(broker, domains_in(view))
     return {
         "broker": broker.broker,
         "incarnation": broker.incarnation,
@@ -70,7 +71,8 @@ def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[s
         "bundles": sum(1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"),
         "addresses": dict(joined.addresses),
         "capacity": joined.capacity,
-        "failure_domain": joined.failure_domain,
+        "failure_domain": domain.name,
+        "failure_domain_source": domain.source,
         "labels": dict(joined.labels),
         "version": joined.version,
         "supported_level": joined.supported_level,

@@ -35,11 +35,12 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requests import STOPPABLE
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
-from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named
+from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named, tenant_named, tenants_in
+from equipoise.brokers.balancing.policies import TENANT, tenant_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import counted
+from equipoise.brokers.errors import Rejected, counted
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
@@ -54,8 +55,9 @@ from equipoise.brokers.operations.steps import (
     UntilOrGiveUp,
 )
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
-from equipoise.channel.core.ranges import check_broker_id, even_boundaries
-from equipoise.channel.core.records import Document, Scalar
+from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.ranges import check_broker_id, check_tenant, even_boundaries
+from equipoise.channel.core.records import Document, Reason, Scalar
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
@@ -379,6 +381,47 @@ def delete_cluster_policy(key: str) -> Operation[Answer]:
     policy_named((yield from Look()).view, key)
     accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
     return _accepted(accepted.offset, f"{key} is deleted", policy=key)
+
+
+def create_tenant(name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()) -> Operation[Answer]:
+    """Create a tenant. Without clusters, it is allowed in this one.
+
+    Raises `CallerError` for another cluster, and `Rejected` if the tenant exists. One that only has namespaces exists, too.
+    """
+    check_tenant(name)
+    view = (yield from Look()).view
+    if name in tenants_in(view):
+        problem, advice = "it already exists", f"see its namespaces: equipoise namespaces list {name}"
+        reason, action = Reason.ILLEGAL_TRANSITION, "create tenant"
+        raise Rejected(key=name, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+    document = _tenant_document(view, admin_roles, allowed_clusters)
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=document, expected=None))
+    return _accepted(accepted.offset, f"tenant {name} is created", tenant=name)
+
+
+def update_tenant(name: str, *, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> Operation[Answer]:
+    """Replace the roles and clusters of a tenant. Raises `NotFound`, and as `create_tenant` does."""
+    view = (yield from Look()).view
+    tenant_named(view, check_tenant(name))
+    document = _tenant_document(view, admin_roles, allowed_clusters)
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=document))
+    return _accepted(accepted.offset, f"tenant {name} is updated", tenant=name)
+
+
+def delete_tenant(name: str) -> Operation[Answer]:
+    """Delete a tenant. Raises `NotFound`, and `Rejected` if it has namespaces."""
+    tenant_named((yield from Look()).view, check_tenant(name))
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=None))
+    return _accepted(accepted.offset, f"tenant {name} is deleted", tenant=name)
+
+
+def _tenant_document(view: View, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> Document:
+    cluster = view.cluster or ""  # A log without a cluster refuses all records.
+    clusters = allowed_clusters or (cluster,)
+    unknown = sorted(set(clusters) - {cluster})
+    if unknown:
+        raise CallerError(f"there is no cluster {unknown[0]!r}: the only cluster here is {cluster!r}; allow that one")
+    return tenant_document(admin_roles=admin_roles, allowed_clusters=clusters)
 
 
 def change_settings(changes: Changes, *, changed_by: str | None = None) -> Operation[SettingsChange]:

@@ -151,6 +151,15 @@ def check_namespace(name: str) -> str:
     return check_recorded_namespace(name)
 
 
+def check_tenant(name: str) -> str:
+    """Return `name` if it is the first part of a namespace's name. Raises `InvalidName` otherwise."""
+    try:
+        check_namespace(f"{name}/namespace")
+    except InvalidName as error:
+        raise _invalid(what="tenant", name=name, expected=f"the first part of {error.expected}") from None
+    return name
+
+
 def check_recorded_namespace(name: str) -> str:
     """Return `name` if a record may create this namespace. Raises `InvalidName` otherwise.
 

@@ -16,7 +16,9 @@ from equipoise.brokers.http import answers
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
+from equipoise.brokers.http.admin.clusters import Clusters
 from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
 from equipoise.brokers.http.health import Health
@@ -35,7 +37,9 @@ class Paths(Protocol):
 
 GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Lookup": Lookup,
-    "Tenants, namespaces, bundles": Namespaces,
+    "Clusters": Clusters,
+    "Tenants": Tenants,
+    "Namespaces, bundles": Namespaces,
     "Policies": Policies,
     "Brokers": Brokers,
     "Balancing": Balancing,
@@ -62,7 +66,7 @@ _PATH_PARTS: Final[Mapping[str, str]] = {
     "cluster": "The id of this cluster.",
     "domain": "persistent or non-persistent.",
     "key": "A key of Pulsar's broker.conf.",
-    "name": "The name of the policy.",
+    "name": "The name of the policy or of the failure domain.",
     "topic": "The last part of the topic's name, percent-encoded.",
     "value": "Its value.",
 }

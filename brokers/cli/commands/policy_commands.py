@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.policies import (
     MIN_LIMIT_DEFAULT,
     PIN,
     USAGE_THRESHOLD_DEFAULT,
-    is_about_bundles,
+    is_about_placement,
     isolation_document,
     pin_document,
 )
@@ -52,7 +52,7 @@ class FailOver(StrEnum):
 def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """List isolation policies and pins."""
     with reading(log, timeout) as access:
-        rows = [policy_row(access.view, key) for key in sorted(access.view.policies) if is_about_bundles(key)]
+        rows = [policy_row(access.view, key) for key in sorted(access.view.policies) if is_about_placement(key)]
     print_rows(rows, columns=POLICY_COLUMNS, as_json=as_json, nothing="there is no policy")
 
 

@@ -41,6 +41,18 @@ FEATURES: Final = (
         why="this server stores no messages, so there is nothing to retain; a consumer gets what is published while it is connected",
         default=None,
     ),
+    Feature(
+        methods="GET POST",
+        path="/admin/v2/clusters/{cluster}/migrate",
+        why="a cluster cannot be migrated to another one; start new clients with the address of the other cluster",
+        default={"migrated": False, "migratedClusterUrl": None},
+    ),
+    Feature(
+        methods="GET",
+        path="/admin/v2/brokers/backlog-quota-check",
+        why="this server stores no messages, so no topic has a backlog",
+        default=None,
+    ),
 )
 """The features that are absent in every cluster."""
 

@@ -43,47 +43,48 @@ class Policies(Admin):
     async def isolations(self, request: web.Request) -> web.Response:
         """Return all isolation policies by name."""
         view = view_of_cluster(self._worker, request)
-        return json_answer({name: _isolation(document) for name, document in _named(view, ISOLATION).items()})
+        return json_answer({name: _isolation(document) for name, document in documents_of(view, ISOLATION).items()})
 
     async def isolation(self, request: web.Request) -> web.Response:
         """Return one isolation policy."""
-        return json_answer(_isolation(policy_named(view_of_cluster(self._worker, request), _key(request, ISOLATION)).document))
+        return json_answer(_isolation(policy_named(view_of_cluster(self._worker, request), key_of(request, ISOLATION)).document))
 
     async def set_isolation(self, request: web.Request) -> web.Response:
         """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
         view_of_cluster(self._worker, request)
         body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
-        return await self._done(set_cluster_policy(_key(request, ISOLATION), body.document))
+        return await self._done(set_cluster_policy(key_of(request, ISOLATION), body.document))
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
         view_of_cluster(self._worker, request)
-        return await self._done(delete_cluster_policy(_key(request, ISOLATION)))
+        return await self._done(delete_cluster_policy(key_of(request, ISOLATION)))
 
     async def pins(self, _request: web.Request) -> web.Response:
         """Return all pins by name."""
-        return json_answer({name: _pin(document) for name, document in _named(ready_view(self._worker), PIN).items()})
+        return json_answer({name: _pin(document) for name, document in documents_of(ready_view(self._worker), PIN).items()})
 
     async def pin(self, request: web.Request) -> web.Response:
         """Return one pin."""
-        return json_answer(_pin(policy_named(ready_view(self._worker), _key(request, PIN)).document))
+        return json_answer(_pin(policy_named(ready_view(self._worker), key_of(request, PIN)).document))
 
     async def set_pin(self, request: web.Request) -> web.Response:
         """Set one pin. The leader moves bundles that violate it, some at a time."""
         ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
-        return await self._done(set_cluster_policy(_key(request, PIN), body.document))
+        return await self._done(set_cluster_policy(key_of(request, PIN), body.document))
 
     async def delete_pin(self, request: web.Request) -> web.Response:
         """Delete one pin."""
-        return await self._done(delete_cluster_policy(_key(request, PIN)))
+        return await self._done(delete_cluster_policy(key_of(request, PIN)))
 
 
-def _key(request: web.Request, kind: str) -> str:
+def key_of(request: web.Request, kind: str) -> str:
+    """Return the key of the policy that a path names."""
     return f"{kind}/{request.match_info['name']}"
 
 
-def _named(view: View, kind: str) -> dict[str, Document]:
+def documents_of(view: View, kind: str) -> dict[str, Document]:
     """Return the documents of one kind by name, without the prefix of the kind."""
     prefix = f"{kind}/"
     return {key.removeprefix(prefix): view.policies[key].document for key in sorted(view.policies) if key.startswith(prefix)}

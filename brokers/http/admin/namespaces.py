@@ -1,4 +1,4 @@
-"""Serve Pulsar's administration paths of tenants, namespaces and bundles.
+"""Serve Pulsar's administration paths of namespaces and bundles.
 
 `docs/reference/http.md` compares each path with Pulsar's. `brokers.operations.verbs` defines the operations.
 """
@@ -11,10 +11,10 @@ from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of
 from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import Cancelled, Rejected
+from equipoise.brokers.errors import Cancelled
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import (
@@ -34,15 +34,11 @@ from equipoise.brokers.http.bodies import (
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
-from equipoise.channel.core.errors import InvalidName, NotFound
-from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_namespace
-from equipoise.channel.core.records import Reason
+from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
 
-_TENANT: Final = "/admin/v2/tenants/{tenant}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 _BUNDLE: Final = f"{_NAMESPACE}/{{bundle}}"
-_NAME_SHOWN_MAX: Final = 256
 
 UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
 """The header with the result of an unload, as JSON in ASCII. Pulsar's tools expect 204, which has no body."""
@@ -52,15 +48,11 @@ _EXAMPLES_MAX: Final = 3
 
 
 class Namespaces(Admin):
-    """The paths of tenants, namespaces and bundles of one worker."""
+    """The paths of namespaces and bundles of one worker."""
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
         return (
-            web.get("/admin/v2/tenants", self.list_tenants),
-            web.get(_TENANT, self.tenant),
-            web.put(_TENANT, self.create_tenant),
-            web.delete(_TENANT, self.delete_tenant),
             web.get("/admin/v2/namespaces/{tenant}", self.list_namespaces),
             web.get(_NAMESPACE, self.policies),
             web.put(_NAMESPACE, self.create),
@@ -79,42 +71,11 @@ class Namespaces(Admin):
             web.put(f"{_BUNDLE}/merge", self.merge),
         )
 
-    # --- tenants ---
-
-    async def list_tenants(self, _request: web.Request) -> web.Response:
-        """List the tenants that have a namespace."""
-        return json_answer(sorted({name.partition("/")[0] for name in ready_view(self._worker).namespaces}))
-
-    async def tenant(self, request: web.Request) -> web.Response:
-        """Return a tenant in Pulsar's form; 404 if it has no namespace."""
-        tenant = _tenant_of(request)
-        view = ready_view(self._worker)
-        if not _namespaces_of(view, tenant):
-            raise NotFound(
-                f"there is no tenant {tenant!r}: a tenant exists through its namespaces; "
-                f"create one: equipoise namespaces create {tenant}/NAMESPACE"
-            )
-        return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})
-
-    async def create_tenant(self, request: web.Request) -> web.Response:
-        """Check the name of a tenant, and change nothing: a tenant exists through its namespaces."""
-        _tenant_of(request)
-        return done()
-
-    async def delete_tenant(self, request: web.Request) -> web.Response:
-        """Change nothing; 409 if the tenant has namespaces."""
-        tenant = _tenant_of(request)
-        namespaces = _namespaces_of(ready_view(self._worker), tenant)
-        if namespaces:
-            problem = f"the tenant still has {len(namespaces)} namespaces, the first is {namespaces[0]}; delete them first"
-            raise Rejected(key=tenant, reason=Reason.BUNDLES_IN_USE, problem=problem, offset=None)
-        return done()
-
     # --- namespaces ---
 
     async def list_namespaces(self, request: web.Request) -> web.Response:
         """List the namespaces of a tenant by full name, sorted."""
-        return json_answer(_namespaces_of(ready_view(self._worker), _tenant_of(request)))
+        return json_answer(namespaces_of(ready_view(self._worker), check_tenant(request.match_info["tenant"])))
 
     async def policies(self, request: web.Request) -> web.Response:
         """Return the policies of a namespace in Pulsar's form."""
@@ -228,20 +189,6 @@ class Namespaces(Admin):
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:
     """Return 204, with the outcome in a header."""
     return web.Response(status=204, headers={UNLOAD_OUTCOME: json.dumps(outcome)})
-
-
-def _tenant_of(request: web.Request) -> str:
-    """Return the tenant that a path names. Raises `InvalidName`."""
-    tenant: str = request.match_info["tenant"]
-    try:
-        check_namespace(f"{tenant}/namespace")
-    except InvalidName as error:
-        raise InvalidName(what="tenant", name=tenant[:_NAME_SHOWN_MAX], expected=f"the first part of {error.expected}") from None
-    return tenant
-
-
-def _namespaces_of(view: View, tenant: str) -> list[str]:
-    return sorted(name for name in view.namespaces if name.startswith(f"{tenant}/"))
 
 
 def _boundaries(view: View, namespace: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from tests.unit.http.cluster import NAMESPACE, Broker, cluster
 def concrete(feature: Feature) -> str:
     """The path of a feature in the namespace of the tests."""
     tenant, _, namespace = NAMESPACE.partition("/")
-    return feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace)
+    return feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace).replace("{cluster}", "equipoise")
 
 
 async def test_a_question_gets_the_default_and_a_change_a_sentence(tmp_path: Path) -> None:

@@ -18,28 +18,16 @@ from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, pa
 pytestmark = pytest.mark.integration
 
 NAMESPACES = "/admin/v2/namespaces"
-TENANTS = "/admin/v2/tenants"
 
 
-async def test_a_tenant_exists_through_its_namespaces(tmp_path: Path) -> None:
+async def test_an_invalid_namespace_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        assert 204 == (await broker.put(f"{TENANTS}/other", {"allowedClusters": ["equipoise"]})).status
-        assert ["acme"] == (await broker.get(TENANTS)).json()
-        assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
-        unknown = await broker.get(f"{TENANTS}/other")
-        told = "there is no tenant 'other': a tenant exists through its namespaces; create one: equipoise namespaces create other/NAMESPACE"
-        assert (404, {"reason": told, "error": "NotFound"}) == (unknown.status, unknown.json())
-        assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
-        refused = await broker.ask("DELETE", f"{TENANTS}/acme")
-        assert 409 == refused.status
-        assert NAMESPACE in refused.reason
-        for method in ("GET", "PUT", "DELETE"):
-            refused = await broker.ask(method, f"{TENANTS}/a%20b")
-            assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
-        for path in (f"{TENANTS}/%2E%2E", f"{NAMESPACES}/%2E/n", f"{NAMESPACES}/acme/%2E%2E"):
+        for path in (f"{NAMESPACES}/%2E/n", f"{NAMESPACES}/acme/%2E%2E"):
             refused = await broker.put(path, {})
             assert (412, True) == (refused.status, "'.'" in refused.reason), path
+        refused = await broker.get(f"{NAMESPACES}/a%20b")
+        assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
 
 
 async def test_a_namespace_has_the_requested_bundles_or_four(tmp_path: Path) -> None:

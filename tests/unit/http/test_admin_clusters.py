@@ -1,0 +1,103 @@
+"""Clusters and failure domains over HTTP, as Pulsar's tools administer them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.http.cluster import Answer, Broker, cluster
+
+pytestmark = pytest.mark.integration
+
+CLUSTERS = "/admin/v2/clusters"
+OURS = f"{CLUSTERS}/equipoise"
+DOMAINS = f"{OURS}/failureDomains"
+
+
+async def post(broker: Broker, path: str, body: object) -> Answer:
+    return await broker.ask("POST", path, data=json.dumps(body).encode())
+
+
+def told(answer: Answer) -> tuple[int, str]:
+    """Status and kind of an error."""
+    document = answer.json()
+    assert isinstance(document, dict)
+    return answer.status, document["error"]
+
+
+async def test_the_only_cluster_is_this_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        assert ["equipoise"] == (await one.get(CLUSTERS)).json()
+        hosts = sorted(broker.url.removeprefix("http://") for broker in brokers.brokers)
+        assert {"serviceUrl": f"http://{','.join(hosts)}", "brokerServiceUrl": ""} == (await one.get(OURS)).json()
+        assert 204 == (await other.ask("POST", "/admin/v2/brokers/drain")).status
+        await one.worker.reached(brokers.view.offset, timeout_ms=10_000)
+        assert {"serviceUrl": one.url, "brokerServiceUrl": ""} == (await one.get(OURS)).json()
+        assert [] == (await one.get(f"{OURS}/peers")).json()
+
+
+async def test_a_cluster_cannot_be_changed(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        urls = {"serviceUrl": "http://localhost:8080"}
+        exists = await broker.put(OURS, urls)
+        assert (409, True) == (exists.status, exists.reason.startswith("cannot create cluster equipoise: it already exists; "))
+        assert (405, "NotSupported") == told(await broker.put(f"{CLUSTERS}/west", urls))
+        assert (405, "NotSupported") == told(await post(broker, OURS, urls))
+        in_use = await broker.ask("DELETE", OURS)
+        assert (412, "cluster 'equipoise' is in use by 1 brokers; stop them all, and delete its log") == (in_use.status, in_use.reason)
+        assert 204 == (await post(broker, f"{OURS}/peers", [])).status
+        assert (412, "CallerError") == told(await post(broker, f"{OURS}/peers", ["west"]))
+        assert 400 == (await post(broker, f"{OURS}/peers", {"west": 1})).status
+
+
+async def test_another_cluster_is_answered_404(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        west = f"{CLUSTERS}/west"
+        for method, path in (
+            *(("GET", path) for path in (west, f"{west}/peers", f"{west}/failureDomains", f"{west}/failureDomains/rack")),
+            *(("POST", path) for path in (west, f"{west}/peers", f"{west}/failureDomains/rack")),
+            *(("DELETE", path) for path in (west, f"{west}/failureDomains/rack")),
+        ):
+            assert (404, "NotFound") == told(await broker.ask(method, path, data=b"{}")), (method, path)
+
+
+async def test_a_failure_domain_is_set_in_pulsars_form(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        assert {} == (await one.get(DOMAINS)).json()
+        for body, ids in (
+            ({"brokers": [other.id, one.id, one.id]}, sorted((one.id, other.id))),
+            ({}, []),
+            ({"brokers": [one.id]}, [one.id]),
+        ):
+            assert 204 == (await post(one, f"{DOMAINS}/rack-a", body)).status
+            await brokers.settled()
+            assert {"brokers": ids} == (await other.get(f"{DOMAINS}/rack-a")).json()
+        assert 204 == (await post(other, f"{DOMAINS}/rack-b", {"brokers": [other.id, "yet-to-come:8080"]})).status
+        assert {"rack-a", "rack-b"} == set(json.loads((await other.get(DOMAINS)).body))
+        domains = {
+            row["broker"]: (row["failure_domain"], row["failure_domain_source"])
+            for row in json.loads((await other.get("/v1/brokers")).body)
+        }
+        assert {broker: (name, f"failure-domain/{name}") for broker, name in ((one.id, "rack-a"), (other.id, "rack-b"))} == domains
+        assert 204 == (await other.ask("DELETE", f"{DOMAINS}/rack-b")).status
+        for method in ("GET", "DELETE"):
+            assert (404, "NotFound") == told(await other.ask(method, f"{DOMAINS}/rack-b"))
+
+
+async def test_a_broker_is_in_one_failure_domain(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert 204 == (await post(broker, f"{DOMAINS}/rack-a", {"brokers": ["b:1", "c:1"]})).status
+        refused = await post(broker, f"{DOMAINS}/rack-b", {"brokers": ["a:1", "c:1"]})
+        sentence = "cannot set failure domain rack-b: broker c:1 is in the failure domain rack-a; remove it there first"
+        assert (409, {"reason": sentence, "error": "illegal_transition"}) == (refused.status, refused.json())
+        for body, status in (({"brokers": ["a b"]}, 412), ({"brokers": "a"}, 400), (None, 400)):
+            assert status == (await post(broker, f"{DOMAINS}/rack-a", body)).status
+        assert 412 == (await post(broker, f"{DOMAINS}/a%20b", {"brokers": []})).status
+        assert {"rack-a": {"brokers": ["b:1", "c:1"]}} == (await broker.get(DOMAINS)).json()
