@@ -30,7 +30,7 @@ from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.pulsar.wire.requests import Ended, TopicsMode
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
@@ -246,11 +246,16 @@ class Server:
             about["times"] = times
         self._log("disconnected a Pulsar client", session, **about)
 
-    def refuse_http(self) -> bytes:
-        """Return the answer to an HTTP request that came to this port."""
-        address = own_http(self._worker.profile.addresses) or "the HTTP port of a broker"
-        reason = f"this is the port of Pulsar's binary protocol on broker {self.broker_id}; send HTTP requests to {address}"
-        return raw_answer(HTTPStatus.BAD_REQUEST, {"reason": reason, "error": "WrongPort"})
+    def last_answer(self, ended: Ended) -> bytes:
+        """Return what to write to a client that is disconnected for speaking another protocol; empty for other reasons."""
+        if ended.counted_as is Violation.HTTP:
+            address = own_http(self._worker.profile.addresses) or "the HTTP port of a broker"
+            reason = f"this is the port of Pulsar's binary protocol on broker {self.broker_id}; send HTTP requests to {address}"
+            return raw_answer(HTTPStatus.BAD_REQUEST, {"reason": reason, "error": "WrongPort"})
+        if ended.counted_as is Violation.TLS:
+            # Any bytes that are not TLS: clients then report that, and C++ gives up. After a broken connection it would try for 30 s.
+            return replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, ended.problem)
+        return b""
 
     def _log(self, event: str, session: Session, **about: object) -> None:
         self._lines += 1

@@ -298,8 +298,9 @@ class Session(asyncio.Protocol):
 
     def _end(self, ended: Ended) -> None:
         self._server.disconnected(self, ended.counted_as, ended.problem)
-        if ended.counted_as is Violation.HTTP and self._transport is not None:
-            self._transport.write(self._server.refuse_http())
+        last_answer = self._server.last_answer(ended)
+        if last_answer and self._transport is not None:
+            self._transport.write(last_answer)
         if ended.counted_as is Violation.NO_ANSWER:
             self.abort()
         else:
