@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.errors import NotReady
 from equipoise.brokers.http.answers import json_answer, text_answer
@@ -27,6 +29,7 @@ class Health:
             web.get("/health", self.health),
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics),
+            web.get("/admin/v2/broker-stats/metrics", self.metrics_as_json),
             web.get("/admin/v2/brokers/health", self.pulsar_health),
         )
 
@@ -57,8 +60,20 @@ class Health:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return all metrics, in Prometheus' text format."""
+        return web.Response(body=self._scrape(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def metrics_as_json(self, _request: web.Request) -> web.Response:
+        """Return all metrics in the JSON form of Pulsar's `monitoring-metrics`: an object for each set of labels, with its samples."""
+        found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+        for family in text_string_to_metric_families(self._scrape().decode()):
+            for sample in family.samples:
+                if math.isfinite(sample.value):  # JSON has no other numbers.
+                    found.setdefault(tuple(sample.labels.items()), {})[sample.name] = sample.value
+        return json_answer([{"metrics": values, "dimensions": dict(labels)} for labels, values in found.items()])
+
+    def _scrape(self) -> bytes:
         worker = self._worker
-        scrape = worker.metrics.scrape(
+        return worker.metrics.scrape(
             worker.view,
             incarnation=worker.agent.incarnation,
             lease_left_ms=worker.agent.lease.left_ms(worker.clock.now()),
@@ -66,7 +81,6 @@ class Health:
             log_is_available=worker.log_is_available,
             channel_loss=worker.channel_loss,
         )
-        return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE})
 
     def _problems(self) -> list[str]:
         agent, ended = self._worker.agent, self._worker.ended

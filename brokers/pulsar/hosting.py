@@ -21,13 +21,15 @@ from equipoise.channel.core.ranges import topic_hash
 class Served:
     """One topic that is served here, and its current ownership. A split or merge replaces the ownership.
 
-    `works` holds the publishes with held receipts, by entry id. Each passes its second check when the receipt is sent.
+    `works` holds the publishes with held receipts, by entry id. Each passes its second check when the receipt is sent. `is_kept`: whether
+    the topic exists without clients, because an operator has just created it.
     """
 
     topic: Topic
     ownership: Ownership
     point: int
     works: dict[int, Work] = field(default_factory=dict)
+    is_kept: bool = False
 
     @property
     def name(self) -> str:
@@ -126,10 +128,19 @@ class Hosting:
             self._bundles[child.bundle.name].topics[each.name] = each
 
     def forget_if_idle(self, served: Served) -> None:
-        """Drop a topic that has no clients and expects none."""
-        if served.topic.is_idle and self._topics.get(served.name) is served:
+        """Drop a topic that has no clients, expects none, and is not kept."""
+        if served.topic.is_idle and not served.is_kept:
+            self.forget(served)
+
+    def forget(self, served: Served) -> None:
+        """Drop a topic, unless another one has taken its place."""
+        if self._topics.get(served.name) is served:
             del self._topics[served.name]
             del self._bundles[served.ownership.bundle.name].topics[served.name]
+
+    def renew(self, served: Served, state: TopicState, *, now_ms: int) -> Served:
+        """Replace a topic of an open bundle by a new one with the given state. Return the new one."""
+        return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
 
     def of_namespace(self, namespace: str) -> Iterator[str]:
         """Return the sorted full names of a namespace's topics."""

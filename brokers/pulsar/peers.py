@@ -1,6 +1,6 @@
 """Ask the other brokers of the cluster about their topics over HTTP.
 
-`brokers.pulsar.admin.topics` serves the answering paths.
+`brokers.pulsar.admin` serves the answering paths.
 """
 
 from __future__ import annotations
@@ -101,15 +101,27 @@ class Peers:
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
         return Listing(bundles=bundles, topics=tuple(self._hosting.of_namespace(namespace)))
 
-    async def ask_all(self, namespace: str, path: str) -> Sequence[object]:
-        """Return the JSON answer of each other broker to a GET of an encoded path with `local=true`. Raise `NotServed`."""
+    async def ask_all(self, namespace: str, path: str, *, method: str = "GET") -> Sequence[object]:
+        """Return the JSON answer of each other broker with bundles of a namespace to a request of an encoded path with `local=true`.
+
+        Raises `NotServed` if one of them does not answer.
+        """
         view = self._worker.view
         others: dict[str, BrokerEntry] = {}
         for bundle in view.bundles_of(namespace):
             entry = None if bundle.server is None else view.live.get(bundle.server)
             if entry is not None and entry.broker != self._worker.broker_id:
                 others[entry.broker] = entry
-        return await asyncio.gather(*(self._ask(others[broker], path) for broker in sorted(others)))
+        return await asyncio.gather(*(self._ask(others[broker], path, method) for broker in sorted(others)))
+
+    async def ask_everyone(self, path: str, *, method: str) -> Sequence[object]:
+        """Return the JSON answer of each other broker that serves Pulsar's clients; see `ask_all`."""
+        return await asyncio.gather(*(self._ask(broker, path, method) for broker in self._others()))
+
+    def _others(self) -> Sequence[BrokerEntry]:
+        """Return the other live brokers that serve Pulsar's clients."""
+        me = self._worker.broker_id
+        return [each for each in self._worker.view.live_brokers() if PULSAR in each.joined.addresses and each.broker != me]
 
     def is_served_here(self, topic: TopicName) -> bool:
         """Return whether this broker serves a topic, or no broker does."""
@@ -132,7 +144,7 @@ class Peers:
             else:
                 if answer is not None:
                     return answer
-        others = [each for each in self._worker.view.live_brokers() if PULSAR in each.joined.addresses and each.broker not in asked]
+        others = [each for each in self._others() if each.broker not in asked]
         for answer in await asyncio.gather(*(self._ask(broker, path) for broker in others), return_exceptions=True):
             if isinstance(answer, NotServed):
                 failed = answer
@@ -197,14 +209,15 @@ class Peers:
         if not task.cancelled():
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
-    async def _ask(self, broker: BrokerEntry, path: str) -> object:
+    async def _ask(self, broker: BrokerEntry, path: str, method: str = "GET") -> object:
         """Return a broker's answer, or None if it has none. Raise `NotServed`."""
         assert self._http is not None, "asked while serving only"
         url = own_http(broker.joined.addresses)
         problem = "it advertises no HTTP address"
         if url is not None:
             try:
-                async with self._http.get(URL(f"{url}{path}", encoded=True).update_query(local="true"), allow_redirects=False) as response:
+                local = URL(f"{url}{path}", encoded=True).update_query(local="true")
+                async with self._http.request(method, local, allow_redirects=False) as response:
                     if response.status == HTTPStatus.NO_CONTENT:
                         return None
                     if response.status == HTTPStatus.OK:

@@ -61,19 +61,28 @@ class SchemaSearch:
                 raise
             return known
 
+    async def forget(self, topic: TopicName) -> None:
+        """Delete all schemas of a topic, here and at every other broker. Raise `NotServed` if another broker does not answer."""
+        self._schemas.forget(partitioned_name(topic.full))
+        await self._peers.ask_everyone(_path_of(topic), method="DELETE")
+
     def _finished(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
         del self._asked[topic.full, version]
         if not task.cancelled():
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
     async def _ask(self, topic: TopicName, version: bytes | None) -> Found | None:
-        path = f"/admin/v2/schemas/{topic.namespace}/{quote(topic.local, safe='')}/schema"
+        path = _path_of(topic)
         answer = await self._peers.first_answer(topic, path if version is None else f"{path}/{int.from_bytes(version, 'big')}")
         if answer is None:
             return None
         schema = read(answer)
         made = self._schemas.add(partitioned_name(topic.full), schema, is_newest=False)
         return None if version is not None and made != version else (made, schema)
+
+
+def _path_of(topic: TopicName) -> str:
+    return f"/admin/v2/schemas/{topic.namespace}/{quote(topic.local, safe='')}/schema"
 
 
 def document(schema: Schema) -> dict[str, object]:

@@ -103,12 +103,7 @@ class PulsarService(Service):
         try:
             states = await self._states(ownership, handover)
             self._closed.forget(ownership.bundle)
-            opened = self.hosting.open(ownership, states, now_ms=now_ms())
-            for served in opened:
-                self.deadlines.watch(served)
-            if opened:
-                wait_s = self.settings.topics.reconnect_wait_ms / 1_000
-                asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
+            self._await_clients(self.hosting.open(ownership, states, now_ms=now_ms()))
         finally:
             self._end_warming(ownership.bundle.name)
 
@@ -117,17 +112,23 @@ class PulsarService(Service):
         url = None if moved_to is None else moved_to.addresses.get(PULSAR)
         hosted = self.hosting.bundles.get(bundle.name)
         released = self.hosting.close(bundle.name)
-        states = {served.name: _fenced(served) for served in released}  # 1.
+        states = self._disconnect(released, url)  # 1., 2., 4.
+        is_kept = any(served.is_kept for served in released)
+        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None, is_kept=is_kept)  # 3.
+
+    def _disconnect(self, released: Sequence[Served], url: str | None) -> Mapping[str, TopicState]:
+        """Fence topics, and redirect their clients: producers now, consumers once they have their messages. Return the topics' states."""
+        states = {served.name: _fenced(served) for served in released}
         producers = [producer for served in released for producer in served.topic.producers.values()]
         consumers: defaultdict[Session, list[Consumer]] = defaultdict(list)
         for served in released:
             for consumer in served.topic.consumers:
                 consumers[session_of(consumer)].append(consumer)
         for producer in producers:
-            session_of(producer).redirect_producer(producer, url)  # 2.
+            session_of(producer).redirect_producer(producer, url)
         for session, of_session in consumers.items():
-            self._in_background(self._redirect_consumers(session, of_session, url))  # 4.
-        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
+            self._in_background(self._redirect_consumers(session, of_session, url))
+        return states
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
         """Return what did not fit into the handover, with all undelivered messages, or None if nothing is kept."""
@@ -138,13 +139,14 @@ class PulsarService(Service):
         self._closed.fetched(left)
         return fetchable
 
-    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
+    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool, is_kept: bool) -> bytes | None:
         """Return the handover of a bundle that closes here. Keep what must be fetched, or everything if the bundle has no destination.
 
-        Without a destination this broker may reopen these points: a merge that finds one of its two bundles still opening closes both.
+        `is_kept`: whether a topic must move although it has no clients. Without a destination this broker may reopen these points: a merge
+        that finds one of its two bundles still opening closes both.
         """
         left = Left(bundle=ownership.bundle, token=ownership.token)
-        if any(state.subscriptions for state in states.values()):
+        if is_kept or any(state.subscriptions for state in states.values()):
             encoded = handovers.encode(states)
             self.counts.dropped += encoded.dropped
             self.counts.consumers_forgotten += encoded.forgotten
@@ -224,6 +226,33 @@ class PulsarService(Service):
                     error=ServerError.NOT_ALLOWED,
                     problem=f"namespace {topic.namespace} does not accept Pulsar clients",
                 )
+
+    # --- calls by operators ---
+
+    def keep(self, served: Served) -> None:
+        """Keep a topic without clients for `inactive_ms`, because it has just been created."""
+        served.is_kept = True
+        asyncio.get_running_loop().call_later(self.settings.inactive_ms / 1_000, self._keep_no_longer, served)
+
+    def _keep_no_longer(self, served: Served) -> None:
+        served.is_kept = False
+        self.hosting.forget_if_idle(served)
+
+    def unload(self, served: Served) -> None:
+        """Make the clients of one topic look it up again. It goes on here as after a move, so that no message is lost."""
+        states = self._disconnect([served], None)
+        self._await_clients([self.hosting.renew(served, states[served.name], now_ms=now_ms())])
+
+    def delete(self, served: Served) -> None:
+        """Delete a topic, and disconnect its clients."""
+        self._disconnect([served], None)
+        self.hosting.forget(served)
+
+    def delete_subscription(self, served: Served, name: str) -> None:
+        """Delete a subscription with its backlog, if there is one, and disconnect its consumers."""
+        for consumer in served.topic.delete_subscription(name):
+            session_of(consumer).redirect_consumer(consumer, None)
+        self.hosting.forget_if_idle(served)
 
     def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> None:
         """Publish entries of one producer, in order. Without a valid ownership they get no receipt, and the client sends them again."""
@@ -461,6 +490,16 @@ class PulsarService(Service):
             return
         self.carry_out(served, served.topic.tick(now_ms()))
         self.hosting.forget_if_idle(served)
+
+    def _await_clients(self, opened: Sequence[Served]) -> None:
+        """Wait until the clients of topics that came here are back."""
+        for served in opened:
+            self.deadlines.watch(served)
+            if served.topic.is_idle and not served.topic.last_entry_id:
+                self.keep(served)  # Nobody has used it yet.
+        if opened:
+            wait_s = self.settings.topics.reconnect_wait_ms / 1_000
+            asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
 
     def _forget_idle(self, opened: Sequence[Served]) -> None:
         """Drop the topics of an opened bundle whose clients did not return. Call this when waiting is over."""

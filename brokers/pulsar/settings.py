@@ -18,6 +18,8 @@ class Settings:
     topics: TopicLimits = field(default_factory=TopicLimits)
     # An idle topic with one producer and one consumer takes 6 KiB: 600 MB in total.
     topics_max: int = 100_000
+    # How long a created topic exists without clients: Pulsar's default for inactive topics.
+    inactive_ms: int = 60_000
     # Clients time out a request after 30 s. If it fails before that, they retry it.
     hold_ms: int = 25_000
     # A source closes within its deadline of 5 s, or the move is abandoned.

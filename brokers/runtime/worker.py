@@ -48,6 +48,7 @@ from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
 from equipoise.channel.log.open_log import open_log, opened_in_thread
 from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
 from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class Worker:
             clock=self.clock,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
+        self.resources = Resources()  # As last measured; zeros before.
         self._listeners = Listeners(broker=self.broker_id)
         self.listen = self._listeners.listen
         self.replay_progress = ReplayProgress(broker=self.broker_id)

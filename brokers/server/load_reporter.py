@@ -66,6 +66,7 @@ class LoadReporter:
             carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
             self._carried = carried
             if sample is not None:
+                self._worker.resources = sample.resources
                 await self._report(Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
         except Exception as error:  # noqa: BLE001 - a figure that the system does not have must not end the reports.
             self._failures.failed(error, self._worker.clock.now().boot_ms)

@@ -18,7 +18,6 @@ from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed, unmatched
 from equipoise.brokers.http.readiness import denying
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.pulsar.admin.refused import Refused
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import PEER, Service
@@ -35,7 +34,7 @@ from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files
 from equipoise.channel.system.stop_signals import stop_event
 
 if TYPE_CHECKING:
-    from equipoise.brokers.pulsar.admin.topics import Topics
+    from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class Broker:
         lookups = Lookups(worker)
         try:
             await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
-            topics: Topics | None = None
+            topics: PulsarAdmin | None = None
             if "pulsar_port" in listening:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
             if "http_port" in listening:
@@ -173,11 +172,11 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
 
 
 @asynccontextmanager
-async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, listening: socket.socket) -> AsyncIterator[None]:
+async def _serving(worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket) -> AsyncIterator[None]:
     """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
     app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
     if topics is not None:
-        app.add_routes([typed(denying(worker, route)) for paths in (topics, Refused(worker)) for route in paths.routes()])
+        app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])
@@ -186,10 +185,10 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
 
 
 @asynccontextmanager
-async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Topics]:
+async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[PulsarAdmin]:
     """Serve Pulsar's protocol for the one service that speaks it. Yield its topics, for serving over HTTP."""
     # Imported here, because Pulsar's protocol is an optional extra of the package.
-    from equipoise.brokers.pulsar.admin.topics import Topics  # noqa: PLC0415
+    from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin  # noqa: PLC0415
     from equipoise.brokers.pulsar.server import Server  # noqa: PLC0415
     from equipoise.brokers.pulsar.service import PulsarService  # noqa: PLC0415
 
@@ -202,7 +201,7 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
     (service,) = speaking
     server = Server(service, worker, lookups)
     async with server.serving(listening):
-        yield Topics(worker, server, lookups)
+        yield PulsarAdmin(worker, server, lookups)
 
 
 def _with_room(config: WorkerConfig) -> WorkerConfig:

@@ -23,6 +23,9 @@ from equipoise.brokers.http.assignment import Assignment
 from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
+from equipoise.brokers.pulsar.admin.lists import Lists
+from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
 from equipoise.brokers.pulsar.admin.topics import Topics
 
 Json = dict[str, Any]
@@ -44,7 +47,10 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Brokers": Brokers,
     "Balancing": Balancing,
     "Decisions": Decisions,
+    "Lists of topics": Lists,
     "Topics": Topics,
+    "Partitioned topics": Partitions,
+    "Schemas": SchemaPaths,
     "Assignment": Assignment,
     "Health": Health,
 }

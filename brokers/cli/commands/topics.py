@@ -86,15 +86,17 @@ def update_partitioned_topic(
 
 @app.command("delete-partitioned-topic")
 def delete_partitioned_topic(
-    topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    topic: TopicArgument,
+    *,
+    log: LogOption,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Delete it even if it has clients, and disconnect them.")] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
-    """Delete the partition metadata of a topic.
-
-    Clients that use a partition keep using it.
-    """
+    """Delete a partitioned topic with its partitions. Refused while it has clients, unless forced."""
     name = parse_topic(topic)
     with reading(log, timeout) as access:
-        order_any(access, "DELETE", f"{_path(name)}/partitions", subject=name.full)
+        order_any(access, "DELETE", f"{_path(name)}/partitions{'?force=true' if force else ''}", subject=name.full)
     print_fact(f"{name.full} has no partitions any more", {"topic": name.full, "partitions": 0}, as_json=as_json)
 
 

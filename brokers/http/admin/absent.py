@@ -53,6 +53,16 @@ FEATURES: Final = (
         why="this server stores no messages, so no topic has a backlog",
         default=None,
     ),
+    Feature(
+        methods="GET",
+        path="/admin/v2/broker-stats/mbeans",
+        why="this server is no Java program, so it has no MBeans; use broker-stats monitoring-metrics",
+    ),
+    Feature(
+        methods="GET",
+        path="/admin/v2/broker-stats/allocator-stats/{allocator}",
+        why="this server is no Java program, so it has no allocators; use broker-stats monitoring-metrics",
+    ),
 )
 """The features that are absent in every cluster."""
 

@@ -18,7 +18,8 @@ from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
-from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import Use
 
 
 class Brokers(Admin):
@@ -52,9 +53,12 @@ class Brokers(Admin):
         return json_answer({"brokerId": leader.broker, "serviceUrl": leader.joined.addresses.get("http", "")})
 
     async def load_report(self, _request: web.Request) -> web.Response:
-        """Return what this broker serves, and what each bundle costs it now."""
+        """Return what this broker serves, what each bundle costs it now, and how much of its resources the broker uses.
+
+        Names and units are those of Pulsar's LocalBrokerData: CPU in percent of a core, memory in MiB, network in Kbit/s.
+        """
         worker, view = self._worker, ready_view(self._worker)
-        loads = worker.loads.latest().loads
+        loads, resources = worker.loads.latest().loads, worker.resources
         entry, bundles = worker.agent.entry, list(worker.open_bundles)
         addresses = {} if entry is None else entry.joined.addresses
         return json_answer(
@@ -68,7 +72,15 @@ class Brokers(Admin):
                 "numBundles": len(bundles),
                 "bundles": bundles,
                 "lastStats": {name: _load_document(loads.get(name, BundleLoad())) for name in bundles},
+                "persistentTopicsEnabled": False,
+                "nonPersistentTopicsEnabled": "pulsar" in addresses,
+                "cpu": _use_document(resources.cpu),
+                "memory": _use_document(resources.memory),
+                "directMemory": _use_document(resources.direct_memory),
+                "bandwidthIn": _use_document(resources.bandwidth_in),
+                "bandwidthOut": _use_document(resources.bandwidth_out),
             }
+            | _total_document([messaging for name in bundles if name in loads and (messaging := loads[name].messaging) is not None])
         )
 
     async def drain(self, _request: web.Request) -> web.Response:
@@ -102,6 +114,23 @@ class Brokers(Admin):
 
 def _active(view: View) -> list[str]:
     return sorted(broker.broker for broker in view.live_brokers())
+
+
+def _use_document(use: Use) -> dict[str, float]:
+    return {"usage": use.used, "limit": use.limit}
+
+
+def _total_document(bundles: Sequence[Messaging]) -> dict[str, float]:
+    """Return the totals of a broker's bundles of topics, with the names of Pulsar's LocalBrokerData."""
+    return {
+        "msgRateIn": sum(each.messages_in_per_second for each in bundles),
+        "msgThroughputIn": sum(each.bytes_in_per_second for each in bundles),
+        "msgRateOut": sum(each.messages_out_per_second for each in bundles),
+        "msgThroughputOut": sum(each.bytes_out_per_second for each in bundles),
+        "numConsumers": sum(each.consumers for each in bundles),
+        "numProducers": sum(each.producers for each in bundles),
+        "numTopics": sum(each.topics for each in bundles),
+    }
 
 
 def _load_document(load: BundleLoad) -> dict[str, float]:

@@ -48,6 +48,15 @@ class Schemas:
             self._forget_one()
         return version
 
+    def forget(self, topic: str) -> None:
+        """Drop all schemas of a topic."""
+        for version in self._versions.pop(topic, ()):
+            self._bytes -= _size_of(self._schemas.pop((topic, version)))
+
+    def all_of(self, topic: str) -> list[tuple[bytes, Schema]]:
+        """Return the known schemas of a topic with their versions, the newest last."""
+        return [(version, self._schemas[topic, version]) for version in self._versions.get(topic, ())]
+
     def _forget_one(self) -> None:
         (topic, version), schema = self._schemas.popitem(last=False)
         self._bytes -= _size_of(schema)

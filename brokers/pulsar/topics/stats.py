@@ -64,6 +64,43 @@ def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
     }
 
 
+def metadata_of(partitions: int) -> Stats:
+    """Return Pulsar's PartitionedTopicMetadata."""
+    return {"partitions": partitions, "deleted": False, "properties": {}}
+
+
+def internal_stats(topic: Topic) -> Stats:
+    """Return the internal stats of one topic: Pulsar's PersistentTopicInternalStats, as of a topic without ledgers."""
+    return {
+        "entriesAddedCounter": topic.last_entry_id,
+        "numberOfEntries": 0,
+        "totalSize": 0,
+        "currentLedgerEntries": 0,
+        "currentLedgerSize": 0,
+        "waitingCursorsCount": 0,
+        "pendingAddEntriesCount": 0,
+        "ledgers": [],
+        "cursors": {name: {} for name in sorted(topic.subscriptions)},
+        "schemaLedgers": [],
+    }
+
+
+def producers_in(stats: Stats) -> int:
+    """Return the number of producers in the stats of a topic."""
+    publishers = stats.get("publishers")
+    return len(publishers) if isinstance(publishers, Sequence) else 0
+
+
+def consumers_in(stats: Stats) -> Mapping[str, int]:
+    """Return the number of consumers of each subscription in the stats of a topic."""
+    subscriptions = stats.get("subscriptions")
+    counts = {}
+    for name, subscription in subscriptions.items() if isinstance(subscriptions, Mapping) else ():
+        consumers = subscription.get("consumers") if isinstance(subscription, Mapping) else None
+        counts[name] = len(consumers) if isinstance(consumers, Sequence) else 0
+    return counts
+
+
 def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_each_wanted: bool) -> Stats:
     """Combine the stats of the partitions in use, by name, into those of the topic, as PartitionedTopicStatsImpl does.
 
@@ -73,7 +110,7 @@ def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_e
     for name in sorted(partitions_):
         _add(total, partitions_[name])
     _average_again(total)
-    total["metadata"] = {"partitions": partitions, "deleted": False, "properties": {}}
+    total["metadata"] = metadata_of(partitions)
     total["partitions"] = dict(partitions_) if is_each_wanted else {}
     return total
 

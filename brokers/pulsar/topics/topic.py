@@ -293,10 +293,15 @@ class Topic:
         home = self._homes.get(consumer)
         if home is None or (len(home.consumers) > 1 and not is_forced):
             return Refusal(error=ServerError.METADATA_ERROR, message="Unconnected or shared consumer attempting to unsubscribe")
-        for each in home.consumers:
-            del self._homes[each]
-        del self._subscriptions[home.name]
-        return [each for each in home.consumers if each is not consumer]
+        return [each for each in self.delete_subscription(home.name) if each is not consumer]
+
+    def delete_subscription(self, name: str) -> Sequence[Consumer]:
+        """Delete a subscription with its backlog, if there is one. Return its consumers, which the caller must disconnect."""
+        home = self._subscriptions.pop(name, None)
+        consumers = () if home is None else tuple(home.consumers)
+        for consumer in consumers:
+            del self._homes[consumer]
+        return consumers
 
     def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
         """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import Result
 
 from equipoise.brokers.agent.intents import CreateNamespace
-from equipoise.brokers.pulsar.admin.topics import Topics
+from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin
 from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Ownership
@@ -75,12 +76,12 @@ async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: 
     """The refusal names the current count, so partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
 
-    async def set_together(topics: Topics, topic: TopicName, count: int | None, *, before: int | None) -> None:
+    async def set_together(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
         await both.wait()
         await set_alone(topics, topic, count, before=before)
 
-    set_alone = Topics._set_partitions  # noqa: SLF001
-    monkeypatch.setattr(Topics, "_set_partitions", set_together)
+    set_alone = Partitions._set_partitions  # noqa: SLF001
+    monkeypatch.setattr(Partitions, "_set_partitions", set_together)
 
     async with brokers(tmp_path, count=2) as running:
         one, other = running.members
@@ -280,7 +281,9 @@ async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
         assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
         gone = await ask("stats", f"{TOPIC}-nobody")
         assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
-        assert 0 == (await ask("delete-partitioned-topic", TOPIC)).exit_code
+        busy = await ask("delete-partitioned-topic", TOPIC)
+        assert (2, True) == (busy.exit_code, "has 1 producers and 0 consumers" in busy.stderr)
+        assert 0 == (await ask("delete-partitioned-topic", TOPIC, "--force")).exit_code
         await running.settled()
         assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
         await running.members[0].worker.stop()
@@ -368,6 +371,6 @@ async def test_every_path_is_documented(tmp_path: Path) -> None:
     async with brokers(tmp_path) as running:
         (member,) = running.members
         lookups = Lookups(member.worker)
-        routes = Topics(member.worker, Server(member.service, member.worker, lookups), lookups).routes()
+        routes = PulsarAdmin(member.worker, Server(member.service, member.worker, lookups), lookups).documented()
         served = {f"{route.method} {bare(route.path)}" for route in routes}
         assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.pulsar import schema_search
-from equipoise.brokers.pulsar.admin.topics import schema_document, version_in
+from equipoise.brokers.pulsar.admin.schemas import schema_document, version_in
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.wire import errors
 from equipoise.brokers.pulsar.wire.errors import NotServed

@@ -1,0 +1,161 @@
+"""Serve the paths of partitioned topics: their number of partitions, and what concerns all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from equipoise.brokers.agent.intents import SetPolicy
+from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, path_of, topic_of
+from equipoise.brokers.pulsar.admin.topics import check_unused
+from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
+from equipoise.brokers.pulsar.topics.stats import internal_stats, metadata_of, partitioned_stats
+from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.ranges import TopicName
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
+
+_PARTITIONS_BODY: Final = TypeAdapter[int | None](Integer | None)
+
+
+class Partitions(TopicPaths):
+    """The paths of partitioned topics, as one broker answers them."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes."""
+        return (
+            web.get(f"{TOPIC_PATH}/partitions", self.partitions),
+            web.put(f"{TOPIC_PATH}/partitions", self.create_partitions),
+            web.post(f"{TOPIC_PATH}/partitions", self.add_partitions),
+            web.delete(f"{TOPIC_PATH}/partitions", self.delete_partitions),
+            web.post(f"{TOPIC_PATH}/createMissedPartitions", self.create_missed),
+            web.get(f"{TOPIC_PATH}/partitioned-stats", self.partitioned_stats),
+            web.get(f"{TOPIC_PATH}/partitioned-internalStats", self.internal_stats),
+        )
+
+    async def partitions(self, request: web.Request) -> web.Response:
+        """Return the number of partitions of a topic; 0 if it is not partitioned, in use or not."""
+        return json_answer(metadata_of(await self._server.partitions_of(topic_of(request))))
+
+    async def create_partitions(self, request: web.Request) -> web.Response:
+        """Make a topic a partitioned topic."""
+        topic = _partitionable(request)
+        count = await _count_of(request)
+        partitions = self._partitions(topic)
+        self._server.check_namespace(topic.namespace)
+        if partitions:
+            return conflict(request, f"topic {topic.full} already exists, with {partitions} partitions")
+        if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
+            return conflict(request, f"topic {topic.full} already exists, without partitions; delete it first")
+        await self._set_partitions(topic, count, before=None)
+        return done()
+
+    async def add_partitions(self, request: web.Request) -> web.Response:
+        """Add partitions to a partitioned topic; never fewer, because clients may use them."""
+        topic = _partitionable(request)
+        count = await _count_of(request)
+        before = self._partitions(topic)
+        if not before:
+            raise _not_partitioned(topic)
+        if count <= before:
+            raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
+        await self._set_partitions(topic, count, before=before)
+        return done()
+
+    async def delete_partitions(self, request: web.Request) -> web.Response:
+        """Delete a partitioned topic with its partitions and schemas. With `force` also one that has clients, which are disconnected.
+
+        With `local=true` only the partitions here, which is what brokers ask each other.
+        """
+        topic = _partitionable(request)
+        before = self._partitions(topic)
+        if not before:
+            raise _not_partitioned(topic)
+        if flag_of(request, "local"):
+            self._delete_here(topic)
+            return done()
+        if not flag_of(request, "force"):
+            check_unused(topic, (await self._stats_of_partitions(topic)).values())
+        await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/partitions", method="DELETE")
+        self._delete_here(topic)
+        await self._set_partitions(topic, None, before=before)
+        await self._server.schemas.forget(topic)
+        return done()
+
+    def _delete_here(self, topic: TopicName) -> None:
+        for served in self._partitions_here(topic):
+            self._service.delete(served)
+
+    async def create_missed(self, request: web.Request) -> web.Response:
+        """Do nothing if the topic is partitioned, as Pulsar: its partitions exist once clients use them."""
+        topic = _partitionable(request)
+        if not self._partitions(topic):
+            raise _not_partitioned(topic)
+        return done()
+
+    async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None) -> None:
+        """Set the number of partitions. Raise `Rejected` if it is no longer `before`, because of a concurrent change."""
+        intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before)
+        await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms)
+
+    # --- stats ---
+    async def partitioned_stats(self, request: web.Request) -> web.Response:
+        """Return the stats of a partitioned topic: of all partitions together, and of each unless `perPartition=false`.
+
+        With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
+        """
+        topic = _partitionable(request)
+        partitions = self._partitions(topic)
+        if flag_of(request, "local"):
+            return json_answer(self._local_stats(topic))
+        if not partitions:
+            raise _not_partitioned(topic)
+        stats = await self._stats_of_partitions(topic)
+        is_each_wanted = parameter_of(request, "perPartition") != "false"
+        return json_answer(partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted))
+
+    async def internal_stats(self, request: web.Request) -> web.Response:
+        """Return the internal stats of each partition.
+
+        With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
+        """
+        topic = _partitionable(request)
+        partitions = self._partitions(topic)
+        stats: dict[str, object] = {served.name: internal_stats(served.topic) for served in self._partitions_here(topic)}
+        if flag_of(request, "local"):
+            return json_answer(stats)
+        if not partitions:
+            raise _not_partitioned(topic)
+        for answer in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
+            stats |= answer if isinstance(answer, dict) else {}
+        return json_answer({"metadata": metadata_of(partitions), "partitions": {name: stats[name] for name in sorted(stats)}})
+
+
+def _partitionable(request: web.Request) -> TopicName:
+    """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may not."""
+    topic = topic_of(request)
+    if partitioned_name(topic.full) != topic.full:
+        raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition; name the topic without -partition-N")
+    if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:
+        raise InvalidRequest(
+            what="the name of a partitioned topic", problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters"
+        )
+    return topic
+
+
+def _not_partitioned(topic: TopicName) -> NotFound:
+    return NotFound(f"topic {topic.full} has no partitions; create them with create-partitioned-topic")
+
+
+async def _count_of(request: web.Request) -> int:
+    """Return the number in the body. Raise `InvalidRequest`."""
+    count = await body_of(request, _PARTITIONS_BODY)
+    if count is None or not 0 < count <= PARTITIONS_MAX:
+        raise InvalidRequest(what="the body", problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
+    return count

@@ -1,0 +1,49 @@
+"""Put together all paths of a broker that need Pulsar's topics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from equipoise.brokers.http.admin.absent import Absent
+from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
+from equipoise.brokers.pulsar.admin.lists import Lists
+from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.refused import Refused
+from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
+from equipoise.brokers.pulsar.admin.topics import Topics
+from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.pulsar.topics.names import served_topic
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import TopicName
+
+
+class PulsarAdmin:
+    """The administration of Pulsar's topics at one broker."""
+
+    def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
+        """`server` answers for local topics and asks other brokers; `lookups` finds the broker to redirect to."""
+        self._worker = worker
+        self._server = server
+        self._paths = [group(worker, server, lookups) for group in (Lists, Topics, Partitions, SchemaPaths)]
+
+    def documented(self) -> Sequence[web.RouteDef]:
+        """Return the routes that work."""
+        return [route for paths in self._paths for route in paths.routes()]
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return all routes, with those that are refused."""
+        return [*self.documented(), *Absent(FEATURES_OF_TOPICS).routes(), *Refused(self._worker).routes()]
+
+    def is_pulsars(self, topic: TopicName) -> bool:
+        """Return whether Pulsar's service serves a topic, and not another one. Raise `NotServed` for a persistent topic."""
+        if self._worker.service_of(topic.namespace) is not self._server.service:
+            return False
+        served_topic(topic.full)
+        return True
+
+    async def all_fetched(self) -> None:
+        """Wait until next owners have fetched what they need over HTTP. Call this before HTTP ends."""
+        await self._server.service.all_fetched()

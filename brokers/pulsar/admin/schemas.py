@@ -1,0 +1,182 @@
+"""Serve the schemas of topics, which brokers keep in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+from pydantic import BaseModel, Field, TypeAdapter
+
+from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import flag_of, required_body_of
+from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
+from equipoise.brokers.pulsar.topics.names import partitioned_name
+from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, version_of
+from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.ranges import TopicName, topic_hash
+
+_SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+
+
+class SchemaBody(BaseModel):
+    """Pulsar's PostSchemaPayload. `type` is one of Pulsar's names, such as AVRO; `schema` is the definition as text."""
+
+    type: str
+    definition: str = Field(default="", alias="schema")
+    properties: dict[str, str] = {}
+
+    def schema_of(self, topic: TopicName) -> Schema:
+        """Return the schema that a client would register. Raise `InvalidRequest`."""
+        if self.type not in _KINDS:
+            raise InvalidRequest(what="the type of the schema", problem=f"{self.type[:64]!r} is not one of {', '.join(_KINDS)}")
+        kind = _KINDS.index(self.type)
+        definition = _key_value(self.definition) if kind == _KEY_VALUE else self.definition.encode()
+        return Schema(name=topic.local, kind=kind, definition=definition, properties=tuple(sorted(self.properties.items())))
+
+
+_SCHEMA_BODY: Final = TypeAdapter[SchemaBody | None](SchemaBody | None)
+_EXPECTED: Final = "a schema with type, schema and properties"
+
+
+class SchemaPaths(TopicPaths):
+    """The paths of schemas, as one broker answers them."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes."""
+        return (
+            web.get(f"{_SCHEMAS}/schema", self.schema),
+            web.get(f"{_SCHEMAS}/schema/{{version:[0-9]{{1,19}}}}", self.schema),
+            web.get(f"{_SCHEMAS}/schemas", self.schemas),
+            web.post(f"{_SCHEMAS}/schema", self.upload),
+            web.delete(f"{_SCHEMAS}/schema", self.delete),
+            web.post(f"{_SCHEMAS}/compatibility", self.compatibility),
+            web.post(f"{_SCHEMAS}/version", self.version),
+        )
+
+    async def schema(self, request: web.Request) -> web.Response:
+        """Return a schema of a topic, of one version or the newest, as long as any broker knows it.
+
+        With `local=true` what is known here, as brokers ask each other; 204 if nothing is.
+        """
+        topic = topic_of(request)
+        version = version_in(request.match_info.get("version"))
+        if flag_of(request, "local"):
+            known = self._server.schemas.known(topic, version)
+            return done() if known is None else json_answer(schema_search.document(known[1]))
+        found = await self._server.schemas.find(topic, version)
+        if found is None:
+            raise _no_schema(topic, "a schema" if version is None else "this schema version")
+        return json_answer(schema_document(*found))
+
+    async def schemas(self, request: web.Request) -> web.Response:
+        """Return the schemas of a topic that its owner knows, oldest first."""
+        topic = topic_of(request)
+        await self._here(request, topic.namespace, topic_hash(topic.full))
+        known = self._service.schemas.all_of(partitioned_name(topic.full))
+        if not known:
+            raise _no_schema(topic, "a schema")
+        return json_answer({"getSchemaResponses": [schema_document(*found) for found in known]})
+
+    async def upload(self, request: web.Request) -> web.Response:
+        """Register a schema at the owner of a topic, as its newest. It lasts as long as the brokers that know it."""
+        topic = topic_of(request)
+        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
+        self._server.check_namespace(topic.namespace)
+        await self._here(request, topic.namespace, topic_hash(topic.full))
+        version = self._service.schemas.add(partitioned_name(topic.full), schema)
+        return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete all schemas of a topic at every broker. A client that still uses one registers it again when it reconnects.
+
+        With `local=true` only here, which is what brokers ask each other.
+        """
+        topic = topic_of(request)
+        if flag_of(request, "local"):
+            self._service.schemas.forget(partitioned_name(topic.full))
+            return done()
+        known = await self._server.schemas.find(topic, None)
+        if known is None:
+            raise _no_schema(topic, "a schema")
+        await self._server.schemas.forget(topic)
+        return json_answer({"version": int.from_bytes(known[0], "big")})
+
+    async def compatibility(self, request: web.Request) -> web.Response:
+        """Return that a schema is compatible: brokers take any schema, as with Pulsar's strategy ALWAYS_COMPATIBLE."""
+        (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic_of(request))
+        return json_answer({"compatibility": True, "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE"})
+
+    async def version(self, request: web.Request) -> web.Response:
+        """Return the version of a schema. It is a digest of the schema, registered or not."""
+        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic_of(request))
+        return json_answer(_version_document(version_of(schema))["version"])
+
+
+def _no_schema(topic: TopicName, what: str) -> NotFound:
+    return NotFound(f"no broker knows {what} of {topic.full}; a schema lasts as long as the brokers that it was sent to")
+
+
+def _version_document(version: bytes) -> dict[str, object]:
+    return {"version": {"version": int.from_bytes(version, "big")}}
+
+
+# Pulsar's type names, indexed by type number.
+_KINDS: Final = (
+    *("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME"),
+    *("TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
+)
+_KEY_VALUE: Final = _KINDS.index("KEY_VALUE")
+
+_LENGTH_BYTES: Final = 4
+
+
+def version_in(text: str | None) -> bytes | None:
+    """Return the version that the number in a path names, or None without one."""
+    return None if text is None else (int(text) % (1 << 8 * VERSION_BYTES)).to_bytes(VERSION_BYTES, "big")
+
+
+def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
+    """Return a schema as Pulsar's JSON. The timestamp is 0, because schemas are not stored."""
+    return {
+        "version": int.from_bytes(version, "big"),
+        "type": _KINDS[schema.kind] if 0 <= schema.kind < len(_KINDS) else "NONE",
+        "timestamp": 0,
+        "data": _data_of(schema),
+        "properties": dict(schema.properties),
+    }
+
+
+def _data_of(schema: Schema) -> str:
+    """Return the definition as text. Convert a key/value definition (two parts, each after its length) to one JSON object."""
+    if schema.kind != _KEY_VALUE:
+        return schema.definition.decode("utf-8", "replace")
+    halves = {}
+    rest = schema.definition
+    for half in ("key", "value"):
+        end = _LENGTH_BYTES + max(int.from_bytes(rest[:_LENGTH_BYTES], "big", signed=True), 0)
+        halves[half], rest = _json_of(rest[_LENGTH_BYTES:end]), rest[end:]
+    return json.dumps(halves)
+
+
+def _json_of(definition: bytes) -> object:
+    """Return a definition parsed as JSON (structures), or else as text (such as the empty one of a string)."""
+    try:
+        return json.loads(definition)
+    except ValueError:
+        return definition.decode("utf-8", "replace")
+
+
+def _key_value(text: str) -> bytes:
+    """Return a key/value definition as clients send it: two parts, each after its length. Raise `InvalidRequest`."""
+    try:
+        halves = json.loads(text)
+        parts = [halves[half] if isinstance(halves[half], str) else json.dumps(halves[half]) for half in ("key", "value")]
+    except (ValueError, KeyError, TypeError):
+        raise InvalidRequest(what="the schema", problem="a KEY_VALUE schema is a JSON object with key and value") from None
+    return b"".join(len(part.encode()).to_bytes(_LENGTH_BYTES, "big") + part.encode() for part in parts)
