@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from equipoise.brokers.agent.intents import SetPolicy
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, path_of, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, path_of, topic_of
 from equipoise.brokers.pulsar.admin.topics import check_unused
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
 from equipoise.brokers.pulsar.topics.stats import internal_stats, metadata_of, partitioned_stats
@@ -21,7 +21,15 @@ from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
-_PARTITIONS_BODY: Final = TypeAdapter[int | None](Integer | None)
+
+class PartitionsBody(BaseModel):
+    """Pulsar's PartitionedTopicMetadata, which its tools send in place of the number when they have properties."""
+
+    partitions: Integer
+    properties: dict[str, str] | None = None
+
+
+_PARTITIONS_BODY: Final = TypeAdapter[int | PartitionsBody | None](Integer | PartitionsBody | None)
 
 
 class Partitions(TopicPaths):
@@ -156,6 +164,10 @@ def _not_partitioned(topic: TopicName) -> NotFound:
 async def _count_of(request: web.Request) -> int:
     """Return the number in the body. Raise `InvalidRequest`."""
     count = await body_of(request, _PARTITIONS_BODY)
+    if isinstance(count, PartitionsBody):
+        if count.properties:
+            raise no_properties()
+        count = count.partitions
     if count is None or not 0 < count <= PARTITIONS_MAX:
         raise InvalidRequest(what="the body", problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
     return count

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import namespace_named
+from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.hosting import Served
@@ -89,6 +90,11 @@ def path_of(topic: TopicName) -> str:
 def no_topic(topic: TopicName) -> NotFound:
     """Return the error of a topic that does not exist."""
     return NotFound(f"there is no topic {topic.full} now; a topic exists while it has a producer or a consumer, or for 60 s once created")
+
+
+def no_properties() -> InvalidRequest:
+    """Return the error of a topic that is to be created with properties."""
+    return InvalidRequest(what="the body", problem="this server keeps no properties of topics; create the topic without them")
 
 
 def conflict(request: web.Request, reason: str) -> web.Response:

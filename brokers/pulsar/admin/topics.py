@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import body_of, flag_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, path_of, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, path_of, topic_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.stats import Stats, consumers_in, internal_stats, producers_in, topic_stats
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
@@ -47,7 +47,7 @@ class Topics(TopicPaths):
         """
         topic = topic_of(request)
         if await body_of(request, _PROPERTIES_BODY):
-            raise InvalidRequest(what="the body", problem="this server keeps no properties of topics; create the topic without them")
+            raise no_properties()
         self._server.check_namespace(topic.namespace)
         if self._partitions(topic):
             return conflict(request, f"topic {topic.full} already exists, with {self._partitions(topic)} partitions")

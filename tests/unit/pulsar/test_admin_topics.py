@@ -73,7 +73,10 @@ async def test_a_topic_is_created_only_once_with_partitions_or_without(running: 
     await member.ask("PUT", f"{PATH}-plain")
     status, reason = await refused(member, "PUT", f"{PATH}-plain/partitions", 2)
     assert (409, f"topic {TOPIC}-plain already exists, without partitions; delete it first") == (status, reason)
-    assert 400 == (await refused(member, "PUT", f"{PATH}-other", {"owner": "erin"}))[0]
+    named = {"properties": {"owner": "erin"}, "partitions": 2}
+    for asked in (("PUT", f"{PATH}-other", named["properties"]), ("PUT", f"{PATH}-other/partitions", named)):
+        assert (400, True) == ((told := await refused(member, *asked))[0], "keeps no properties" in told[1])
+    assert 204 == (await member.ask("PUT", f"{PATH}-other/partitions", {"partitions": 2, "properties": {}}))[0]
     assert 204 == (await member.ask("POST", f"{PATH}/createMissedPartitions"))[0]
     assert 404 == (await refused(member, "POST", f"{PATH}-plain/createMissedPartitions"))[0]
 
