@@ -163,7 +163,7 @@ def _not_partitioned(topic: TopicName) -> NotFound:
 
 async def _count_of(request: web.Request) -> int:
     """Return the number in the body. Raise `InvalidRequest`."""
-    count = await body_of(request, _PARTITIONS_BODY)
+    count: int | PartitionsBody | None = await body_of(request, _PARTITIONS_BODY)
     if isinstance(count, PartitionsBody):
         if count.properties:
             raise no_properties()
