@@ -91,6 +91,8 @@ def _leaves_nobody(key: str, policy: Isolation | Pin | None, bundle: BundleEntry
     if isinstance(policy, Isolation) and not policy.covers(bundle.namespace):
         problem = f"it would reserve brokers for the namespaces that it names, and leave none for {subject}, which it does not name"
         advice = "leave at least one broker out of `primary`, or let `namespaces` match this one, too"
+    elif policy is None:
+        problem, advice = f"without it, no broker that is up could own {subject}", "change the policies that reserve the brokers first"
     else:
         problem = f"no broker that is up could own {subject}"
         advice = "name more brokers that are up (equipoise brokers list)"

@@ -38,15 +38,17 @@ SHUTDOWN_S: Final = 2.0
 """After a broker has left, requests in progress get this long to finish."""
 
 
-def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None) -> web.Application:
-    """Return an application with all paths of one worker. Errors become typed answers. `is_pulsars` is for `Lookup`.
+def make_app(
+    worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None, end: Callable[[], None] | None = None
+) -> web.Application:
+    """Return an application with all paths of one worker. Errors become typed answers. `is_pulsars` is for `Lookup`, `end` for `Brokers`.
 
     Add the routes of services as `typed`, too, and `unmatched` after them.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
-    of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
+    of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -58,7 +58,10 @@ class Broker:
         advertised_addresses: Mapping[str, str] | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
-        """`services` maps patterns of namespaces to services. Once `stopping` is set, the start no longer waits for the log.
+        """`services` maps patterns of namespaces to services.
+
+        The caller ends the process once `stopping` is set: a start no longer waits for the log, and a request to shut down sets it. Without
+        it, the process belongs to another program, and such a request is refused.
 
         `listens`: whether to serve its ports. `advertised_addresses`: where the program itself serves clients.
         """
@@ -67,6 +70,7 @@ class Broker:
         self._listens = listens
         self._advertised_addresses = dict(advertised_addresses or {})
         self._stopping = stopping or asyncio.Event()
+        self._end = None if stopping is None else stopping.set
         self._parts = AsyncExitStack()
 
     async def __aenter__(self) -> Worker:
@@ -97,7 +101,7 @@ class Broker:
             if "pulsar_port" in listening:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
             if "http_port" in listening:
-                await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"]))
+                await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"], self._end))
                 parts.push_async_callback(worker.all_fetched)
                 if topics is not None:
                     parts.push_async_callback(topics.all_fetched)
@@ -172,9 +176,11 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
 
 
 @asynccontextmanager
-async def _serving(worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket) -> AsyncIterator[None]:
+async def _serving(
+    worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket, end: Callable[[], None] | None
+) -> AsyncIterator[None]:
     """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
-    app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
+    app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars, end=end)
     if topics is not None:
         app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:

@@ -111,11 +111,29 @@ _ONE_OR_MORE: Final = _integer(least=1)
 _WEIGHT: Final = _decimal()
 
 _SHEDDERS: Final = {name: name for name in ("TransferShedder", "ThresholdShedder", "OverloadShedder", "UniformLoadShedder", "AvgShedder")}
+_UNBOUNDED: Final = "-1"
+_OPTIONAL: Final = "reports.nic_speed_gbps"  # Without a value, it is measured.
 _PLACEMENTS: Final = {
     "LeastLongTermMessageRate": "LeastLongTermMessageRate",
     "LeastResourceUsageWithWeight": "LeastResourceUsageWithWeight",
     "RoundRobinBrokerSelector": "RoundRobin",
 }
+
+
+def express(row: Taken, value: Value) -> str:
+    """Return the text that a key converts to `value`, in Pulsar's unit. A value that the key cannot have is a fraction of the unit."""
+    if value is None:
+        return _UNBOUNDED if row.settings[0] != _OPTIONAL else ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, frozenset):
+        return ",".join(sorted(value))
+    if isinstance(value, str):
+        return next((theirs for theirs, ours in _PLACEMENTS.items() if ours == value), value)
+    unit = row.convert("1")
+    assert isinstance(unit, int | float), "a number is converted from a number"
+    return f"{value / unit:.12g}"
+
 
 ENABLED: Final = "loadBalancerEnabled"
 """The key that switches balancing on, unless the load manager is `NOOP`."""

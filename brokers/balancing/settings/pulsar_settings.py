@@ -28,8 +28,9 @@ from equipoise.brokers.balancing.settings.pulsar_keys import (
     TAKEN,
     Misfit,
     Taken,
+    express,
 )
-from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, Value, nearest, value_of
+from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, Value, format_value, nearest, value_of
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 
 NOT_ABOUT_BALANCING: Final = "it is not about balancing"
@@ -109,6 +110,14 @@ def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
         return _taken(Property(line=1, key=key, value=value.strip())).settings
     except Misfit as misfit:
         raise InvalidSetting(setting=key, value=value[:LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
+
+
+def keys_of_settings(values: Mapping[str, Value]) -> Mapping[str, str]:
+    """Return values by setting as Pulsar's keys and texts. A setting without a key, or only with others of its key, keeps its name."""
+    keys = {key: row for key, row in TAKEN.items() if all(setting in values for setting in row.settings)}
+    told = {key: express(row, values[row.settings[0]]) for key, row in keys.items()}
+    covered = {setting for row in keys.values() for setting in row.settings}
+    return told | {setting: format_value(value) for setting, value in values.items() if setting not in covered}
 
 
 def names_of_key(key: str) -> tuple[str, ...]:

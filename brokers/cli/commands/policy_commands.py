@@ -1,4 +1,4 @@
-"""Define `equipoise policies`: isolation policies, pins, and which brokers they allow.
+"""Define `equipoise policies`: isolation policies, pins, failure domains, and which brokers they allow.
 
 The syntax follows `pulsar-admin ns-isolation-policy`.
 """
@@ -13,10 +13,12 @@ import typer
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import (
+    FAILURE_DOMAIN,
     ISOLATION,
     MIN_LIMIT_DEFAULT,
     PIN,
     USAGE_THRESHOLD_DEFAULT,
+    failure_domain_document,
     is_about_placement,
     isolation_document,
     pin_document,
@@ -37,7 +39,8 @@ _LIMITS: Final = ("min_limit", "usage_threshold")
 _LIMIT_DIGITS_MAX: Final = 9
 
 KeyArgument = Annotated[
-    str, typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/NAME or pin/NAME.", show_default=False)
+    str,
+    typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/NAME, pin/NAME or failure-domain/NAME.", show_default=False),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
@@ -50,7 +53,7 @@ class FailOver(StrEnum):
 
 @app.command("list")
 def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """List isolation policies and pins."""
+    """List isolation policies, pins and failure domains."""
     with reading(log, timeout) as access:
         rows = [policy_row(access.view, key) for key in sorted(access.view.policies) if is_about_placement(key)]
     print_rows(rows, columns=POLICY_COLUMNS, as_json=as_json, nothing="there is no policy")
@@ -147,6 +150,26 @@ def pin(
     """
     document = pin_document(namespace=namespace, brokers=brokers, range_=range_)
     _set(log, admin, timeout, f"{PIN}/{name}", document, as_json=as_json)
+
+
+@app.command("set-failure-domain")
+def set_failure_domain(
+    name: NameArgument,
+    *,
+    log: LogOption,
+    brokers: Annotated[
+        list[str] | None, typer.Option("--brokers", metavar="ID", help="Id of a broker of the domain. Repeatable.", show_default=False)
+    ] = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Set the brokers of a failure domain.
+
+    The domain overrides the one that a broker declares. Namespaces of one anti-affinity group use different domains if possible.
+    It applies as bundles are placed.
+    """
+    _set(log, admin, timeout, f"{FAILURE_DOMAIN}/{name}", failure_domain_document(brokers or ()), as_json=as_json)
 
 
 @app.command()

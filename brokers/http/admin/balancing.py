@@ -6,13 +6,14 @@ The paths of Pulsar's dynamic configuration work for the keys that match our set
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.pulsar_settings import DYNAMIC_KEYS, names_of_key, settings_of_key
+from equipoise.brokers.balancing.settings.pulsar_settings import DYNAMIC_KEYS, keys_of_settings, names_of_key, settings_of_key
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
@@ -49,6 +50,8 @@ class Balancing(Admin):
             web.get("/admin/v2/balancing", self.settings),
             web.patch("/admin/v2/balancing", self.change),
             web.get(_CONFIGURATION, self.keys),
+            web.get(f"{_CONFIGURATION}/values", self.values),
+            web.get(f"{_CONFIGURATION}/runtime", self.runtime),
             web.post(f"{_CONFIGURATION}/{{key}}/{{value}}", self.set_key),
             web.delete(f"{_CONFIGURATION}/{{key}}", self.unset_key),
         )
@@ -78,6 +81,20 @@ class Balancing(Admin):
     async def keys(self, _request: web.Request) -> web.Response:
         """List the keys of Pulsar that can be set."""
         return json_answer(DYNAMIC_KEYS)
+
+    async def values(self, _request: web.Request) -> web.Response:
+        """Return what is set on the channel: by Pulsar's key, or by our name if no key of Pulsar sets it."""
+        view = ready_view(self._worker)
+        settings, held = settings_in(view, self._worker.config.base_settings), settings_of(document_of(view))
+        return json_answer(keys_of_settings({name: value_in(settings, name) for name in held if name in SETTINGS}))
+
+    async def runtime(self, _request: web.Request) -> web.Response:
+        """Return what is in force at this broker: balancing as `values` does, and the settings of the broker by our names."""
+        config = self._worker.config
+        settings = settings_in(ready_view(self._worker), config.base_settings)
+        given = config.model_dump(mode="json", exclude={"balancing"}, exclude_none=True)
+        own = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
+        return json_answer({**own, **keys_of_settings({name: value_in(settings, name) for name in SETTINGS})})
 
     async def set_key(self, request: web.Request) -> web.Response:
         """Set the settings that one of Pulsar's keys stands for, converted as from a `broker.conf`."""

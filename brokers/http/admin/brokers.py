@@ -5,25 +5,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named
+from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
+from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain
-from equipoise.channel.core.entries import BrokerEntry
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Use
 
+_CLOSING: Final = frozenset({"handing_over", "unloading"})
+
 
 class Brokers(Admin):
     """The paths about brokers of one worker."""
+
+    def __init__(self, worker: Worker, end: Callable[[], None] | None = None) -> None:
+        """`end` ends the process of the broker as SIGTERM does; None if the process belongs to another program."""
+        super().__init__(worker)
+        self._end = end
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -32,7 +45,11 @@ class Brokers(Admin):
             web.get("/admin/v2/brokers/{cluster}", self.active_of_cluster),
             web.get("/admin/v2/brokers/leaderBroker", self.leader),
             web.get("/admin/v2/broker-stats/load-report", self.load_report),
+            web.get("/admin/v2/brokers/version", self.version),
+            web.get("/admin/v2/brokers/internal-configuration", self.internal_configuration),
+            web.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", self.owned),
             web.post("/admin/v2/brokers/drain", self.drain),
+            web.post("/admin/v2/brokers/shutdown", self.shutdown),
             web.get("/v1/brokers", self.entries),
             web.get("/v1/bundle/{tenant}/{namespace}/{bundle}", self.bundle),
             web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),
@@ -87,6 +104,33 @@ class Brokers(Admin):
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
         return await self._done(drain(self._worker.broker_id, wait=False))
 
+    async def shutdown(self, request: web.Request) -> web.Response:
+        """End the process of this broker as SIGTERM does: it drains first. Answered before. 405 inside another program."""
+        if self._end is None:
+            why = "this broker runs inside another program and cannot end it; end that program, or drain the broker"
+            return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+        self._end()
+        return done()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        """Return the version of this broker, as text."""
+        return text_answer(self._worker.profile.version)
+
+    async def internal_configuration(self, _request: web.Request) -> web.Response:
+        """Return where the state of the cluster is, as Pulsar's `InternalConfigurationData`: on the log, and nowhere else."""
+        log, absent = self._worker.log_name, ("ledgersRootPath", "bookkeeperMetadataServiceUri", "stateStorageServiceUrl")
+        return json_answer({"metadataStoreUrl": log, "configurationMetadataStoreUrl": log, **dict.fromkeys(absent)})
+
+    async def owned(self, request: web.Request) -> web.Response:
+        """Return the bundles that a live broker serves, each as Pulsar's `NamespaceOwnershipStatus`."""
+        view, name = view_of_cluster(self._worker, request), request.match_info["broker"]
+        broker = view.brokers.get(name)
+        if broker is None or not broker.live:
+            raise NotFound(f"no broker {name!r} is alive; see which are: equipoise brokers list")
+        policies, incarnation = read_policies(view), broker.incarnation
+        served = sorted((bundle for bundle in view.held_by(incarnation) if bundle.server == incarnation), key=lambda bundle: bundle.name)
+        return json_answer({bundle.name: _ownership(policies, bundle, name) for bundle in served})
+
     async def entries(self, _request: web.Request) -> web.Response:
         """Return all that the view holds of every broker, dead or alive, by id."""
         view, worker = ready_view(self._worker), self._worker
@@ -131,6 +175,14 @@ def _total_document(bundles: Sequence[Messaging]) -> dict[str, float]:
         "numProducers": sum(each.producers for each in bundles),
         "numTopics": sum(each.topics for each in bundles),
     }
+
+
+def _ownership(policies: ClusterPolicies, bundle: BundleEntry, broker: str) -> dict[str, object]:
+    """Return what the first isolation policy of a bundle's namespace calls the broker that serves it."""
+    isolation = next(iter(policies.about(bundle.namespace).isolations), None)
+    kinds = {} if isolation is None else {"primary": isolation.primary, "secondary": isolation.secondary}
+    assignment = next((kind for kind, patterns in kinds.items() if is_named(patterns, broker)), "shared")
+    return {"broker_assignment": assignment, "is_controlled": isolation is not None, "is_active": bundle.phase not in _CLOSING}
 
 
 def _load_document(load: BundleLoad) -> dict[str, float]:

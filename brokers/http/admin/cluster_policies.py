@@ -11,7 +11,16 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
-from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
+from equipoise.brokers.balancing.policies import (
+    ISOLATION,
+    MIN_LIMIT_DEFAULT,
+    PIN,
+    USAGE_THRESHOLD_DEFAULT,
+    ClusterPolicies,
+    is_named,
+    items_of,
+    read_policies,
+)
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
@@ -31,6 +40,8 @@ class Policies(Admin):
         """Return the routes."""
         return (
             web.get(_ISOLATIONS, self.isolations),
+            web.get(f"{_ISOLATIONS}/brokers", self.isolated_brokers),
+            web.get(f"{_ISOLATIONS}/brokers/{{broker}}", self.isolated_broker),
             web.get(f"{_ISOLATIONS}/{{name}}", self.isolation),
             web.post(f"{_ISOLATIONS}/{{name}}", self.set_isolation),
             web.delete(f"{_ISOLATIONS}/{{name}}", self.delete_isolation),
@@ -59,6 +70,17 @@ class Policies(Admin):
         """Delete one isolation policy."""
         view_of_cluster(self._worker, request)
         return await self._done(delete_cluster_policy(key_of(request, ISOLATION)))
+
+    async def isolated_brokers(self, request: web.Request) -> web.Response:
+        """Return the isolation policy of each live broker, sorted by broker, as Pulsar's `BrokerNamespaceIsolationData`."""
+        view = view_of_cluster(self._worker, request)
+        policies, brokers = read_policies(view), sorted(broker.broker for broker in view.live_brokers())
+        return json_answer([_isolation_of(view, policies, broker) for broker in brokers])
+
+    async def isolated_broker(self, request: web.Request) -> web.Response:
+        """Return the isolation policy of a broker, which need not have joined."""
+        view = view_of_cluster(self._worker, request)
+        return json_answer(_isolation_of(view, read_policies(view), request.match_info["broker"]))
 
     async def pins(self, _request: web.Request) -> web.Response:
         """Return all pins by name."""
@@ -99,6 +121,19 @@ def _isolation(document: Document) -> dict[str, object]:
             "policy_type": "min_available",
             "parameters": {name: str(document.get(name, default)) for name, default in limits.items()},
         },
+    }
+
+
+def _isolation_of(view: View, policies: ClusterPolicies, broker: str) -> dict[str, object]:
+    """Return the policies that name a broker. Of several, the name is that of the last one, and the namespaces are those of all."""
+    named = [policy for policy in policies.isolations if is_named((*policy.primary, *policy.secondary), broker)]
+    namespaces = [pattern for policy in named for pattern in items_of(view.policies[policy.name].document, "namespaces")]
+    last = named[-1] if named else None
+    return {
+        "brokerName": broker,
+        "policyName": None if last is None else last.name.partition("/")[2],
+        "primary": last is not None and is_named(last.primary, broker),
+        "namespaceRegex": namespaces,
     }
 
 

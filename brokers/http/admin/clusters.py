@@ -14,7 +14,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, failure_domain_document, items_of
-from equipoise.brokers.errors import Rejected
+from equipoise.brokers.errors import Rejected, counted
 from equipoise.brokers.http.admin.cluster_policies import documents_of, key_of
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
@@ -79,7 +79,7 @@ class Clusters(Admin):
     async def delete(self, request: web.Request) -> web.Response:
         """Refuse: the cluster is in use while a broker can answer."""
         view = view_of_cluster(self._worker, request)
-        raise CallerError(f"cluster {view.cluster!r} is in use by {len(view.live)} brokers; stop them all, and delete its log")
+        raise CallerError(f"cluster {view.cluster!r} is in use by {counted(len(view.live), 'broker')}; stop them all, and delete its log")
 
     async def peers(self, request: web.Request) -> web.Response:
         """Return the peers of the cluster: none."""

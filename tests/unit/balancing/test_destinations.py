@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules, version_rank
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
+from equipoise.brokers.balancing.policies import failure_domain_document
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
 from equipoise.shedder.loads import BrokerLoad
@@ -212,6 +214,45 @@ def test_the_worked_table_of_the_documents(rules: PlacementRules) -> None:
     for namespace, candidates, selected in table:
         assert candidates == allowed(channel, namespace, rules=rules)
         give(channel, bundle_of(channel, namespace).name, selected)
+
+
+@pytest.mark.parametrize("declared", [None, "elsewhere"])
+def test_a_policy_sets_what_a_broker_could_declare(declared: str | None) -> None:
+    """With policies, and whatever brokers declare, the choices are those of brokers that declare the same domains."""
+    spaces: dict[str, str | None] = dict.fromkeys((f"t/ns{number}" for number in range(1, 5)), "group")
+    by_policy = ruled_channel([replace(member, domain=declared) for member in DOMAINS], spaces)
+    set_policy(by_policy, "failure-domain/domain1", failure_domain_document(["broker1", "broker2"]))
+    set_policy(by_policy, "failure-domain/domain2", failure_domain_document(["broker3", "broker4"]))
+    declaring = ruled_channel(DOMAINS, spaces)
+    for namespace in spaces:
+        choices = allowed(by_policy, namespace)
+        assert allowed(declaring, namespace) == choices
+        for channel in (by_policy, declaring):
+            give(channel, bundle_of(channel, namespace).name, choices.split()[0])
+    assert {"broker1", "broker2", "broker3", "broker4"} == {
+        by_policy.view.live[bundle_of(by_policy, name).owner or 0].broker for name in spaces
+    }
+
+
+def test_a_change_of_a_failure_domain_changes_where_a_bundle_goes() -> None:
+    channel = ruled_channel(["a", "b", "c"], {"t/one": "group", "t/two": "group"})
+    give(channel, bundle_of(channel, "t/one").name, "a")
+    assert "b c" == allowed(channel, "t/two")
+    set_policy(channel, "failure-domain/rack", failure_domain_document(["a", "b"]))
+    assert "c" == allowed(channel, "t/two")
+    set_policy(channel, "failure-domain/rack", failure_domain_document(["a", "c"]))
+    assert "b" == allowed(channel, "t/two")
+    set_policy(channel, "failure-domain/rack", {"brokers.0": "no id"})
+    assert "b c" == allowed(channel, "t/two"), "a domain that cannot be read has no effect"
+
+
+def test_of_two_domains_of_a_broker_the_first_counts() -> None:
+    channel = ruled_channel([Member(broker="a", domain="mine"), "b"], {NS: None})
+    for name in ("rack2", "rack1"):
+        set_policy(channel, f"failure-domain/{name}", failure_domain_document(["a"]))
+    domains = domains_in(channel.view)
+    assert [("rack1", "failure-domain/rack1"), (None, None)] == [domain_of(channel.broker(name), domains) for name in "ab"]
+    assert ("mine", "broker") == domain_of(channel.broker("a"), {})
 
 
 def test_without_failure_domains_namespaces_keep_apart_by_broker() -> None:

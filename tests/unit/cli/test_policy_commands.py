@@ -184,6 +184,19 @@ def test_an_invalid_policy_leaves_the_old_one(words: tuple[str, ...], told: str,
     assert (11, ISOLATION) == (view.offset, view.policies["isolation/x"].document)
 
 
+def test_a_failure_domain_is_set_and_shown_with_its_source(log: str) -> None:
+    told, error, code = policies(log, "set-failure-domain", "rack", "--brokers", "b", "--brokers", "a")
+    assert ("accepted at offset 12: failure-domain/rack is set\n", "", 0) == (told, error, code)
+    assert ["a", "b"] == json.loads(policies(log, "show", "failure-domain/rack", "--json")[0])["brokers"]
+    assert "failure-domain/rack" in policies(log, "list")[0]
+    rows = json.loads(run("brokers", "list", "--json", log=log).stdout)
+    found = {row["broker"]: (row["failure_domain"], row["failure_domain_source"]) for row in rows}
+    assert {"a": ("rack", "failure-domain/rack"), "b": ("rack", "failure-domain/rack"), "c": (None, None)} == found
+    refused = "error: cannot set failure domain other: broker b is in the failure domain rack; remove it there first\n"
+    assert ("", refused, 1) == policies(log, "set-failure-domain", "other", "--brokers", "b")
+    assert 0 == policies(log, "delete", "failure-domain/rack")[2]
+
+
 def test_an_invalid_pin_is_refused(log: str) -> None:
     for words, told in (
         (("--namespace", NAMESPACE, "--range", "all", "--brokers", "b"), "'all' is not a bundle range"),

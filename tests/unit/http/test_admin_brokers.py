@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.balancing.policies import isolation_document
 from equipoise.brokers.runtime import service_runner
 from equipoise.channel.core.errors import LogUnavailable
 from equipoise.shedder.bundle_load import BundleLoad
@@ -196,3 +198,40 @@ async def test_a_broker_that_cannot_propose_answers_503(tmp_path: Path, monkeypa
         monkeypatch.setattr(broker.worker, "request", refuse)
         answer = await broker.put("/admin/v2/namespaces/acme/new")
         assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "nobody answers" in answer.reason)
+
+
+async def test_the_bundles_of_a_broker_are_listed_as_in_pulsar(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        shared = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
+        for broker in brokers.brokers:
+            owned = {name for name in brokers.bundles() if brokers.owner_of(name) is broker}
+            assert dict.fromkeys(owned, shared) == (await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")).json()
+        document = isolation_document(namespaces=["acme/.*"], primary=[one.id], secondary=[other.id], min_limit=2)
+        await one.worker.request(SetClusterPolicy(policy="isolation/gold", document=document), timeout_ms=PATIENCE_MS)
+        for broker, kind in ((one, "primary"), (other, "secondary")):
+            listed = (await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")).json()
+            assert isinstance(listed, dict)
+            assert [{"broker_assignment": kind, "is_controlled": True, "is_active": True}] * len(listed) == list(listed.values())
+        await other.worker.stop()
+        await until(lambda: not one.worker.view.brokers[other.id].live)
+        for path in (f"equipoise/{other.id}", "equipoise/nobody", f"west/{one.id}"):
+            assert 404 == (await one.get(f"/admin/v2/brokers/{path}/ownedNamespaces")).status
+
+
+async def test_a_broker_returns_its_version_and_its_log(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        assert broker.worker.profile.version.encode() == (await broker.get("/admin/v2/brokers/version")).body
+        told = (await broker.get("/admin/v2/brokers/internal-configuration")).json()
+        assert isinstance(told, dict)
+        log = broker.worker.config.log_url
+        assert (log, log, None) == tuple(told[name] for name in ("metadataStoreUrl", "configurationMetadataStoreUrl", "ledgersRootPath"))
+
+
+async def test_a_broker_inside_another_program_is_not_shut_down(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        refused = await broker.ask("POST", "/admin/v2/brokers/shutdown?maxConcurrentUnloadPerSec=0&forcedTerminateTopic=false")
+        assert (405, True) == (refused.status, "runs inside another program" in refused.reason)
+        assert "up" == brokers.view.brokers[broker.id].status

@@ -48,7 +48,7 @@ async def test_a_cluster_cannot_be_changed(tmp_path: Path) -> None:
         assert (405, "NotSupported") == told(await broker.put(f"{CLUSTERS}/west", urls))
         assert (405, "NotSupported") == told(await post(broker, OURS, urls))
         in_use = await broker.ask("DELETE", OURS)
-        assert (412, "cluster 'equipoise' is in use by 1 brokers; stop them all, and delete its log") == (in_use.status, in_use.reason)
+        assert (412, "cluster 'equipoise' is in use by 1 broker; stop them all, and delete its log") == (in_use.status, in_use.reason)
         assert 204 == (await post(broker, f"{OURS}/peers", [])).status
         assert (412, "CallerError") == told(await post(broker, f"{OURS}/peers", ["west"]))
         assert 400 == (await post(broker, f"{OURS}/peers", {"west": 1})).status
@@ -101,3 +101,25 @@ async def test_a_broker_is_in_one_failure_domain(tmp_path: Path) -> None:
             assert status == (await post(broker, f"{DOMAINS}/rack-a", body)).status
         assert 412 == (await post(broker, f"{DOMAINS}/a%20b", {"brokers": []})).status
         assert {"rack-a": {"brokers": ["b:1", "c:1"]}} == (await broker.get(DOMAINS)).json()
+
+
+async def test_an_unloaded_bundle_goes_to_another_failure_domain(tmp_path: Path) -> None:
+    """Two namespaces keep apart. Their brokers and a third one become one domain, so one of them moves to the fourth broker."""
+    async with cluster(tmp_path, brokers=4) as brokers:
+        one = brokers.brokers[0]
+        for name in ("acme/x", "acme/y"):
+            assert 204 == (await one.put(f"/admin/v2/namespaces/{name}", {"bundles": {"numBundles": 1}})).status
+            assert 204 == (await post(one, f"/admin/v2/namespaces/{name}/antiAffinity", "apart")).status
+        await brokers.settled()
+        (x,), (y,) = brokers.bundles("acme/x"), brokers.bundles("acme/y")
+        await brokers.give(x, brokers.brokers[0])
+        await brokers.give(y, brokers.brokers[1])
+        fourth = brokers.brokers[3]
+        for bundle in brokers.bundles():  # By the number of bundles alone, the third one would get it.
+            await brokers.give(bundle, fourth)
+        await brokers.settled()
+        rack = [broker.id for broker in brokers.brokers if broker is not fourth]
+        assert 204 == (await post(one, f"{DOMAINS}/rack", {"brokers": rack})).status
+        await brokers.settled()
+        assert 204 == (await one.put(f"/admin/v2/namespaces/{y}/unload")).status
+        assert brokers.owner_of(y) is fourth

@@ -136,6 +136,14 @@ async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -
             settings.transfer.overloaded_percent,
             settings.overload.overloaded_percent,
         )
+        set_here = {"loadBalancerSheddingIntervalMinutes": "2", "loadBalancerBrokerOverloadedThresholdPercentage": "70"}
+        assert set_here == (await broker.get(f"{CONFIGURATION}/values")).json()
+        runtime = (await broker.get(f"{CONFIGURATION}/runtime")).json()
+        assert isinstance(runtime, dict)
+        own = {"cluster": "equipoise", "http_port": broker.url.rpartition(":")[2], "balance": "true"}
+        others = {"failureDomainsEnabled": "true", "balanced.moves_max": "4"}
+        assert set_here | own | others == {key: runtime[key] for key in (*set_here, *own, *others)}
+        assert all(isinstance(value, str) for value in runtime.values())
         assert 204 == (await broker.ask("DELETE", f"{CONFIGURATION}/loadBalancerBrokerOverloadedThresholdPercentage")).status
         assert {"balancing.shed_interval_ms"} == brokers.view.policies["balancing/settings"].document.keys() & SETTINGS.keys()
 

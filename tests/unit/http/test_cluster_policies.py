@@ -58,6 +58,21 @@ async def test_an_isolation_policy_is_set_in_pulsars_form(tmp_path: Path) -> Non
             assert (404, "NotFound") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
 
 
+async def test_the_policies_of_each_broker_are_returned(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        await post(one, f"{ISOLATIONS}/gold", {**body_for(one), "secondary": [other.id]})
+        await post(one, f"{ISOLATIONS}/iron", body_for(one, namespaces="iron/.*"))
+        nothing: dict[str, object] = {"policyName": None, "primary": False, "namespaceRegex": []}
+        expected = {
+            one.id: {"brokerName": one.id, "policyName": "iron", "primary": True, "namespaceRegex": ["acme/.*", "iron/.*"]},
+            other.id: {"brokerName": other.id, "policyName": "gold", "primary": False, "namespaceRegex": ["acme/.*"]},
+        }
+        assert [expected[broker] for broker in sorted(expected)] == (await one.get(f"{ISOLATIONS}/brokers")).json()
+        assert expected[other.id] == (await one.get(f"{ISOLATIONS}/brokers/{other.id}")).json()
+        assert {"brokerName": "yet-to-come:8080", **nothing} == (await one.get(f"{ISOLATIONS}/brokers/yet-to-come:8080")).json()
+
+
 async def test_the_policies_of_another_cluster_are_answered_404(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers

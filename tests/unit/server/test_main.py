@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.operations.access import opened
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
@@ -18,13 +22,15 @@ from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server import main as module
-from equipoise.brokers.server.main import Broker
+from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration
+
+PATIENCE_S = 60.0
 
 
 class Routed(Service):
@@ -160,3 +166,28 @@ async def test_a_broker_that_ends_before_it_is_ready_is_not_announced(
     caplog.set_level("INFO", logger="equipoise.brokers.server.main")
     await announce(tmp_path, monkeypatch, log, damage)
     assert "ready" not in [record.message for record in caplog.records]
+
+
+async def test_a_broker_is_shut_down_over_http(tmp_path: Path) -> None:
+    """It answers first, then leaves the cluster and ends, as after SIGTERM."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = WorkerConfig(log_url=f"sqlite:{tmp_path}/channel.db", data_dir=tmp_path / "broker", http_port=port, drain_ms=1_000)
+    running = asyncio.ensure_future(run_broker(config, {"*": Routed(list)}))
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession(config.http_url) as session:
+        while await status_of(session, "GET", "/ready") != HTTPStatus.OK:
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        assert HTTPStatus.NO_CONTENT == await status_of(session, "POST", "/admin/v2/brokers/shutdown?maxConcurrentUnloadPerSec=0")
+        await running
+    with opened(config.log_url, timeout_ms=10_000) as access:
+        assert "left" == access.view.brokers[config.id].status
+
+
+async def status_of(session: aiohttp.ClientSession, method: str, path: str) -> int | None:
+    """The status of an answer, or None if nobody listens yet."""
+    try:
+        async with session.request(method, path) as answer:
+            return answer.status
+    except aiohttp.ClientConnectionError:
+        return None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
-from equipoise.brokers.balancing.settings.pulsar_settings import read_pulsar_settings
+from equipoise.brokers.balancing.settings.pulsar_settings import keys_of_settings, read_pulsar_settings, settings_of_key
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, with_value
 from equipoise.channel.core.errors import OperatorError
 
@@ -124,6 +124,20 @@ def test_a_key_sets_what_it_means(key: str) -> None:
     """Pulsar's default of each key, converted to our names and units."""
     text, expected = DEFAULTS[key]
     assert pytest.approx(expected) == read_pulsar_settings(f"{key} = {text}\n").settings
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_the_text_of_a_setting_is_what_its_key_converts(key: str) -> None:
+    values = read_pulsar_settings(f"{key} = {DEFAULTS[key][0]}\n").settings
+    told = keys_of_settings(values)
+    assert [key] * bool(values) == list(told)
+    assert not values or settings_of_key(key, told[key]) == pytest.approx(values)
+
+
+def test_a_setting_without_a_key_keeps_its_name() -> None:
+    told = keys_of_settings({"balanced.moves_max": 5, "balancing.shed_interval_ms": 30_000, "overload.overloaded_percent": 85})
+    assert {"balanced.moves_max": "5", "loadBalancerSheddingIntervalMinutes": "0.5", "overload.overloaded_percent": "85"} == told
+    assert {"loadBalancerOverrideBrokerNicSpeedGbps": ""} == keys_of_settings({"reports.nic_speed_gbps": None})
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
