@@ -24,8 +24,10 @@ class Settings:
     hold_ms: int = 25_000
     # A source closes within its deadline of 5 s, or the move is abandoned.
     warming_hold_ms: int = 5_000
-    # How long a move waits until a client has received its messages. A slower client loses the rest, as in Pulsar.
-    drain_wait_ms: int = 50
+    # How long the consumers of a moved bundle wait until their client has received its messages. A slower client loses the rest, as in
+    # Pulsar. A process that gets no CPU for 0.3 s is common on a busy machine. The bundle and other clients do not wait for it, except
+    # consumers of the same subscription, which wait `absent_wait_ms` at most. A broker that ends waits for twice this time.
+    drain_wait_ms: int = 1_000
     # The minimum of `pulsar_settle_ms` (`brokers.runtime.config`) for Java clients: their PONG overtakes messages that pass from one thread
     # to the next.
     settle_java_ms: int = 25

@@ -34,8 +34,8 @@ _DEADLINE_MS_MAX: Final = 86_400_000
 
 ENDING_MS: Final = 25_000
 """Longest graceful stop beyond draining and the last close: last records 2 s, open bundles 2 s, services that swallow their cancellation 2
-s, the log 2 s, evidence 2 s, observations 2 s, the data directory 2 s, answers in progress and their cancellation 4 s, Pulsar's clients 2
-s, large handovers 2 s; the rest is for the end of the loop and the process."""
+s, the log 2 s, evidence 2 s, observations 2 s, the data directory 2 s, answers in progress and their cancellation 4 s, consumers of
+Pulsar's last bundles 2 s, its clients 2 s, large handovers 2 s; the rest is for the end of the loop and the process."""
 
 SETTLE_MS_MAX: Final = 1_000
 """Longest delay of a move. A broker that ends waits for it, so it is part of `ENDING_MS`."""

@@ -88,6 +88,21 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
     assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
 
 
+@with_brokers(count=2)
+async def test_a_client_that_stalls_is_waited_for(running: Brokers) -> None:
+    """Its consumers stay until it has received its messages, whatever the load of its machine: it would discard the rest."""
+    source = running.owner_of()
+    client = await source.client()
+    await behind(source, client, TOPIC)
+    await running.transfer(running.other_than(source))
+    await client.receive(T.PING)
+    await asyncio.sleep(SLOW_S)
+    await client.located()
+    assert "CLOSE_CONSUMER" not in client.names()
+    client.write(pong())
+    await client.receive(T.CLOSE_CONSUMER)
+
+
 async def test_a_java_client_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
     settle_ms = 400
 
