@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -208,6 +210,16 @@ class Client:
         self._join()
         if code or self._problem:
             raise ClientFailedError(f"{self.name} ({self.language}) ended with {code}; {self._last_words()}")
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Stop its process while the body runs, as a machine without free CPUs does."""
+        assert self._process is not None, "it was started"
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill it."""

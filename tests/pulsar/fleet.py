@@ -18,8 +18,9 @@ from tests.pulsar.programs import Language
 
 Crew = Sequence[tuple[Language, Producing | Consuming]]
 
-# Several times a lease with its grace period (16 s on Kafka, 3.5 s elsewhere) and the clients' back-off.
-FLOW_S: Final = 60.0
+# Several times a lease with its grace period (16 s on Kafka, 3.5 s elsewhere) and the clients' back-off. Rust's client tries the address of
+# a dead broker for up to a minute before it looks up again.
+FLOW_S: Final = 120.0
 # After the last receipt, some messages are still in sockets and queues of this machine.
 QUIET_S: Final = 0.5
 _LOOK_S: Final = 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import orjson
 import pytest
 
 HERE: Final = Path(__file__).resolve().parent
@@ -27,6 +30,8 @@ _BUILD_S: Final = 900.0
 _JAVA: Final = HERE / "java"
 _GO: Final = HERE / "go"
 _RUST: Final = HERE / "rust"
+_NODE: Final = HERE / "node"
+_CPP: Final = HERE / "cpp"
 # Brokers need the machine: little memory, and no optimising compiler.
 _JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
@@ -38,12 +43,21 @@ class Language(StrEnum):
     JAVA = "java"
     GO = "go"
     RUST = "rust"
+    NODE = "node"
+    CPP = "cpp"
 
 
 EVERYDAY: Final = (Language.PYTHON, Language.JAVA, Language.GO)
-"""Apache's own clients, for all tests. Rust's belongs to another project, and is only tested with stale lookups."""
+"""The clients of the long tests. Node and C++ share Python's library, so CI tests them briefly, as it does Rust."""
 
-_TOOLS: Final = {Language.PYTHON: (), Language.JAVA: ("javac", "java", "mvn"), Language.GO: ("go",), Language.RUST: ("cargo", "protoc")}
+_TOOLS: Final = {
+    Language.PYTHON: (),
+    Language.JAVA: ("javac", "java", "mvn"),
+    Language.GO: ("go",),
+    Language.RUST: ("cargo", "protoc"),
+    Language.NODE: ("node", "npm", "c++", "cargo"),
+    Language.CPP: ("c++", "cargo"),
+}
 
 
 class BuildFailedError(Exception):
@@ -72,35 +86,87 @@ def command(language: Language) -> tuple[str, ...]:
     """Return the command of a language's program, built if necessary. Raises `BuildFailedError`."""
     if language is Language.PYTHON:
         return (sys.executable, "-m", "tests.pulsar.python_client")
-    if language is Language.GO:
-        program = _GO / "build" / "client"
-        # Without cgo it needs no C compiler, and half the time.
-        _build(_GO, ["go", "build", "-o", str(program), "."], {"CGO_ENABLED": "0"})
-        return (str(program),)
-    if language is Language.RUST:
-        _build(_RUST, ["cargo", "build", "--quiet", "--locked", "--target-dir", "build"], {})
-        return (str(_RUST / "build" / "debug" / "client"),)
+    return _BUILDERS[language]()
+
+
+def _java() -> tuple[str, ...]:
     classpath = _JAVA / "build" / "classpath.txt"
-    _build(_JAVA, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"], {})
+    _build(_JAVA, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"])
     classes = f"{_JAVA / 'build' / 'classes'}:{classpath.read_text().strip()}"
     return ("java", *_JAVA_OPTIONS, "-cp", classes, "equipoise.harness.Client")
 
 
-def _build(project: Path, words: Sequence[str], environment: dict[str, str]) -> None:
-    """Build a project, unless its last build had the same sources."""
+def _go() -> tuple[str, ...]:
+    program = _GO / "build" / "client"
+    # Without cgo it needs no C compiler, and half the time.
+    _build(_GO, ["env", "CGO_ENABLED=0", "go", "build", "-o", str(program), "."])
+    return (str(program),)
+
+
+def _rust() -> tuple[str, ...]:
+    _build(_RUST, ["cargo", "build", "--quiet", "--locked", "--target-dir", "build"])
+    return (str(_RUST / "build" / "debug" / "client"),)
+
+
+def _node() -> tuple[str, ...]:
+    """Compile the addon of Apache's client: its own installer downloads one, and not from npm's registry."""
+    modules = Path("build") / "node_modules"
+    client = modules / "pulsar-client"
+    includes = [f"-I{modules / name}" for name in ("node-addon-api", "node-api-headers/include")]
+    compiling = ["c++", "-shared", "-fvisibility=hidden", "-DNAPI_VERSION=4", *includes, *_native()]
+    script = f"""
+        cp client.js package.json package-lock.json build
+        npm ci --prefix build --ignore-scripts --no-audit --no-fund
+        mkdir -p {client}/lib/binding
+        {shlex.join(compiling)} -o {client}/lib/binding/pulsar.node {client}/src/*.cc {_linked()}
+    """
+    _build(_NODE, ["sh", "-e", "-c", script])
+    return ("node", str(_NODE / "build" / "client.js"))
+
+
+def _cpp() -> tuple[str, ...]:
+    _build(_CPP, ["sh", "-c", f"{shlex.join(['c++', '-pthread', *_native()])} -o build/client main.cpp {_linked()}"])
+    return (str(_CPP / "build" / "client"),)
+
+
+_BUILDERS: Final = {Language.JAVA: _java, Language.GO: _go, Language.RUST: _rust, Language.NODE: _node, Language.CPP: _cpp}
+
+
+def _native() -> list[str]:
+    """Return the compiler's options for programs on the C interface of libpulsar. Raises `BuildFailedError`."""
+    crates = orjson.loads(_run(["cargo", "metadata", "--format-version", "1", "--locked"], _CPP))["packages"]
+    headers = next(Path(crate["manifest_path"]).parent / "include" for crate in crates if crate["name"] == "pulsar-sys")
+    return ["-std=gnu++17", "-fPIC", "-include", str(_CPP / "newer.h"), f"-I{headers}"]
+
+
+def _linked() -> str:
+    """Return the linker's options for libpulsar. The Python client's wheel has it."""
+    spec = find_spec("_pulsar")
+    assert spec is not None, "the Python client is installed"
+    assert spec.origin is not None, "as a file"
+    (library,) = (Path(spec.origin).parent / "pulsar_client.libs").glob("libpulsar-*.so")
+    return shlex.join([str(library), f"-Wl,-rpath,{library.parent}"])
+
+
+def _build(project: Path, words: Sequence[str]) -> None:
+    """Build a project, unless its last build had the same sources and command."""
     with _locked(project):
-        stamp, digest = project / "build" / "sources.sha256", _digest(project)
+        stamp, digest = project / "build" / "sources.sha256", _digest(project, words)
         if stamp.exists() and stamp.read_text() == digest:
             return
-        try:
-            built = subprocess.run(
-                words, cwd=project, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=_BUILD_S
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BuildFailedError(f"{' '.join(words)} took longer than {_BUILD_S:.0f} s") from error
-        if built.returncode:
-            raise BuildFailedError(f"{' '.join(words)} ended with {built.returncode}:\n{built.stdout}{built.stderr}")
+        _run(words, project)
         stamp.write_text(digest)
+
+
+def _run(words: Sequence[str], project: Path) -> str:
+    """Run a command in the folder of a project, and return its standard output. Raises `BuildFailedError`."""
+    try:
+        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False, timeout=_BUILD_S)
+    except subprocess.TimeoutExpired as error:
+        raise BuildFailedError(f"{shlex.join(words)} took longer than {_BUILD_S:.0f} s") from error
+    if done.returncode:
+        raise BuildFailedError(f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 @contextmanager
@@ -112,11 +178,11 @@ def _locked(project: Path) -> Iterator[None]:
         yield
 
 
-def _digest(project: Path) -> str:
-    """Return a digest of sources, dependencies and the folder, whose path is in the build."""
+def _digest(project: Path, words: Sequence[str]) -> str:
+    """Return a digest of sources, dependencies, the command, and the folder, whose path is in the build."""
     sources = sorted(path for path in project.rglob("*") if path.is_file() and (project / "build") not in path.parents)
     content = b"".join(f"{path}\n".encode() + path.read_bytes() for path in sources)
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(shlex.join(words).encode() + content).hexdigest()
 
 
 def main() -> None:

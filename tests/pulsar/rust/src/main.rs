@@ -44,7 +44,9 @@ async fn run(ended: watch::Receiver<bool>) -> Result<(), Error> {
         let value = words.next().ok_or(format!("{option} lacks a value"))?;
         given.insert(option.trim_start_matches('-').to_owned(), value);
     }
-    let client = Pulsar::builder(option(&given, "url")?, TokioExecutor).build().await?;
+    // The library takes one host.
+    let url = option(&given, "url")?.split(',').next().unwrap_or_default().to_owned();
+    let client = Pulsar::builder(url, TokioExecutor).build().await?;
     match task.as_str() {
         "produce" => produce(ended, client, &given).await,
         "consume" => consume(ended, client, &given).await,
