@@ -1,4 +1,4 @@
-"""Build the programs with real Pulsar clients, one for each language that this machine can run."""
+"""Build the programs with real Pulsar clients, one for each language that this machine can run, and the one with pulsar-admin."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ ROOT: Final = HERE.parent.parent
 _BUILD_S: Final = 900.0
 
 _JAVA: Final = HERE / "java"
+_ADMIN: Final = HERE / "admin"
 _GO: Final = HERE / "go"
 _RUST: Final = HERE / "rust"
 _NODE: Final = HERE / "node"
@@ -89,11 +90,23 @@ def command(language: Language) -> tuple[str, ...]:
     return _BUILDERS[language]()
 
 
+@cache
+def admin_command() -> tuple[str, ...]:
+    """Return the command of the program that runs pulsar-admin, built if necessary. Raises `BuildFailedError`."""
+    # Its library logs each refusal, which the tool then prints itself.
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
+    return ("java", *_JAVA_OPTIONS, quiet, "-cp", _java_classes(_ADMIN), "equipoise.harness.Admin")
+
+
+def _java_classes(project: Path) -> str:
+    """Build a project of Java, and return its class path."""
+    classpath = project / "build" / "classpath.txt"
+    _build(project, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"])
+    return f"{project / 'build' / 'classes'}:{classpath.read_text().strip()}"
+
+
 def _java() -> tuple[str, ...]:
-    classpath = _JAVA / "build" / "classpath.txt"
-    _build(_JAVA, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"])
-    classes = f"{_JAVA / 'build' / 'classes'}:{classpath.read_text().strip()}"
-    return ("java", *_JAVA_OPTIONS, "-cp", classes, "equipoise.harness.Client")
+    return ("java", *_JAVA_OPTIONS, "-cp", _java_classes(_JAVA), "equipoise.harness.Client")
 
 
 def _go() -> tuple[str, ...]:
@@ -190,6 +203,8 @@ def main() -> None:
     runnable = [language for language in Language if lacking(language) is None]
     with ThreadPoolExecutor() as pool:  # Their tools spend half of the time on downloads.
         list(pool.map(command, runnable))
+    if lacking(Language.JAVA) is None:
+        admin_command()  # After the other one of Java: two of Maven would download the same files.
 
 
 if __name__ == "__main__":

@@ -1,0 +1,308 @@
+"""Run every command of pulsar-admin against a cluster with clients, and keep what each prints.
+
+The script is in `admin_commands`, a file for each group of commands. `verdicts` is written by hand, and so is `run` of each line. What
+follows it is what the tool did; `python -m tests.pulsar.admin_script` writes it anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import orjson
+import yaml
+
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from tests.load.cluster import READY_MS, running
+from tests.pulsar.admin_tool import AdminTool, Command, admin_tool
+from tests.pulsar.clients import Client, Consuming, Event, Producing
+from tests.pulsar.programs import Language
+
+FOLDER: Final = Path(__file__).resolve().parent / "admin_commands"
+
+GROUPS: Final = ("clusters", "tenants", "brokers", "ns-isolation-policy", "namespaces", "topics", "schemas", "broker-stats")
+"""The groups of the script, in the order in which it runs them."""
+
+WORKS: Final = "works"
+DIFFERS: Final = "differs"
+NOT_HERE: Final = "not here"
+
+_NAMESPACE: Final = "acme/orders"
+_LIVE: Final = f"non-persistent://{_NAMESPACE}/live"
+_CLIENT_S: Final = 60.0
+
+_WIDTH: Final = 130
+_HELP: Final = frozenset({"--help", "--version"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A command line, and what the tool did: its exit code, the status of the answer that it failed for (0: none), its output."""
+
+    run: str
+    code: int = 0
+    status: int = 0
+    prints: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The script of a group: for each command `works`, `differs: how` or `not here`, and the lines."""
+
+    name: str
+    verdicts: Mapping[str, str]
+    lines: Sequence[Line]
+
+    def lines_of(self, command: str) -> Sequence[Line]:
+        """Return the lines that run a command."""
+        return [line for line in self.lines if command_in(line.run) == command]
+
+
+def command_in(run: str) -> str:
+    """Return the command of a command line: the group and the word after it."""
+    words = run.split()
+    start = next(index for index, word in enumerate(words) if word in GROUPS)
+    return " ".join(words[start : start + 2])
+
+
+# --- the files ---
+
+
+def read_groups() -> Sequence[Group]:
+    """Return the script."""
+    groups = []
+    for name in GROUPS:
+        content = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+        groups.append(Group(name=name, verdicts=content["verdicts"], lines=[Line(**line) for line in content["lines"]]))
+    return groups
+
+
+class _Dumper(yaml.CSafeDumper):
+    """YAML with texts of several lines as blocks."""
+
+
+def _block(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _block)
+
+
+def write_group(group: Group) -> None:
+    """Write the file of a group."""
+    lines = [{name: value for name, value in asdict(line).items() if value or name in {"run", "code"}} for line in group.lines]
+    content = {"verdicts": dict(group.verdicts), "lines": lines}
+    text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
+    (FOLDER / f"{group.name}.yaml").write_text(text, encoding="utf-8")
+
+
+# --- the rules ---
+
+
+def problems(groups: Iterable[Group]) -> Iterator[str]:
+    """Yield where what the tool did contradicts the verdict, or is no answer that a user may get."""
+    for group in groups:
+        for line in group.lines:
+            if is_poor(line):
+                yield f"{line.run}: ends with {line.status or line.code}: {line.prints[:200]}"
+            if command_in(line.run) not in group.verdicts:
+                yield f"{line.run}: the command has no verdict"
+        for command, verdict in group.verdicts.items():
+            yield from _contradictions(command, verdict, group.lines_of(command))
+
+
+def is_poor(line: Line) -> bool:
+    """Return whether an answer has no clear sentence: an unknown path, a wrong method, an error of the broker, a trace of Java."""
+    return (
+        line.status in {405, *range(500, 600)}
+        or "there is no path" in line.prints
+        or "does not support" in line.prints
+        or "\tat " in line.prints
+        or (line.code != 0 and not line.prints.strip())
+    )
+
+
+def _contradictions(command: str, verdict: str, lines: Sequence[Line]) -> Iterator[str]:
+    kind, _, how = verdict.partition(": ")
+    succeeded = [line for line in lines if line.code == 0]
+    if kind not in {WORKS, DIFFERS, NOT_HERE} or (kind == DIFFERS) != bool(how):
+        yield f"{command}: {verdict!r} is no verdict"
+    if not lines:
+        yield f"{command}: no line runs it"
+    elif kind == NOT_HERE and succeeded:
+        yield f"{command}: it is {verdict!r}, but works: {succeeded[0].run}"
+    elif kind != NOT_HERE and not succeeded:
+        yield f"{command}: it is {verdict!r}, but never works: {lines[0].prints[:200]}"
+
+
+def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[str]:
+    """Yield the commands and options of the tool that the script leaves out, and the commands that the tool does not have."""
+    scripts = {group.name: group for group in groups}
+    known = set()
+    for command in commands:
+        group = command.name.split()[0]
+        if group not in scripts:
+            continue
+        for name in (command.name, *(f"{group} {alias}" for alias in command.aliases)):
+            known.add(name)
+            if name not in scripts[group].verdicts:
+                yield f"{name}: the script leaves it out"
+        words = {word for line in scripts[group].lines_of(command.name) for word in line.run.split()}
+        for names in command.options:
+            if not words & set(names) and not _HELP & set(names):
+                yield f"{command.name}: no line has its option {names[0]}"
+    for group in scripts.values():
+        yield from (f"{name}: the tool has no such command" for name in group.verdicts if name not in known)
+
+
+# --- running it ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A cluster with clients, and the tool. `names` are words of the script, with what they stand for."""
+
+    tool: AdminTool
+    names: Mapping[str, str]
+    brokers: Sequence[str]
+    pulsar: Sequence[str]
+
+    async def run(self, line: Line) -> Line:
+        """Run a line."""
+        answer = await self.tool.run([_replaced(word, self.names) for word in line.run.split()])
+        return replace(line, code=answer.code, status=answer.status, prints=self._masked(line.run, answer.out + answer.err))
+
+    def _masked(self, run: str, text: str) -> str:
+        """Return an output without what differs from run to run."""
+        for addresses, name in ((self.brokers, "BROKER"), (self.pulsar, "PULSAR")):
+            for address in addresses:
+                text = text.replace(address, name)
+        text = re.sub(r"\n\nReason: .*", "", text, flags=re.DOTALL)  # The tool prints a reason twice.
+        for folder in {str(Path(value).parent) for name, value in self.names.items() if name.endswith("_FILE")}:
+            text = text.replace(folder, "FOLDER")
+        if command_in(run) in _FIGURES:
+            return _shape_of(text)
+        for pattern, name in _MASKS:
+            text = re.sub(pattern, name, text)
+        return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+_MASKS: Final = (
+    (r"127\.0\.0\.1:\d+", "ADDRESS"),
+    (r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)?", "TIME"),
+    (r"\boffset \d+", "offset N"),
+    (r"\b\d{10,}\b", "N"),
+    (r"\b\d+\.\d+\b", "N.N"),
+)
+
+_FIGURES: Final = frozenset(
+    {
+        "brokers get-runtime-config",
+        "broker-stats monitoring-metrics",
+        "broker-stats mbeans",
+        "broker-stats topics",
+        "broker-stats destinations",
+        "broker-stats load-report",
+    }
+)
+"""Commands that print figures: the script keeps their names only."""
+
+
+def _shape_of(text: str) -> str:
+    """Return the names in a JSON document, or the text if it is none."""
+    try:
+        return "\n".join(sorted(set(_paths(orjson.loads(text)))))
+    except orjson.JSONDecodeError:
+        return text.strip()
+
+
+def _paths(value: object, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _paths(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value:
+        for each in value:
+            yield from _paths(each, f"{path}[]")
+    else:
+        yield f"{path}: {type(value).__name__}"
+
+
+def _replaced(word: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"[A-Z][A-Z0-9_-]+", lambda found: names.get(found[0], found[0]), word)
+
+
+@asynccontextmanager
+async def stage(folder: Path) -> AsyncIterator[Stage]:
+    """Run three brokers, a producer and a consumer of a topic, and the tool."""
+    settings = ClusterSettings(
+        directory=folder / "cluster", services=("pulsar",), pulsar_port=0, settings={"balance": "false"}, ready_ms=READY_MS
+    )
+    cluster = LocalCluster(settings)
+    pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
+    async with running(cluster, _NAMESPACE, bundles=4) as (_, http), _clients(folder, cluster.pulsar_url):
+        names = {
+            **{f"BROKER-{number}": broker for number, broker in enumerate(cluster.broker_ids, 1)},
+            **{f"PULSAR-{number}": address for number, address in enumerate(pulsar, 1)},
+            "BUNDLE_OF_LIVE": await _bundle(http, cluster.addresses[0]),
+            **_files(folder),
+        }
+        async with admin_tool(cluster.addresses[0]) as tool:
+            yield Stage(tool=tool, names=names, brokers=cluster.broker_ids, pulsar=pulsar)
+
+
+@asynccontextmanager
+async def _clients(folder: Path, url: str) -> AsyncIterator[None]:
+    """Run a consumer and a producer. They exchange one message, so that counters stay the same."""
+    consuming = Consuming(url=url, name="c0", subscription="s", topics=(_LIVE,))
+    producing = Producing(url=url, name="p0", topics=(_LIVE,), rate=0.001)
+    clients = [Client(Language.PYTHON, task, folder) for task in (consuming, producing)]
+    try:
+        for client in clients:
+            client.start()
+            await asyncio.to_thread(client.wait_ready)
+        await asyncio.to_thread(clients[0].wait_count, Event.RECEIVED, 1, timeout_s=_CLIENT_S)
+        yield
+    finally:
+        for client in clients:
+            client.kill()
+
+
+async def _bundle(http: aiohttp.ClientSession, broker: str) -> str:
+    async with http.get(f"{broker}/lookup/v2/topic/{_LIVE.replace('://', '/')}/bundle") as answer:
+        return (await answer.text()).strip().strip('"')
+
+
+def _files(folder: Path) -> Mapping[str, str]:
+    """Write the files that commands read. Return their paths by name."""
+    contents = {
+        "CLUSTER_FILE": "serviceUrl: http://west.example:8080\n",
+        "TOPICS_FILE": f"non-persistent://{_NAMESPACE}/in-a-file\n",
+        "SCHEMA_FILE": orjson.dumps({"type": "STRING", "schema": "", "properties": {}}).decode(),
+    }
+    for name, content in contents.items():
+        (folder / name.lower()).write_text(content, encoding="utf-8")
+    return {name: str(folder / name.lower()) for name in (*contents, "JAR_FILE")}
+
+
+async def run_script(on: Stage, groups: Sequence[Group]) -> Sequence[Group]:
+    """Run the script. Return it with what the tool did."""
+    return [replace(group, lines=[await on.run(line) for line in group.lines]) for group in groups]
+
+
+async def main() -> None:
+    """Write anew what the tool does."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with stage(Path(folder)) as on:
+            for group in await run_script(on, read_groups()):
+                write_group(group)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
