@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import orjson
 import yaml
 
@@ -38,7 +37,7 @@ _NAMESPACE: Final = "acme/orders"
 _LIVE: Final = f"non-persistent://{_NAMESPACE}/live"
 _CLIENT_S: Final = 60.0
 
-_WIDTH: Final = 130
+_WIDTH: Final = 10_000  # One line for each text.
 _HELP: Final = frozenset({"--help", "--version"})
 
 
@@ -147,14 +146,14 @@ def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[s
     scripts = {group.name: group for group in groups}
     known = set()
     for command in commands:
-        group = command.name.split()[0]
-        if group not in scripts:
+        of = command.name.split()[0]
+        if of not in scripts:
             continue
-        for name in (command.name, *(f"{group} {alias}" for alias in command.aliases)):
+        for name in (command.name, *(f"{of} {alias}" for alias in command.aliases)):
             known.add(name)
-            if name not in scripts[group].verdicts:
+            if name not in scripts[of].verdicts:
                 yield f"{name}: the script leaves it out"
-        words = {word for line in scripts[group].lines_of(command.name) for word in line.run.split()}
+        words = {word for line in scripts[of].lines_of(command.name) for word in line.run.split()}
         for names in command.options:
             if not words & set(names) and not _HELP & set(names):
                 yield f"{command.name}: no line has its option {names[0]}"
@@ -167,40 +166,32 @@ def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A cluster with clients, and the tool. `names` are words of the script, with what they stand for."""
+    """A cluster with clients, and the tool.
+
+    `names` are words of the script with what they stand for. `masks` are patterns of what differs from run to run, with names for it.
+    """
 
     tool: AdminTool
     names: Mapping[str, str]
-    brokers: Sequence[str]
-    pulsar: Sequence[str]
+    masks: Mapping[str, str]
 
     async def run(self, line: Line) -> Line:
         """Run a line."""
         answer = await self.tool.run([_replaced(word, self.names) for word in line.run.split()])
-        return replace(line, code=answer.code, status=answer.status, prints=self._masked(line.run, answer.out + answer.err))
-
-    def _masked(self, run: str, text: str) -> str:
-        """Return an output without what differs from run to run."""
-        for addresses, name in ((self.brokers, "BROKER"), (self.pulsar, "PULSAR")):
-            for address in addresses:
-                text = text.replace(address, name)
-        text = re.sub(r"\n\nReason: .*", "", text, flags=re.DOTALL)  # The tool prints a reason twice.
-        for folder in {str(Path(value).parent) for name, value in self.names.items() if name.endswith("_FILE")}:
-            text = text.replace(folder, "FOLDER")
-        if command_in(run) in _FIGURES:
-            return _shape_of(text)
-        for pattern, name in _MASKS:
-            text = re.sub(pattern, name, text)
-        return "\n".join(line.rstrip() for line in text.strip().splitlines())
+        prints = re.sub(r"\n\nReason: .*", "", answer.out + answer.err, flags=re.DOTALL)  # The tool prints a reason twice.
+        for pattern, name in self.masks.items():
+            prints = re.sub(pattern, name, prints)
+        prints = _shape_of(prints) if command_in(line.run) in _FIGURES else prints.strip()
+        return replace(line, code=answer.code, status=answer.status, prints=re.sub(r" +$", "", prints, flags=re.MULTILINE))
 
 
-_MASKS: Final = (
-    (r"127\.0\.0\.1:\d+", "ADDRESS"),
-    (r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)?", "TIME"),
-    (r"\boffset \d+", "offset N"),
-    (r"\b\d{10,}\b", "N"),
-    (r"\b\d+\.\d+\b", "N.N"),
-)
+_MASKS: Final = {
+    r"127\.0\.0\.1:\d+": "ADDRESS",
+    r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
+    r"\boffset \d+": "offset N",
+    r"\b\d{10,}\b": "N",
+    r"\b\d+\.\d+\b": "N.N",
+}
 
 _FIGURES: Final = frozenset(
     {
@@ -218,7 +209,7 @@ _FIGURES: Final = frozenset(
 def _shape_of(text: str) -> str:
     """Return the names in a JSON document, or the text if it is none."""
     try:
-        return "\n".join(sorted(set(_paths(orjson.loads(text)))))
+        return "\n".join(sorted(set(_paths(orjson.loads(re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text))))))
     except orjson.JSONDecodeError:
         return text.strip()
 
@@ -246,15 +237,20 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     )
     cluster = LocalCluster(settings)
     pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
-    async with running(cluster, _NAMESPACE, bundles=4) as (_, http), _clients(folder, cluster.pulsar_url):
+    async with running(cluster, _NAMESPACE, bundles=4), _clients(folder, cluster.pulsar_url):
         names = {
             **{f"BROKER-{number}": broker for number, broker in enumerate(cluster.broker_ids, 1)},
             **{f"PULSAR-{number}": address for number, address in enumerate(pulsar, 1)},
-            "BUNDLE_OF_LIVE": await _bundle(http, cluster.addresses[0]),
             **_files(folder),
         }
+        masks = {
+            **{rf"{re.escape(broker)}\b": "BROKER" for broker in cluster.broker_ids},
+            **{rf"{re.escape(address)}\b": "PULSAR" for address in pulsar},
+            re.escape(str(folder)): "FOLDER",
+            **_MASKS,
+        }
         async with admin_tool(cluster.addresses[0]) as tool:
-            yield Stage(tool=tool, names=names, brokers=cluster.broker_ids, pulsar=pulsar)
+            yield Stage(tool=tool, names=names, masks=masks)
 
 
 @asynccontextmanager
@@ -272,11 +268,6 @@ async def _clients(folder: Path, url: str) -> AsyncIterator[None]:
     finally:
         for client in clients:
             client.kill()
-
-
-async def _bundle(http: aiohttp.ClientSession, broker: str) -> str:
-    async with http.get(f"{broker}/lookup/v2/topic/{_LIVE.replace('://', '/')}/bundle") as answer:
-        return (await answer.text()).strip().strip('"')
 
 
 def _files(folder: Path) -> Mapping[str, str]:

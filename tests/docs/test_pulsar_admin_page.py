@@ -1,0 +1,51 @@
+"""The page about pulsar-admin is the one that the recorded results give, and these contradict no verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.pulsar_admin_page import PAGE, page
+from tests.pulsar.admin_script import Group, Line, left_out, problems, read_groups
+from tests.pulsar.admin_tool import Command
+
+LIST = "tenants list"
+
+
+def test_the_page_is_up_to_date() -> None:
+    """The page differs from the results only until `python -m tests.docs.pulsar_admin_page` is run."""
+    assert page() == PAGE.read_text(encoding="utf-8")
+
+
+def test_every_command_does_what_its_verdict_says() -> None:
+    assert list(problems(read_groups())) == []
+
+
+@pytest.mark.parametrize(
+    ("verdict", "line", "problem"),
+    [
+        ("works", Line(run=LIST, code=1, status=404, prints="there is no tenant"), "never works"),
+        ("differs", Line(run=LIST), "no verdict"),
+        ("works: well", Line(run=LIST), "no verdict"),
+        ("not here", Line(run=LIST), "but works"),
+        ("not here", Line(run=LIST, code=1, status=404, prints="there is no path '/x' at this broker"), "ends with 404"),
+        ("not here", Line(run=LIST, code=1, status=405, prints="use GET"), "ends with 405"),
+        ("not here", Line(run=LIST, code=1, status=500, prints="internal error"), "ends with 500"),
+        ("not here", Line(run=LIST, code=1, prints="java.lang.Error\n\tat x.Y.z(Y.java:1)"), "ends with 1"),
+        ("not here", Line(run=LIST, code=1, status=412), "ends with 412"),
+        ("works", Line(run="tenants get acme"), "has no verdict"),
+    ],
+)
+def test_a_contradiction_is_found(verdict: str, line: Line, problem: str) -> None:
+    assert problem in "\n".join(problems([Group(name="tenants", verdicts={LIST: verdict}, lines=[line])]))
+
+
+def test_a_command_or_option_that_the_script_leaves_out_is_found() -> None:
+    group = Group(name="tenants", verdicts={LIST: "works", "tenants rename": "works"}, lines=[Line(run=LIST)])
+    options = (("-h", "--help"), ("-a", "--all"))
+    commands = [Command(name=name, aliases=(), hidden=False, options=options) for name in (LIST, "tenants get", "functions list")]
+    assert list(left_out([group], commands)) == [
+        "tenants list: no line has its option -a",
+        "tenants get: the script leaves it out",
+        "tenants get: no line has its option -a",
+        "tenants rename: the tool has no such command",
+    ]

@@ -1,0 +1,52 @@
+"""Run every command of the real pulsar-admin, and compare what it does with what is written down."""
+
+from __future__ import annotations
+
+import difflib
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.pulsar.admin_script import Group, left_out, read_groups, run_script, stage
+from tests.pulsar.programs import Language, admin_command, require
+
+# Building the program for the first time takes minutes.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
+
+TOOL_S = 60.0
+AGAIN = "write it anew with `python -m tests.pulsar.admin_script`, and read the difference"
+
+
+def text_of(group: Group) -> Sequence[str]:
+    """Return what the lines of a group did, as lines of text."""
+    return [text for line in group.lines for text in (f"$ {line.run}", f"{line.code} ({line.status})", *line.prints.splitlines())]
+
+
+def differences(expected: Sequence[Group], found: Sequence[Group]) -> Iterator[str]:
+    """Yield what differs, group by group."""
+    for before, after in zip(expected, found, strict=True):
+        yield from difflib.unified_diff(text_of(before), text_of(after), before.name, before.name, lineterm="", n=4)
+
+
+async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
+    require(Language.JAVA)
+    groups = read_groups()
+    async with stage(tmp_path) as on:
+        assert list(left_out(groups, on.tool.commands)) == []
+        found = await run_script(on, groups)
+    assert "\n".join(differences(groups, found)) == "", AGAIN
+
+
+async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
+    """Success, a refusal of the broker, a command line without a parameter, and an unknown group."""
+    require(Language.JAVA)
+    lines = (("namespaces", "list", "acme"), ("namespaces", "bundles", "acme/nothing"), ("topics", "stats"), ("nonsense",))
+    async with stage(tmp_path) as on:
+        settings = tmp_path / "client.conf"
+        settings.write_text(f"webServiceUrl=http://{on.names['BROKER-1']}\n")
+        shared = [await on.tool.run(words) for words in lines]
+        program = [*admin_command()[:-1], "org.apache.pulsar.admin.cli.PulsarAdminTool", str(settings)]
+        alone = [subprocess.run([*program, *words], capture_output=True, text=True, check=False, timeout=TOOL_S) for words in lines]
+    assert [(each.code, each.out, each.err) for each in shared] == [(each.returncode, each.stdout, each.stderr) for each in alone]
