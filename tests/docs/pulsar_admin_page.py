@@ -31,7 +31,7 @@ def page() -> str:
 
 def _row(group: Group, command: str) -> tuple[str, str, str]:
     verdict, _, how = group.verdicts[command].partition(": ")
-    remark = group.lines_of(command)[0].prints if verdict == NOT_HERE else how
+    remark = how or (group.lines_of(command)[0].prints if verdict == NOT_HERE else "")
     return f"`{command.removeprefix(f'{group.name} ')}`", verdict if verdict == WORKS else f"**{verdict}**", cell(remark)
 
 

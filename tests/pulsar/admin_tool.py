@@ -21,11 +21,9 @@ _LINE_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of the tool: `options` are the names of each, `--help` and `--version` included."""
+    """A command of the tool, hidden or not: `options` are the names of each, `--help` and `--version` included."""
 
     name: str
-    aliases: tuple[str, ...]
-    hidden: bool
     options: tuple[tuple[str, ...], ...]
 
 
@@ -61,10 +59,7 @@ async def admin_tool(url: str) -> AsyncIterator[AdminTool]:
     process = await asyncio.create_subprocess_exec(*admin_command(), url, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX)
     try:
         rows = orjson.loads(await _line(process))
-        commands = [
-            Command(name=row["name"], aliases=tuple(row["aliases"]), hidden=row["hidden"], options=tuple(map(tuple, row["options"])))
-            for row in rows
-        ]
+        commands = [Command(name=row["name"], options=tuple(map(tuple, row["options"]))) for row in rows]
         yield AdminTool(process, commands)
     finally:
         process.kill()
