@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 TOOL_S = 60.0
 AGAIN = "write it anew with `python -m tests.pulsar.admin_script`, and read the difference"
+
+
+def run_alone(command: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command as a process. Return its exit code and its output."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TOOL_S)
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 def text_of(group: Group) -> Sequence[str]:
@@ -48,5 +55,5 @@ async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) ->
         settings.write_text(f"webServiceUrl=http://{on.names['BROKER-1']}\n")
         shared = [await on.tool.run(words) for words in lines]
         program = [*admin_command()[:-1], "org.apache.pulsar.admin.cli.PulsarAdminTool", str(settings)]
-        alone = [subprocess.run([*program, *words], capture_output=True, text=True, check=False, timeout=TOOL_S) for words in lines]
-    assert [(each.code, each.out, each.err) for each in shared] == [(each.returncode, each.stdout, each.stderr) for each in alone]
+        alone = [await asyncio.to_thread(run_alone, [*program, *words]) for words in lines]
+    assert [(each.code, each.out, each.err) for each in shared] == alone
