@@ -28,12 +28,12 @@ from tests.pulsar.programs import Language
 FOLDER: Final = Path(__file__).resolve().parent / "admin_commands"
 
 GROUPS: Final = (
-    *("clusters", "tenants", "properties", "ns-isolation-policy", "namespaces", "topics", "persistent", "non-persistent"),
-    *("schemas", "broker-stats", "brokers"),
+    *("tenants", "properties", "ns-isolation-policy", "namespaces", "topics", "persistent", "non-persistent", "schemas", "broker-stats"),
+    *("brokers", "clusters"),
 )
 """The groups of the script, in the order in which it runs them. The tool hides `properties`, `persistent` and `non-persistent`.
 
-The last command shuts a broker down.
+The last commands shut a broker down, and delete everything.
 """
 
 WORKS: Final = "works"
@@ -188,10 +188,10 @@ class Stage:
     async def run(self, line: Line) -> Line:
         """Run a line."""
         answer = await self.tool.run([_replaced(word, self.names) for word in line.run.split()])
-        prints = re.sub(r"\n\nReason: .*", "", answer.out + answer.err, flags=re.DOTALL)  # The tool prints a reason twice.
+        prints = re.sub(r"\n\nReason: .*", "", answer.out + answer.err, flags=re.DOTALL).strip()  # The tool prints a reason twice.
+        prints = _shape_of(prints) if command_in(line.run) in _FIGURES else prints
         for pattern, name in self.masks.items():
             prints = re.sub(pattern, name, prints)
-        prints = _shape_of(prints) if command_in(line.run) in _FIGURES else prints.strip()
         return replace(line, code=answer.code, status=answer.status, prints=re.sub(r" +$", "", prints, flags=re.MULTILINE))
 
 
@@ -199,8 +199,8 @@ _MASKS: Final = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
     r"\boffset \d+": "offset N",
-    r"\b\d{10,}\b": "N",
     r"\b\d+\.\d+\b": "N.N",
+    r"\b\d{10,}\b": "N",
 }
 
 _FIGURES: Final = frozenset(
@@ -217,11 +217,13 @@ _FIGURES: Final = frozenset(
 
 
 def _shape_of(text: str) -> str:
-    """Return the names in a JSON document, or the text if it is none."""
+    """Return the names in a JSON document, or in a text with parts of JSON."""
+    text = re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text)
     try:
-        return "\n".join(sorted(set(_paths(orjson.loads(re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text))))))
+        names = set(_paths(orjson.loads(text)))
     except orjson.JSONDecodeError:
-        return text.strip()
+        names = set(re.findall(r'"([^"]+)" *:', text)) or {text}
+    return "\n".join(sorted(names))
 
 
 def _paths(value: object, path: str = "") -> Iterator[str]:
