@@ -19,16 +19,19 @@ from typing import Final
 import orjson
 import yaml
 
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
-from tests.load.cluster import READY_MS, running
+from tests.load.cluster import READY_MS, running, settle
 from tests.pulsar.admin_tool import AdminTool, Command, admin_tool
 from tests.pulsar.clients import Client, Consuming, Event, Producing
-from tests.pulsar.programs import Language
+from tests.pulsar.programs import Language, admin_command
 
 FOLDER: Final = Path(__file__).resolve().parent / "admin_commands"
 
 GROUPS: Final = (
-    *("tenants", "properties", "ns-isolation-policy", "namespaces", "topics", "persistent", "non-persistent", "schemas", "broker-stats"),
+    *("broker-stats", "tenants", "properties", "ns-isolation-policy", "namespaces", "topics", "persistent", "non-persistent", "schemas"),
     *("brokers", "clusters"),
 )
 """The groups of the script, in the order in which it runs them. The tool hides `properties`, `persistent` and `non-persistent`.
@@ -199,6 +202,7 @@ _MASKS: Final = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
     r"\boffset \d+": "offset N",
+    r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",  # Which broker has which partitions.
     r"\b\d+\.\d+\b": "N.N",
     r"\b\d{10,}\b": "N",
 }
@@ -217,12 +221,12 @@ _FIGURES: Final = frozenset(
 
 
 def _shape_of(text: str) -> str:
-    """Return the names in a JSON document, or in a text with parts of JSON."""
+    """Return the names in a JSON document, or those of Pulsar's metrics in a list of metrics."""
     text = re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text)
     try:
         names = set(_paths(orjson.loads(text)))
     except orjson.JSONDecodeError:
-        names = set(re.findall(r'"([^"]+)" *:', text)) or {text}
+        names = set(re.findall(r'"((?:brk|pulsar)_[^"]+|metrics|dimensions)" *:', text)) or {text}
     return "\n".join(sorted(names))
 
 
@@ -230,7 +234,7 @@ def _paths(value: object, path: str = "") -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, each in value.items():
             yield from _paths(each, f"{path}.{name}" if path else name)
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
         for each in value:
             yield from _paths(each, f"{path}[]")
     else:
@@ -249,7 +253,11 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     )
     cluster = LocalCluster(settings)
     pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
-    async with running(cluster, _NAMESPACE, bundles=4), _clients(folder, cluster.pulsar_url):
+    async with running(cluster, _NAMESPACE, bundles=4) as (table, http), _clients(folder, cluster.pulsar_url):
+        # At the broker that the tool asks, which prints what it has itself.
+        move = Move(kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=cluster.broker_ids[0])
+        await operator.make(http, cluster.addresses[0], move)
+        await settle(cluster, table, _NAMESPACE)
         names = {
             **{f"BROKER-{number}": broker for number, broker in enumerate(cluster.broker_ids, 1)},
             **{f"PULSAR-{number}": address for number, address in enumerate(pulsar, 1)},
@@ -291,7 +299,8 @@ def _files(folder: Path) -> Mapping[str, str]:
     }
     for name, content in contents.items():
         (folder / name.lower()).write_text(content, encoding="utf-8")
-    return {name: str(folder / name.lower()) for name in (*contents, "JAR_FILE")}
+    jar = next(path for path in " ".join(admin_command()).replace(":", " ").split() if "/pulsar-common-" in path)
+    return {**{name: str(folder / name.lower()) for name in contents}, "JAR_FILE": jar}
 
 
 async def run_script(on: Stage, groups: Sequence[Group]) -> Sequence[Group]:
