@@ -1,6 +1,7 @@
 """Check what a namespace may be: the policies that brokers act on, and its number of bundles.
 
-A document may hold more: `brokers.pulsar.topics.names` keeps its own policies there. Unknown policies are ignored.
+`brokers.balancing.topic_policies` has those for topics. A document may hold more: `brokers.pulsar.topics.names` keeps its own policies
+there. Unknown policies are ignored.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from equipoise.brokers.balancing import topic_policies
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
@@ -52,7 +54,8 @@ def anti_affinity_group(policies: Document) -> str | None:
 def misfit(policies: Document) -> str | None:
     """Return why a namespace must not have these policies; None if it may."""
     checks = {ON_CHANNEL_LOSS: _misfit_of_loss, ANTI_AFFINITY_GROUP: _misfit_of_group}
-    problems = (check(policies[name]) for name, check in checks.items() if name in policies)
+    problems = [check(policies[name]) for name, check in checks.items() if name in policies]
+    problems += (topic_policies.misfit(name, value) for name, value in policies.items())
     return next((problem for problem in problems if problem is not None), None)
 
 

@@ -21,6 +21,8 @@ BODY_BYTES_MAX: Final = 1 << 20
 """Limit of a body. The largest useful one names 4,097 boundaries of 13 bytes each: 52 KiB."""
 
 _PROBLEMS_SHOWN_MAX: Final = 3
+# Pydantic's head of an error that a check of ours raised.
+_OWN_ERROR: Final = "Value error, "
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
 
 Value = TypeVar("Value")
@@ -59,10 +61,12 @@ class Bundles(BaseModel):
 class NamespaceBody(BaseModel):
     """The policies of a new namespace. Of Pulsar's policies only `bundles` has an effect; the others are ignored.
 
-    `on_channel_loss` is an addition of Equipoise.
+    Of clusters only this one is accepted. `on_channel_loss` is an addition of Equipoise.
     """
 
     bundles: Bundles | None = None
+    replication_clusters: Texts = []
+    allowed_clusters: Texts = []
     on_channel_loss: OnChannelLoss | None = None
 
     @property
@@ -157,6 +161,7 @@ Positions = Annotated[list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(
 BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
 ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | None)
+CLUSTERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
 ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
@@ -174,7 +179,10 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
     try:
         return adapter.validate_json(data)
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in error.errors()[:_PROBLEMS_SHOWN_MAX]]
+        problems = [
+            f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg'].removeprefix(_OWN_ERROR)}"
+            for detail in error.errors()[:_PROBLEMS_SHOWN_MAX]
+        ]
         raise InvalidRequest(what="the body", problem="; ".join(problems)) from None
 
 

@@ -184,6 +184,10 @@ class Answers:
             topic = served_topic(request.topic)
         except NotServed as refusal:
             self._connection.refuse(request, refusal.error, refusal.problem)
+            return
+        refused = self._server.admission.schema_refused(topic, request.schema)
+        if refused is not None:
+            self._connection.refuse(request, refused.error, refused.message)
         else:
             version = self._service.schemas.add(partitioned_name(topic.full), request.schema)
             self._connection.answer(request, replies.schema_accepted(request.request_id, version))
@@ -253,6 +257,10 @@ class Answers:
         name = request.name or self._server.new_producer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
+            admission, name_of_topic = self._server.admission, served_topic(request.topic)
+            refused = admission.producer_refused(name_of_topic, request.schema, is_encrypted=request.is_encrypted)
+            if refused is not None:
+                return refused
             producer = Producer(
                 name=name,
                 link=session,
@@ -288,6 +296,7 @@ class Answers:
         publishing = Publishing(producer=producer, served=served)
         if connection.producer_opened(request, name, publishing, schema_version=version):
             session.producers[producer] = served
+            session.pace(served.topic)
         else:
             session.drop_producer(producer, served)
 
@@ -296,6 +305,9 @@ class Answers:
         name = request.name or self._server.new_consumer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
+            refused = self._server.admission.consumer_refused(served_topic(request.topic), request.schema)
+            if refused is not None:
+                return refused
             came_ms = now_ms()
             consumer = Consumer(
                 name=name,
@@ -361,7 +373,12 @@ class Answers:
     async def _served(self, topic: str) -> Served:
         """Return the topic once this broker serves it. Wait while its owner is undecided."""
         name = served_topic(topic)
-        served = self._service.served_now(name) or await self._service.serve(name)
+        await self._server.admission.fetch_schema(name)
+        here = self._service.served_now(name)
+        if here is not None:
+            return here
+        await self._server.admission.check_topic(name)
+        served = await self._service.serve(name)
         if isinstance(served, Peer):
             raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
         return served

@@ -5,7 +5,7 @@ Nothing here writes to clients or waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
@@ -69,8 +69,8 @@ class Hosted:
 class Hosting:
     """All open bundles and topics of one broker."""
 
-    def __init__(self, *, limits: TopicLimits, topics_max: int) -> None:
-        """Start empty. At most `topics_max` topics are served at a time, over all bundles."""
+    def __init__(self, *, limits: Callable[[str], TopicLimits], topics_max: int) -> None:
+        """Start empty. At most `topics_max` topics are served at a time, over all bundles. `limits` has those of a namespace."""
         self._limits = limits
         self._topics_max = topics_max
         self._bundles: dict[str, Hosted] = {}
@@ -142,6 +142,15 @@ class Hosting:
         """Replace a topic of an open bundle by a new one with the given state. Return the new one."""
         return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
 
+    def limit(self, namespace: str, *, now_ms: int) -> Sequence[Topic]:
+        """Apply the limits of a namespace to its topics, because they have changed. Return the topics."""
+        limits = self._limits(namespace)
+        of_namespace = (hosted for hosted in self._bundles.values() if hosted.ownership.bundle.namespace == namespace)
+        topics = [served.topic for hosted in of_namespace for served in hosted.topics.values()]
+        for topic in topics:
+            topic.limit(limits, now_ms)
+        return topics
+
     def of_namespace(self, namespace: str) -> Iterator[str]:
         """Return the sorted full names of a namespace's topics."""
         for name in sorted(self._bundles):
@@ -150,7 +159,8 @@ class Hosting:
                 yield from sorted(hosted.topics)
 
     def _add(self, hosted: Hosted, name: str, state: TopicState | None, now_ms: int) -> Served:
-        topic = Topic(name, partition=partition_of(name), limits=self._limits, now_ms=now_ms, expected=state)
+        limits = self._limits(hosted.ownership.bundle.namespace)
+        topic = Topic(name, partition=partition_of(name), limits=limits, now_ms=now_ms, expected=state)
         served = Served(topic=topic, ownership=hosted.ownership, point=topic_hash(name))
         hosted.topics[name] = self._topics[name] = served
         return served

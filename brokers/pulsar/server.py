@@ -18,6 +18,7 @@ from typing import Final, Generic, TypeVar
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.http.answers import raw_answer
+from equipoise.brokers.pulsar.admission import Admission
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
@@ -34,11 +35,12 @@ from equipoise.brokers.pulsar.wire.requests import Ended, TopicsMode
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
-from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.service import WorkerEnded, own_http
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
-from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
+from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
 from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
@@ -52,6 +54,11 @@ _CLOSE_S: Final = 2.0
 
 # Log lines about clients per tick; further ones are only counted, so that clients cannot fill a disk.
 _LINES_PER_TICK_MAX: Final = 20
+
+# How long one wait for changes of policies takes. Any number will do.
+_FOLLOW_MS: Final = 3_600_000
+
+_NO_POLICIES: Final[Document] = {}
 
 T = TypeVar("T")
 
@@ -128,6 +135,7 @@ class Server:
         self.limits = Limits(message_bytes_max=config.pulsar_message_bytes_max, keep_alive_ms=config.pulsar_keep_alive_ms)
         self.peers = Peers(worker, service.hosting, timeout_ms=self.settings.peer_ms, moving_ms=self.settings.moving_ms)
         self.schemas = SchemaSearch(service.schemas, self.peers)
+        self.admission = Admission(self)
         self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
         self.unfinished = Pool[Session](bytes_max=self.settings.all_unfinished_bytes_max)
         self._connections_max = config.pulsar_connections_max
@@ -135,6 +143,7 @@ class Server:
         self._stats_ms = config.pulsar_stats_ms
         service.settle_ms = config.pulsar_settle_ms
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
+        service.policies.current = self.policies_of
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}
@@ -155,12 +164,14 @@ class Server:
         server = await loop.create_server(lambda: Session(self), sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(_BACKLOG)  # asyncio uses one number for the backlog and for accepts at once.
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
+        following = loop.create_task(self._follow_policies(), name="the policies of Pulsar's namespaces")
         try:
             async with self.peers.asking():
                 yield
         finally:
-            sweeping.cancel()
-            await asyncio.wait([sweeping])
+            for task in (sweeping, following):
+                task.cancel()
+            await asyncio.wait([sweeping, following])
             server.close()
             await self.service.all_redirected()
             await self._close_all()
@@ -318,6 +329,26 @@ class Server:
             for thing in things[start : start + self.settings.tick_batch]:
                 do(thing)
             await asyncio.sleep(0)
+
+    def policies_of(self, namespace: str) -> Document:
+        """Return the current policies of a namespace; none if it does not exist."""
+        entry = self._worker.view.namespaces.get(namespace)
+        return _NO_POLICIES if entry is None else entry.policies
+
+    async def _follow_policies(self) -> None:
+        """Apply changed policies to the topics that are served."""
+        policies = self.service.policies
+        while True:
+            try:
+                what, timeout_ms = "changes of policies", _FOLLOW_MS
+                changed = await self._worker.until(lambda _: policies.changed() or None, timeout_ms=timeout_ms, what=what)
+            except WorkerEnded:
+                return
+            except EquipoiseError:  # Nothing changed for long, or too many callers wait.
+                await asyncio.sleep(self.settings.tick_ms / 1_000)
+                continue
+            for namespace in changed:
+                self.service.apply_policies(namespace)
 
     def new_producer_name(self) -> str:
         """Return a name that is unique in the cluster, across restarts of this broker."""

@@ -31,6 +31,7 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
 from equipoise.brokers.pulsar.topics.names import PULSAR
+from equipoise.brokers.pulsar.topics.policies import PolicyTable
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.schemas import Schemas
 from equipoise.brokers.pulsar.topics.subscription import Delivery
@@ -78,7 +79,8 @@ class PulsarService(Service):
         self.settle_ms = 0
         # Returns the settings in force. The server replaces it.
         self.balancing: Callable[[], BalancingSettings] = BalancingSettings
-        self.hosting = Hosting(limits=self.settings.topics, topics_max=self.settings.topics_max)
+        self.policies = PolicyTable(self.settings.topics)
+        self.hosting = Hosting(limits=self.policies.limits_of, topics_max=self.settings.topics_max)
         self.schemas = Schemas()
         self.counts = Counts()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
@@ -268,9 +270,22 @@ class PulsarService(Service):
         first_id = topic.last_entry_id + 1
         outcome = topic.publish(producer, entries, now_ms())
         served.works |= dict.fromkeys(range(first_id, topic.last_entry_id + 1), work)
-        self.counts.published += sum(entry.messages for entry in entries)
-        self.counts.published_bytes += sum(len(entry.block) for entry in entries)
+        messages, bytes_ = sum(entry.messages for entry in entries), sum(len(entry.block) for entry in entries)
+        self.counts.published += messages
+        self.counts.published_bytes += bytes_
         self.carry_out(served, outcome)
+        bucket = topic.publish_bucket
+        if bucket is not None:
+            bucket.refill(now_ms())
+            bucket.spend(messages, bytes_)
+            if bucket.is_empty:
+                session_of(producer).throttle(topic)
+
+    def apply_policies(self, namespace: str) -> None:
+        """Apply the policies of a namespace to its topics, because they have changed."""
+        for topic in self.hosting.limit(namespace, now_ms=now_ms()):
+            for producer in topic.producers.values():
+                session_of(producer).pace(topic)
 
     def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
         """Add to a consumer's permits and deliver. Without a valid ownership only note the permits."""

@@ -16,7 +16,7 @@ from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.producers import Producer
-from equipoise.brokers.pulsar.topics.topic import Receipt
+from equipoise.brokers.pulsar.topics.topic import Receipt, Topic
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.requests import Ended, Request
@@ -35,6 +35,10 @@ _LAST_READ_S: Final = 1.0
 # turn may deliver to thousands of clients, and none can read before it ends.
 _WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 
+# The work for a client of a throttled topic per turn, as `Limits.turn_cost_max`: at most so many entries exceed the rate at once.
+_THROTTLED_TURN_COST: Final = 16
+_REST_MS: Final = 500
+
 
 class Session(asyncio.Protocol):
     """One connection. All methods run on the loop."""
@@ -48,6 +52,7 @@ class Session(asyncio.Protocol):
         "_probes",
         "_server",
         "_service",
+        "_throttled_by",
         "_transport",
         "address",
         "client_version",
@@ -64,6 +69,7 @@ class Session(asyncio.Protocol):
         self._service = server.service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
+        self._throttled_by: Topic | None = None
         self._is_write_due = False
         self._has_left = False
         self._has_delivered = False
@@ -97,15 +103,42 @@ class Session(asyncio.Protocol):
         self.write_soon()
         reader = self.connection.reader
         self._server.keeps_unfinished(self, reader.pending_bytes, came_bytes=len(data))
-        if reader.has_more and not self._is_busy:
+        if (reader.has_more or self._throttled_by is not None) and not self._is_busy:
             self._set_busy(is_busy=True)
 
     def _go_on(self) -> None:
-        """Handle more of the bytes read, in the next turn."""
+        """Handle more of the bytes read, in the next turn, or once the topic that throttles this client lets it publish again."""
+        rest_ms = self._rest_ms()
+        if rest_ms:
+            asyncio.get_running_loop().call_later(rest_ms / 1_000, self._go_on)
+            return
         self._is_busy = False
         self.data_received(b"")
         if not self._is_busy:
             self._set_busy(is_busy=False)
+
+    def throttle(self, topic: Topic) -> None:
+        """Read no more from this client until the topic lets it publish again. As in Pulsar, all that the client sends waits meanwhile."""
+        self._throttled_by = topic
+        self.pace(topic)
+
+    def pace(self, topic: Topic) -> None:
+        """Take less from this client per turn if a topic that it publishes to has a publish rate, so that it exceeds the rate by little."""
+        turn_cost = self._server.limits.turn_cost_max
+        self.connection.turn_cost_max = turn_cost if topic.publish_bucket is None else _THROTTLED_TURN_COST
+
+    def _rest_ms(self) -> int:
+        """Return how long to read nothing, or 0. A policy that changes meanwhile is noticed within `_REST_MS`."""
+        topic = self._throttled_by
+        if topic is None or self._has_left:
+            return 0
+        bucket = None if topic.is_fenced else topic.publish_bucket
+        if bucket is not None:
+            bucket.refill(now_ms())
+            if bucket.is_empty:
+                return min(bucket.wait_ms, _REST_MS)
+        self._throttled_by = None
+        return 0
 
     def _set_busy(self, *, is_busy: bool) -> None:
         """Pause reading while read bytes are unhandled, so that at most one chunk of the transport accumulates."""
@@ -168,8 +201,9 @@ class Session(asyncio.Protocol):
             self.abort()
 
     def tick(self, now_ms: int) -> None:
-        """Send a keep-alive, or abort a silent connection."""
-        self._take(self.connection.tick(now_ms))
+        """Send a keep-alive, or abort a silent connection. A throttled one is not silent: nothing is read from it."""
+        if self._throttled_by is None:
+            self._take(self.connection.tick(now_ms))
         self.write_soon()
         self._count_behind()
 

@@ -25,7 +25,7 @@ COUNTER: Final = "counter"
 _NAMED: Final = {COUNTER: "equipoise.examples.counter:Counter", PULSAR: "equipoise.brokers.pulsar.service:PulsarService"}
 
 # The modules that the extra `pulsar` installs.
-_NEEDED_BY_PULSAR: Final = ("google.protobuf", "google_crc32c")
+_NEEDED_BY_PULSAR: Final = ("avro", "google.protobuf", "google_crc32c")
 
 # A module name has neither `=` nor `:`. A pattern may have both, like a namespace.
 _match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)").fullmatch

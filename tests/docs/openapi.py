@@ -25,6 +25,7 @@ from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.policies import TopicPolicies
 from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
 from equipoise.brokers.pulsar.admin.topics import Topics
 
@@ -51,6 +52,7 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Topics": Topics,
     "Partitioned topics": Partitions,
     "Schemas": SchemaPaths,
+    "Policies of topics": TopicPolicies,
     "Assignment": Assignment,
     "Health": Health,
 }

@@ -59,6 +59,7 @@ ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min
 
 # Imports limited to the named modules: clients of other systems, and the tests.
 ONLY_IN = {
+    "avro": ("equipoise.brokers.pulsar.topics.compatibility",),
     "confluent_kafka": ("equipoise.channel.kafka.client", "tests.kafka"),
     "faust": ("equipoise.brokers.load.worker",),
     "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),

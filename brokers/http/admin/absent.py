@@ -34,12 +34,50 @@ class Feature:
     default: object = NOTHING
 
 
+def _policy(name: str, why: str, *, methods: str = "GET POST DELETE", default: object = None) -> Feature:
+    """Return a policy of namespaces. Most have no default in Pulsar: None."""
+    return Feature(methods=methods, path=f"/admin/v2/namespaces/{{tenant}}/{{namespace}}/{name}", why=why, default=default)
+
+
+_NO_STORE: Final = "this server stores no messages"
+_NO_BACKLOG: Final = f"{_NO_STORE}, so there is no backlog: a consumer gets what is published while it is connected"
+_NO_REPLICATION: Final = "this server does not replicate: its clusters know nothing of each other"
+_NO_OFFLOAD: Final = f"{_NO_STORE}, so there is nothing to offload"
+_NO_ACKS: Final = f"{_NO_STORE}, so acknowledgements have no effect and are not counted"
+_NO_AUTHORIZATION: Final = "this server has no authorization yet, so every client may do everything; restrict who reaches its ports"
+_ONE_CLUSTER_IN_NAMES: Final = "names with a cluster (tenant/cluster/namespace) are those of Pulsar 1; use tenant/namespace"
+
 FEATURES: Final = (
-    Feature(
-        methods="GET POST DELETE",
-        path="/admin/v2/namespaces/{tenant}/{namespace}/retention",
-        why="this server stores no messages, so there is nothing to retain; a consumer gets what is published while it is connected",
-        default=None,
+    _policy("retention", f"{_NO_STORE}, so there is nothing to retain; a consumer gets what is published while it is connected"),
+    _policy("messageTTL", f"{_NO_STORE}, so none can expire"),
+    _policy("backlogQuotaMap", _NO_BACKLOG, methods="GET", default={}),
+    _policy("backlogQuota", _NO_BACKLOG, methods="POST DELETE", default=NOTHING),
+    _policy("persistence", f"{_NO_STORE}, so there are no ledgers to configure"),
+    _policy("persistence/bookieAffinity", f"{_NO_STORE}, so it has no bookies"),
+    _policy("subscriptionExpirationTime", f"{_NO_STORE}: a subscription ends with its last consumer"),
+    _policy("deduplication", f"{_NO_STORE}, so it cannot tell a message that is sent again"),
+    _policy("deduplicationSnapshotInterval", f"{_NO_STORE}, so it cannot tell a message that is sent again", methods="GET POST"),
+    _policy("compactionThreshold", f"{_NO_STORE}, so there is nothing to compact", methods="GET PUT DELETE"),
+    _policy("offloadThreshold", _NO_OFFLOAD, methods="GET PUT", default=-1),
+    _policy("offloadThresholdInSeconds", _NO_OFFLOAD, methods="GET PUT", default=-1),
+    _policy("offloadDeletionLagMs", _NO_OFFLOAD, methods="GET PUT DELETE"),
+    _policy("offloadPolicies", _NO_OFFLOAD, methods="GET POST"),
+    _policy("removeOffloadPolicies", _NO_OFFLOAD, methods="DELETE", default=NOTHING),
+    _policy("maxUnackedMessagesPerSubscription", _NO_ACKS),
+    _policy("maxUnackedMessagesPerConsumer", _NO_ACKS),
+    _policy("dispatcherPauseOnAckStatePersistent", _NO_ACKS, default=False),
+    _policy("delayedDelivery", f"{_NO_STORE}, so none can be delivered later"),
+    _policy("entryFilters", "this server loads no plug-ins that filter messages"),
+    _policy("autoSubscriptionCreation", f"{_NO_STORE}: a subscription exists only while it has consumers, so each of them creates it"),
+    _policy("inactiveTopicPolicies", f"{_NO_STORE}: a topic ends with its last client"),
+    _policy("subscribeRate", "this server does not limit how often consumers subscribe; Pulsar does so for stored topics only"),
+    _policy("replicatorDispatchRate", _NO_REPLICATION),
+    _policy("migration", _NO_REPLICATION, methods="POST", default=NOTHING),
+    _policy(
+        "schemaAutoUpdateCompatibilityStrategy",
+        "Pulsar has replaced this policy; use schemaCompatibilityStrategy (`namespaces set-schema-compatibility-strategy`)",
+        methods="GET PUT",
+        default=NOTHING,
     ),
     Feature(
         methods="GET POST",
@@ -63,6 +101,17 @@ FEATURES: Final = (
         path="/admin/v2/broker-stats/allocator-stats/{allocator}",
         why="this server is no Java program, so it has no allocators; use broker-stats monitoring-metrics",
     ),
+    _policy("permissions", _NO_AUTHORIZATION, methods="GET", default={}),
+    _policy("permissions/subscription", _NO_AUTHORIZATION, methods="GET", default={}),
+    _policy("permissions/{role}", _NO_AUTHORIZATION, methods="POST DELETE", default=NOTHING),
+    _policy("permissions/{subscription}/{role}", _NO_AUTHORIZATION, methods="POST DELETE", default=NOTHING),
+    _policy("subscriptionAuthMode", _NO_AUTHORIZATION, methods="GET POST", default="None"),
+    _policy("resourcegroup", "this server has no resource groups; use publishRate and dispatchRate", methods="GET DELETE"),
+    _policy(
+        "resourcegroup/{name}", "this server has no resource groups; use publishRate and dispatchRate", methods="POST", default=NOTHING
+    ),
+    Feature(methods="GET", path="/admin/namespaces/{tenant}/{cluster}", why=_ONE_CLUSTER_IN_NAMES),
+    Feature(methods="GET", path="/admin/namespaces/{tenant}/{cluster}/{namespace}/destinations", why=_ONE_CLUSTER_IN_NAMES),
 )
 """The features that are absent in every cluster."""
 

@@ -12,12 +12,20 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of
-from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
+from equipoise.brokers.balancing.namespace_policies import (
+    ANTI_AFFINITY_GROUP,
+    ON_CHANNEL_LOSS,
+    OnChannelLoss,
+    anti_affinity_group,
+    on_channel_loss,
+)
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.topic_policies import pulsar_document
 from equipoise.brokers.errors import Cancelled
 from equipoise.brokers.http.admin.operating import Admin
-from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import (
+    CLUSTERS_BODY,
     GROUP_BODY,
     NAMESPACE_BODY,
     ON_CHANNEL_LOSS_BODY,
@@ -32,8 +40,9 @@ from equipoise.brokers.http.bodies import (
     required_body_of,
 )
 from equipoise.brokers.http.errors import error_answer
-from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations import verbs
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
 
@@ -65,6 +74,11 @@ class Namespaces(Admin):
             web.get(f"{_NAMESPACE}/antiAffinity", self.anti_affinity),
             web.post(f"{_NAMESPACE}/antiAffinity", self.set_anti_affinity),
             web.delete(f"{_NAMESPACE}/antiAffinity", self.delete_anti_affinity),
+            web.get("/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
+            web.get(f"{_NAMESPACE}/replication", self.clusters),
+            web.post(f"{_NAMESPACE}/replication", self.set_clusters),
+            web.get(f"{_NAMESPACE}/allowedClusters", self.allowed_clusters),
+            web.post(f"{_NAMESPACE}/allowedClusters", self.set_clusters),
             web.put(f"{_BUNDLE}/unload", self.unload),
             web.delete(f"{_BUNDLE}/unload", self.cancel),
             web.put(f"{_BUNDLE}/split", self.split),
@@ -89,6 +103,7 @@ class Namespaces(Admin):
             ON_CHANNEL_LOSS: on_channel_loss(namespace.policies),
         }
         group = namespace.policies.get(ANTI_AFFINITY_GROUP)
+        document |= pulsar_document(namespace.policies, str(view.cluster))
         return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
 
     async def on_channel_loss(self, request: web.Request) -> web.Response:
@@ -101,18 +116,45 @@ class Namespaces(Admin):
         return await self._done(verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value))
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
-        """Return the anti-affinity group of a namespace; 204 if it is in none."""
+        """Return the anti-affinity group of a namespace as text; 204 if it is in none."""
         group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(ANTI_AFFINITY_GROUP)
-        return done() if group is None else json_answer(group)
+        return done() if group is None else text_answer(str(group))
 
     async def set_anti_affinity(self, request: web.Request) -> web.Response:
-        """Put a namespace into an anti-affinity group. It applies as bundles are placed."""
-        group = await required_body_of(request, GROUP_BODY, "the name of the group, as JSON")
+        """Put a namespace into an anti-affinity group. It applies as bundles are placed.
+
+        The body is the name, as JSON or as it is: Pulsar's tools send it without quotes.
+        """
+        text = (await request.text()).strip()
+        group = await required_body_of(request, GROUP_BODY, "the name of the group") if text[:1] in ("", '"') else text
         return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
+
+    async def of_anti_affinity_group(self, request: web.Request) -> web.Response:
+        """List the namespaces of an anti-affinity group."""
+        view, group = view_of_cluster(self._worker, request), request.match_info["group"].lower()
+        return json_answer(sorted(each.name for each in view.namespaces.values() if anti_affinity_group(each.policies) == group))
 
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
         """Remove a namespace from its anti-affinity group."""
         return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None))
+
+    async def clusters(self, request: web.Request) -> web.Response:
+        """Return the clusters of a namespace: this one."""
+        view = ready_view(self._worker)
+        namespace_named(view, namespace_of(request))
+        return json_answer([view.cluster])
+
+    async def set_clusters(self, request: web.Request) -> web.Response:
+        """Check that a namespace gets no other cluster than this one, and change nothing. Nothing is replicated."""
+        view = ready_view(self._worker)
+        namespace = namespace_named(view, namespace_of(request)).name
+        check_clusters(view, namespace, await required_body_of(request, CLUSTERS_BODY, f'["{view.cluster}"]'))
+        return done()
+
+    async def allowed_clusters(self, request: web.Request) -> web.Response:
+        """Return the clusters that a namespace is restricted to: none, because there is one cluster."""
+        namespace_named(ready_view(self._worker), namespace_of(request))
+        return json_answer([])
 
     async def bundles(self, request: web.Request) -> web.Response:
         """Return the boundaries of the bundles of a namespace."""
@@ -123,6 +165,7 @@ class Namespaces(Admin):
         """Create a namespace; the leader gives its bundles to brokers."""
         namespace = namespace_of(request)
         body = await body_of(request, NAMESPACE_BODY) or NamespaceBody()
+        check_clusters(ready_view(self._worker), namespace, [*body.replication_clusters, *body.allowed_clusters])
         boundaries = (body.bundles or Bundles()).cuts(namespace)
         return await self._done(verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings))
 
@@ -184,6 +227,16 @@ class Namespaces(Admin):
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""
         return await self._done(verbs.merge(bundle_of(request)))
+
+
+def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:
+    """Raise `CallerError` if `clusters` has another cluster than this one."""
+    other = next((name for name in clusters if name != view.cluster), None)
+    if other is not None:
+        raise CallerError(
+            f"namespace {namespace} cannot be in cluster {other[:64]!r}: this server knows no cluster but its own; "
+            f"name {view.cluster}, or no cluster"
+        )
 
 
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:

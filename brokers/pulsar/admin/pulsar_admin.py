@@ -10,6 +10,7 @@ from equipoise.brokers.http.admin.absent import Absent
 from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.policies import TopicPolicies
 from equipoise.brokers.pulsar.admin.refused import Refused
 from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
 from equipoise.brokers.pulsar.admin.topics import Topics
@@ -27,7 +28,8 @@ class PulsarAdmin:
         """`server` answers for local topics and asks other brokers; `lookups` finds the broker to redirect to."""
         self._worker = worker
         self._server = server
-        self._paths = [group(worker, server, lookups) for group in (Lists, Topics, Partitions, SchemaPaths)]
+        of_topics = (Lists, Topics, Partitions, SchemaPaths)
+        self._paths = [*(group(worker, server, lookups) for group in of_topics), TopicPolicies(worker, server)]
 
     def documented(self) -> Sequence[web.RouteDef]:
         """Return the routes that work."""

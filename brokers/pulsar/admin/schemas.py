@@ -10,11 +10,13 @@ from typing import Final
 from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter
 
+from equipoise.brokers.balancing.topic_policies import Compatibility
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.pulsar import schema_search
-from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict, topic_of
+from equipoise.brokers.pulsar.topics.compatibility import KINDS
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, version_of
 from equipoise.brokers.pulsar.wire.requests import Schema
@@ -33,9 +35,9 @@ class SchemaBody(BaseModel):
 
     def schema_of(self, topic: TopicName) -> Schema:
         """Return the schema that a client would register. Raise `InvalidRequest`."""
-        if self.type not in _KINDS:
-            raise InvalidRequest(what="the type of the schema", problem=f"{self.type[:64]!r} is not one of {', '.join(_KINDS)}")
-        kind = _KINDS.index(self.type)
+        if self.type not in KINDS:
+            raise InvalidRequest(what="the type of the schema", problem=f"{self.type[:64]!r} is not one of {', '.join(KINDS)}")
+        kind = KINDS.index(self.type)
         definition = _key_value(self.definition) if kind == _KEY_VALUE else self.definition.encode()
         return Schema(name=topic.local, kind=kind, definition=definition, properties=tuple(sorted(self.properties.items())))
 
@@ -89,6 +91,9 @@ class SchemaPaths(TopicPaths):
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         self._server.check_namespace(topic.namespace)
         await self._here(request, topic.namespace, topic_hash(topic.full))
+        refused = await self._refused(topic, schema)
+        if refused is not None:
+            return conflict(request, refused)
         version = self._service.schemas.add(partitioned_name(topic.full), schema)
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
 
@@ -108,9 +113,20 @@ class SchemaPaths(TopicPaths):
         return json_answer({"version": int.from_bytes(known[0], "big")})
 
     async def compatibility(self, request: web.Request) -> web.Response:
-        """Return that a schema is compatible: brokers take any schema, as with Pulsar's strategy ALWAYS_COMPATIBLE."""
-        (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic_of(request))
-        return json_answer({"compatibility": True, "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE"})
+        """Return whether producers of a topic may use a schema, by the strategy of its namespace."""
+        topic = topic_of(request)
+        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
+        await self._here(request, topic.namespace, topic_hash(topic.full))
+        is_compatible = await self._refused(topic, schema) is None
+        strategy = self._server.admission.strategy_of(topic.namespace)
+        in_force = Compatibility.ALWAYS_COMPATIBLE if strategy is Compatibility.UNDEFINED else strategy
+        return json_answer({"compatibility": is_compatible, "schemaCompatibilityStrategy": in_force})
+
+    async def _refused(self, topic: TopicName, schema: Schema) -> str | None:
+        """Return why producers of a topic must not use a schema; None if they may."""
+        await self._server.admission.fetch_schema(topic)
+        refusal = self._server.admission.schema_refused(topic, schema)
+        return None if refusal is None else refusal.message
 
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of a schema. It is a digest of the schema, registered or not."""
@@ -126,12 +142,7 @@ def _version_document(version: bytes) -> dict[str, object]:
     return {"version": {"version": int.from_bytes(version, "big")}}
 
 
-# Pulsar's type names, indexed by type number.
-_KINDS: Final = (
-    *("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64", "FLOAT", "DOUBLE", "DATE", "TIME"),
-    *("TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE", "LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
-)
-_KEY_VALUE: Final = _KINDS.index("KEY_VALUE")
+_KEY_VALUE: Final = KINDS.index("KEY_VALUE")
 
 _LENGTH_BYTES: Final = 4
 
@@ -145,7 +156,7 @@ def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
     """Return a schema as Pulsar's JSON. The timestamp is 0, because schemas are not stored."""
     return {
         "version": int.from_bytes(version, "big"),
-        "type": _KINDS[schema.kind] if 0 <= schema.kind < len(_KINDS) else "NONE",
+        "type": KINDS[schema.kind] if 0 <= schema.kind < len(KINDS) else "NONE",
         "timestamp": 0,
         "data": _data_of(schema),
         "properties": dict(schema.properties),

@@ -31,12 +31,12 @@ class Producer:
 class Producers:
     """The producers of one topic, by name."""
 
-    __slots__ = ("_by_name", "_count_max", "_topic")
+    __slots__ = ("_by_name", "_topic", "count_max")
 
     def __init__(self, topic: str, *, count_max: int) -> None:
         """Start without producers. `topic` is the full name of the topic, used in refusals."""
         self._topic = topic
-        self._count_max = count_max
+        self.count_max = count_max
         self._by_name: dict[str, Producer] = {}
 
     @property
@@ -63,7 +63,7 @@ class Producers:
         refusal = self._access_refused(producer)
         if refusal is not None:
             return refusal
-        if len(self._by_name) >= self._count_max:
+        if len(self._by_name) >= self.count_max:
             return Refusal(error=ServerError.PRODUCER_BUSY, message=f"Topic {self._topic} reached max producers limit")
         self._by_name[producer.name] = producer
         return None

@@ -12,6 +12,7 @@ from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_ex
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Dispatcher, KeySharing, Refusal, dispatcher, wants_stripes
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.throttling import Bucket
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 
@@ -83,6 +84,7 @@ class Subscription:
         "_slots",
         "_topic_delivered",
         "arrivals",
+        "bucket",
         "consumers",
         "delivered",
         "dropped",
@@ -116,6 +118,8 @@ class Subscription:
         self.is_durable = is_durable
         self.consumers: dict[Consumer, None] = {}  # In order of arrival.
         self.arrivals: Arrivals | None = None
+        # `DispatchThrottle` keeps it here, because it ends with the subscription.
+        self.bucket: Bucket | None = None
         self.delivered = Meter(now_ms=now_ms)
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
@@ -186,7 +190,7 @@ class Subscription:
             return self._hold(self.arrivals, entry, slot)
         consumer = self._dispatcher.choose(slot)
         if consumer is None:
-            return self._drop(entry)
+            return self.drop(entry)
         self._deliver(consumer, entry, deliveries)
         return 0
 
@@ -222,7 +226,7 @@ class Subscription:
             for entry in arrivals.entries:
                 consumer = sharing.consumer_of(self._slots.of(entry))
                 if consumer is None:
-                    dropped += self._drop(arrivals.take(entry.entry_id))
+                    dropped += self.drop(arrivals.take(entry.entry_id))
                 else:
                     self._lanes.add(consumer, entry)
         began = len(deliveries)
@@ -243,7 +247,7 @@ class Subscription:
     def _hold(self, arrivals: Arrivals, entry: Entry, slot: int) -> int:
         """Append a new entry to those that wait. Return the number of dropped messages."""
         if not arrivals.hold(entry):
-            return self._drop(entry)
+            return self.drop(entry)
         if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
             consumer = self._dispatcher.consumer_of(slot)
             assert consumer is not None, "only what waits behind something has no free way"
@@ -288,9 +292,10 @@ class Subscription:
         for meter in (consumer.delivered, self.delivered, self._topic_delivered):
             meter.messages -= entry.messages
             meter.bytes -= len(entry.block)
-        self._drop(entry)
+        self.drop(entry)
 
-    def _drop(self, entry: Entry) -> int:
+    def drop(self, entry: Entry) -> int:
+        """Count an entry that no consumer gets. Return the number of its messages."""
         self.dropped.messages += entry.messages
         self.dropped.bytes += len(entry.block)
         return entry.messages

@@ -19,7 +19,7 @@ The topic is *holding* until all consumers are back, for at most `receipt_wait_m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
+from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -57,6 +58,11 @@ class TopicLimits:
     # How long consumers that are back wait for a missing one, which may have closed during the move and never return.
     absent_wait_ms: int = 1_000
     reconnect_wait_ms: int = 10_000
+    # Policies of the namespace. None: no limit.
+    kinds: frozenset[SubscriptionKind] | None = None
+    publish_rate: Rate | None = None
+    dispatch_rate: Rate | None = None
+    subscription_dispatch_rate: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +127,7 @@ class Topic:
 
     __slots__ = (
         "_absent_deadline_ms",
+        "_dispatch",
         "_held",
         "_holding",
         "_homes",
@@ -136,6 +143,7 @@ class Topic:
         "last_entry_id",
         "name",
         "partition",
+        "publish_bucket",
         "published",
     )
 
@@ -165,8 +173,29 @@ class Topic:
         self._absent_deadline_ms: int | None = None
         # None: no subscription waits for consumers, permanently.
         self._reconnect_deadline_ms: int | None = None
+        # None: no limit of the rate at which producers publish, and at which subscriptions deliver.
+        self.publish_bucket: Bucket | None = None
+        self._dispatch: DispatchThrottle | None = None
+        self._limit_rates(now_ms)
         if expected is not None:
             self._expect(expected, now_ms)
+
+    def limit(self, limits: TopicLimits, now_ms: int) -> None:
+        """Apply other limits from now on. Clients that are connected stay, also if there are too many of them now."""
+        if limits == self._limits:
+            return
+        self._limits = limits
+        self._producers.count_max = limits.producers_max
+        self._limit_rates(now_ms)
+
+    def _limit_rates(self, now_ms: int) -> None:
+        limits = self._limits
+        self.publish_bucket = None if limits.publish_rate is None else Bucket(limits.publish_rate, now_ms=now_ms)
+        self._dispatch = None
+        for subscription in self._subscriptions.values():
+            subscription.bucket = None
+        if limits.dispatch_rate is not None or limits.subscription_dispatch_rate is not None:
+            self._dispatch = DispatchThrottle(topic=limits.dispatch_rate, subscription=limits.subscription_dispatch_rate, now_ms=now_ms)
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -242,6 +271,10 @@ class Topic:
         """
         if self.is_fenced:
             return self._moving()
+        if self._limits.kinds is not None and kind not in self._limits.kinds:
+            allowed = ", ".join(sorted(each.name.title() for each in self._limits.kinds))
+            message = f"Topic {self.name} does not support {kind.name.title()} subscriptions; the policy of its namespace allows {allowed}"
+            return Refusal(error=ServerError.NOT_ALLOWED, message=message)
         if len(self._homes) >= self._limits.consumers_max:
             return Refusal(error=ServerError.CONSUMER_BUSY, message=f"Topic {self.name} reached max consumers limit")
         home = self._subscriptions.get(subscription)
@@ -310,6 +343,10 @@ class Topic:
             return outcome
         if self._reconnect_deadline_ms is not None:
             self._pass_deadlines(now_ms, outcome)
+        take: Callable[[Subscription, Entry, int, list[Delivery]], int] = Subscription.take
+        if self._dispatch is not None:
+            self._dispatch.begin(now_ms)
+            take = self._dispatch.take
         total_messages = total_bytes = 0
         for sequence_id, highest_sequence_id, messages, block in entries:
             self.last_entry_id = entry_id = self.last_entry_id + 1
@@ -320,7 +357,7 @@ class Topic:
             for subscription in self._subscriptions.values():
                 if slot is None and subscription.is_keyed:
                     slot = slot_of(block)
-                outcome.dropped += subscription.take(entry, slot or 0, outcome.deliveries)
+                outcome.dropped += take(subscription, entry, slot or 0, outcome.deliveries)
             receipts = self._held if self._holding else outcome.receipts
             receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
             if self._holding and len(self._held) > self._limits.waiting_entries_max:

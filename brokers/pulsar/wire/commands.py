@@ -303,6 +303,7 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
         access_mode=access_mode,
         properties=_properties(command.metadata, limits),
         schema=_own_schema(command, limits),
+        is_encrypted=command.encrypted,
     )
 
 

@@ -149,11 +149,13 @@ class Connection:
         "_waiting",
         "is_ended",
         "reader",
+        "turn_cost_max",
     )
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
         """Start with a connection that was just accepted."""
         self._limits = limits
+        self.turn_cost_max = limits.turn_cost_max
         # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
@@ -195,7 +197,7 @@ class Connection:
                     self._take(frame)
                 data = b""
             if self._is_connected:
-                for frame in self.reader.feed(data, cost_max=self._limits.turn_cost_max):
+                for frame in self.reader.feed(data, cost_max=self.turn_cost_max):
                     self._take(frame)
             if self.reader.problem is not None:
                 self._end(self.reader.problem)

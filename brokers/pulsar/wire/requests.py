@@ -102,6 +102,7 @@ class ProducerAsked:
 
     * `name`: None if the broker chooses it.
     * `schema`: the schema of its messages, or None.
+    * `is_encrypted`: whether it encrypts them.
     """
 
     asked: ClassVar = Asked.PRODUCER
@@ -113,6 +114,7 @@ class ProducerAsked:
     access_mode: AccessMode
     properties: tuple[tuple[str, str], ...]
     schema: Schema | None = None
+    is_encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -269,3 +270,19 @@ async def test_operations_beyond_the_bound_are_answered_503(tmp_path: Path, monk
         assert "owned" == brokers.view.bundles[second].phase
         owner.service.closing.set()
         assert 204 == (await asked).status
+
+
+async def test_a_namespace_is_in_this_cluster_only(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        own = brokers.view.cluster
+        path = f"{NAMESPACES}/{NAMESPACE}"
+        for bodies in ({"replication_clusters": ["west"]}, {"allowed_clusters": [own, "west"]}):
+            answer = await broker.put(f"{NAMESPACES}/acme/new", bodies)
+            assert (412, True) == (answer.status, "'west'" in answer.reason)
+        assert 204 == (await broker.put(f"{NAMESPACES}/acme/new", {"replication_clusters": [own]})).status
+        assert [own] == (await broker.get(f"{path}/replication")).json()
+        assert [] == (await broker.get(f"{path}/allowedClusters")).json()
+        for name in ("replication", "allowedClusters"):
+            assert 204 == (await broker.ask("POST", f"{path}/{name}", data=json.dumps([own]).encode())).status
+            assert 412 == (await broker.ask("POST", f"{path}/{name}", data=b'["west"]')).status

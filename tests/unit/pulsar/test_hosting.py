@@ -29,7 +29,7 @@ def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
 
 def hosting(topics_max: int = 100) -> Hosting:
     """Tables without bundles."""
-    return Hosting(limits=TopicLimits(), topics_max=topics_max)
+    return Hosting(limits=lambda _: TopicLimits(), topics_max=topics_max)
 
 
 def filed(tables: Hosting) -> dict[str, list[str]]:

@@ -59,7 +59,7 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
         }
         view = SimpleNamespace(bundles_of=lambda _: [SimpleNamespace(server=server) for server in (1, 2, 2)], live=live)
         worker = SimpleNamespace(view=view, broker_id="me", open_bundles=["t/other/0x00000000_0xffffffff", open_here])
-        hosting = Hosting(limits=TopicLimits(), topics_max=1)
+        hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():
             yield peers

@@ -1,0 +1,235 @@
+"""Define Pulsar's policies for the topics of a namespace, in Pulsar's JSON and as the scalars that the channel stores.
+
+Numbers, flags and names are stored as they are. Rates and lists are stored as JSON text, so that one record changes all their parts.
+`brokers.pulsar` enforces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError, model_validator
+
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Document, Scalar
+
+COUNT_MAX: Final = 2**31 - 1
+_RATE_MAX: Final = 2**53
+_PERIOD_S_MAX: Final = 86_400
+
+_Rate = Annotated[int, Strict(), Field(ge=-1, le=_RATE_MAX)]
+
+
+class PublishRate(BaseModel):
+    """How much the producers of one topic may publish per second, together. 0 and -1 are no limit, as in Pulsar."""
+
+    model_config = ConfigDict(frozen=True)
+
+    messages: _Rate = Field(default=-1, alias="publishThrottlingRateInMsg")
+    bytes: _Rate = Field(default=-1, alias="publishThrottlingRateInByte")
+
+
+class DispatchRate(BaseModel):
+    """How much a topic or a subscription may deliver in each period of seconds. 0 and -1 are no limit, as in Pulsar."""
+
+    model_config = ConfigDict(frozen=True)
+
+    messages: _Rate = Field(default=-1, alias="dispatchThrottlingRateInMsg")
+    bytes: _Rate = Field(default=-1, alias="dispatchThrottlingRateInByte")
+    is_relative: bool = Field(default=False, alias="relativeToPublishRate")
+    period_s: Annotated[int, Strict(), Field(ge=1, le=_PERIOD_S_MAX)] = Field(default=1, alias="ratePeriodInSecond")
+
+    @model_validator(mode="after")
+    def _absolute(self) -> Self:
+        if self.is_relative:
+            problem = "a rate relative to the publish rate lets consumers catch up, and this server stores nothing to catch up with"
+            raise ValueError(problem)
+        return self
+
+
+class TopicType(StrEnum):
+    """The kind of the topics that clients create by using them."""
+
+    PLAIN = "non-partitioned"
+    PARTITIONED = "partitioned"
+
+
+class TopicCreation(BaseModel):
+    """Whether clients create topics by using them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    is_allowed: Annotated[bool, Strict()] = Field(alias="allowAutoTopicCreation")
+    topic_type: TopicType = Field(default=TopicType.PLAIN, alias="topicType")
+    partitions: int | None = Field(default=None, alias="defaultNumPartitions")
+
+    @model_validator(mode="after")
+    def _plain(self) -> Self:
+        if self.is_allowed and self.topic_type is TopicType.PARTITIONED:
+            problem = "clients of this server create non-partitioned topics only; use `topics create-partitioned-topic` for others"
+            raise ValueError(problem)
+        return self
+
+
+class SubscriptionType(StrEnum):
+    """Pulsar's names of the ways to share a subscription."""
+
+    EXCLUSIVE = "Exclusive"
+    SHARED = "Shared"
+    FAILOVER = "Failover"
+    KEY_SHARED = "Key_Shared"
+
+
+class Compatibility(StrEnum):
+    """How a new schema of a topic must relate to those before it."""
+
+    UNDEFINED = "UNDEFINED"
+    ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
+    ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
+    BACKWARD = "BACKWARD"
+    FORWARD = "FORWARD"
+    FULL = "FULL"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+
+
+def _sorted(types: list[SubscriptionType]) -> list[SubscriptionType]:
+    return sorted(set(types))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPolicy:
+    """One policy.
+
+    * `name`: its name in the policies of a namespace on the channel.
+    * `field`: its name in Pulsar's `Policies`.
+    * `adapter`: its form in JSON.
+    * `unset`: what Pulsar answers for a namespace without it; None becomes 204.
+    * `is_by_cluster`: whether Pulsar's `Policies` map each cluster to a value.
+    """
+
+    name: str
+    field: str
+    adapter: TypeAdapter[Any]
+    unset: object = None
+    is_by_cluster: bool = False
+
+    def encode(self, value: object) -> Scalar:
+        """Return a value of the adapter's type as the channel stores it."""
+        if isinstance(value, int | str):
+            return value
+        return self.adapter.dump_json(value, by_alias=True).decode()
+
+    def decode(self, scalar: Scalar) -> object:
+        """Return the value that the channel stores. Raise `ValidationError` for one that only an unchecked writer can have set."""
+        is_json = isinstance(scalar, str) and scalar.startswith(("{", "["))
+        return self.adapter.validate_json(str(scalar)) if is_json else self.adapter.validate_python(scalar)
+
+    def value_in(self, policies: Document) -> Any:  # noqa: ANN401 - of the adapter's type
+        """Return the value in the policies of a namespace; None if it is not set, or cannot be read."""
+        scalar = policies.get(self.name)
+        if scalar is None:
+            return None
+        try:
+            return self.decode(scalar)
+        except ValidationError:
+            return None
+
+    def answer_in(self, policies: Document) -> object:
+        """Return the value in Pulsar's JSON, or `unset`."""
+        value = self.value_in(policies)
+        return self.unset if value is None else self.adapter.dump_python(value, mode="json", by_alias=True, exclude_none=True)
+
+
+_COUNT: Final = TypeAdapter[int](Annotated[int, Strict(), Field(ge=0, le=COUNT_MAX)])
+_FLAG: Final = TypeAdapter[bool](Annotated[bool, Strict()])
+_TYPES: Final = TypeAdapter[list[SubscriptionType]](Annotated[list[SubscriptionType], AfterValidator(_sorted)])
+
+
+def _count(name: str) -> TopicPolicy:
+    return TopicPolicy(name=name, field=name, adapter=_COUNT)
+
+
+MAX_PRODUCERS: Final = _count("max_producers_per_topic")
+MAX_CONSUMERS: Final = _count("max_consumers_per_topic")
+MAX_SUBSCRIPTION_CONSUMERS: Final = _count("max_consumers_per_subscription")
+MAX_SUBSCRIPTIONS: Final = _count("max_subscriptions_per_topic")
+MAX_TOPICS: Final = _count("max_topics_per_namespace")
+PUBLISH_RATE: Final = TopicPolicy(name="publish_rate", field="publishMaxMessageRate", adapter=TypeAdapter(PublishRate), is_by_cluster=True)
+DISPATCH_RATE: Final = TopicPolicy(name="dispatch_rate", field="topicDispatchRate", adapter=TypeAdapter(DispatchRate), is_by_cluster=True)
+SUBSCRIPTION_DISPATCH_RATE: Final = TopicPolicy(
+    name="subscription_dispatch_rate", field="subscriptionDispatchRate", adapter=TypeAdapter(DispatchRate), is_by_cluster=True
+)
+SUBSCRIPTION_TYPES: Final = TopicPolicy(name="subscription_types_enabled", field="subscription_types_enabled", adapter=_TYPES, unset=[])
+COMPATIBILITY: Final = TopicPolicy(
+    name="schema_compatibility_strategy",
+    field="schema_compatibility_strategy",
+    adapter=TypeAdapter(Compatibility),
+    unset=Compatibility.UNDEFINED.value,
+)
+AUTO_UPDATE_SCHEMA: Final = TopicPolicy(name="is_allow_auto_update_schema", field="is_allow_auto_update_schema", adapter=_FLAG, unset=True)
+SCHEMA_ENFORCED: Final = TopicPolicy(name="schema_validation_enforced", field="schema_validation_enforced", adapter=_FLAG, unset=False)
+ENCRYPTION_REQUIRED: Final = TopicPolicy(name="encryption_required", field="encryption_required", adapter=_FLAG, unset=False)
+AUTO_TOPIC_CREATION: Final = TopicPolicy(name="auto_topic_creation", field="autoTopicCreationOverride", adapter=TypeAdapter(TopicCreation))
+
+TOPIC_POLICIES: Final[Mapping[str, TopicPolicy]] = {
+    policy.name: policy
+    for policy in (
+        MAX_PRODUCERS,
+        MAX_CONSUMERS,
+        MAX_SUBSCRIPTION_CONSUMERS,
+        MAX_SUBSCRIPTIONS,
+        MAX_TOPICS,
+        PUBLISH_RATE,
+        DISPATCH_RATE,
+        SUBSCRIPTION_DISPATCH_RATE,
+        SUBSCRIPTION_TYPES,
+        COMPATIBILITY,
+        AUTO_UPDATE_SCHEMA,
+        SCHEMA_ENFORCED,
+        ENCRYPTION_REQUIRED,
+        AUTO_TOPIC_CREATION,
+    )
+}
+"""All policies by their name on the channel."""
+
+_PROPERTY: Final = "property:"
+
+
+def property_policy(key: str) -> str:
+    """Return the name of the policy that holds a property of a namespace."""
+    return _PROPERTY + key
+
+
+def properties_in(policies: Document) -> Mapping[str, str]:
+    """Return the properties of a namespace, sorted by key."""
+    found = {name.removeprefix(_PROPERTY): value for name, value in policies.items() if name.startswith(_PROPERTY)}
+    return {key: value for key, value in sorted(found.items()) if isinstance(value, str)}
+
+
+def pulsar_document(policies: Document, cluster: str) -> Mapping[str, object]:
+    """Return the policies that are set, and the properties, by their names in Pulsar's `Policies`."""
+    found: dict[str, object] = {"properties": properties_in(policies)} if properties_in(policies) else {}
+    for policy in TOPIC_POLICIES.values():
+        if policy.value_in(policies) is not None:
+            answer = policy.answer_in(policies)
+            found[policy.field] = {cluster: answer} if policy.is_by_cluster else answer
+    return found
+
+
+def misfit(name: str, scalar: Scalar) -> str | None:
+    """Return why a namespace must not have this policy, if it is one for topics; None if it may."""
+    if name.startswith(_PROPERTY):
+        fits = len(name) > len(_PROPERTY) and len(name) <= TEXT_CHARACTERS_MAX and isinstance(scalar, str)
+        return None if fits else f"a property needs a key, and a text as its value, of at most {TEXT_CHARACTERS_MAX} characters each"
+    policy = TOPIC_POLICIES.get(name)
+    if policy is None:
+        return None
+    try:
+        policy.decode(scalar)
+    except ValidationError as error:
+        return f"{name} is {scalar!r:.80}, which is impossible: {error.errors()[0]['msg']}"
+    return None

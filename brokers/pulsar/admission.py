@@ -1,0 +1,112 @@
+"""Decide who may use a topic, by the policies of its namespace that are about more than one topic, about schemas or about encryption.
+
+`brokers.pulsar.topics.policies` has those that bound a single topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.brokers.balancing import topic_policies as policies
+from equipoise.brokers.balancing.topic_policies import Compatibility
+from equipoise.brokers.pulsar.topics.compatibility import misfit_of_consumer, misfit_of_producer
+from equipoise.brokers.pulsar.topics.dispatch import Refusal
+from equipoise.brokers.pulsar.topics.names import partitioned_name, partitions_in
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.channel.core.ranges import TopicName
+
+if TYPE_CHECKING:
+    from equipoise.brokers.pulsar.server import Server
+
+
+class Admission:
+    """The policies of all namespaces, for the clients of one broker."""
+
+    def __init__(self, server: Server) -> None:
+        """`server` asks other brokers for topics and schemas."""
+        self._server = server
+        self._schemas = server.service.schemas
+
+    async def check_topic(self, topic: TopicName) -> None:
+        """Raise `NotServed` if a topic that is not in use here must not be created by using it."""
+        document = self._server.policies_of(topic.namespace)
+        creation = policies.AUTO_TOPIC_CREATION.value_in(document)
+        if creation is not None and not creation.is_allowed and not _is_partition(topic, partitions_in(document).get(_whole(topic), 0)):
+            problem = f"topic {topic.full} does not exist, and clients must not create topics in {topic.namespace}; create it first"
+            raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=problem)
+        topics_max = policies.MAX_TOPICS.value_in(document)
+        if topics_max:
+            names = await self._server.peers.topics_of(topic.namespace)
+            if topic.full not in names and len(names) >= topics_max:
+                problem = f"namespace {topic.namespace} has {len(names)} topics, and its policy allows {topics_max}"
+                raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+
+    async def fetch_schema(self, topic: TopicName) -> None:
+        """Fetch the newest schema of a topic from other brokers, if none is known here and the policies need it."""
+        document = self._server.policies_of(topic.namespace)
+        names = (policies.COMPATIBILITY, policies.AUTO_UPDATE_SCHEMA, policies.SCHEMA_ENFORCED)
+        if any(each.name in document for each in names) and not self._known(topic):
+            found = await self._server.schemas.find(topic, None)
+            if found is not None:
+                self._schemas.add(_whole(topic), found[1])
+
+    def producer_refused(self, topic: TopicName, schema: Schema | None, *, is_encrypted: bool) -> Refusal | None:
+        """Return why a producer is refused; None if it is not."""
+        document = self._server.policies_of(topic.namespace)
+        if not document:
+            return None
+        if policies.ENCRYPTION_REQUIRED.value_in(document) and not is_encrypted:
+            message = f"Encryption is required in {topic.full}: the policy of its namespace refuses producers that do not encrypt"
+            return Refusal(error=ServerError.METADATA_ERROR, message=message)
+        if schema is not None:
+            return self.schema_refused(topic, schema)
+        if policies.SCHEMA_ENFORCED.value_in(document) and self._known(topic):
+            message = (
+                f"Producers cannot connect without a schema to {topic.full}, which has one: the policy of its namespace enforces schemas"
+            )
+            return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=message)
+        return None
+
+    def schema_refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
+        """Return why producers of a topic must not use a schema; None if they may."""
+        document = self._server.policies_of(topic.namespace)
+        if not document:
+            return None
+        known = self._known(topic)
+        if policies.AUTO_UPDATE_SCHEMA.value_in(document) is False and known and schema not in known:
+            message = f"Schema not found and schema auto updating is disabled for {topic.full}"
+            return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=message)
+        return _incompatible(topic, misfit_of_producer(schema, known, self.strategy_of(topic.namespace)))
+
+    def strategy_of(self, namespace: str) -> Compatibility:
+        """Return the compatibility strategy of the schemas of a namespace."""
+        strategy = policies.COMPATIBILITY.value_in(self._server.policies_of(namespace))
+        return Compatibility.UNDEFINED if strategy is None else strategy
+
+    def consumer_refused(self, topic: TopicName, schema: Schema | None) -> Refusal | None:
+        """Return why a consumer is refused; None if it is not."""
+        document = self._server.policies_of(topic.namespace)
+        if not document or schema is None:
+            return None
+        return _incompatible(topic, misfit_of_consumer(schema, self._known(topic), self.strategy_of(topic.namespace)))
+
+    def _known(self, topic: TopicName) -> Sequence[Schema]:
+        """Return the schemas of a topic that are known here, the newest last."""
+        return [schema for _, schema in self._schemas.all_of(_whole(topic))]
+
+
+def _incompatible(topic: TopicName, problem: str | None) -> Refusal | None:
+    if problem is None:
+        return None
+    return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=f"The schema is incompatible with topic {topic.full}: {problem}")
+
+
+def _whole(topic: TopicName) -> str:
+    """Return the name under which a topic's schemas are kept: partitions share them."""
+    return partitioned_name(topic.full)
+
+
+def _is_partition(topic: TopicName, partitions: int) -> bool:
+    return any(topic.full == f"{_whole(topic)}-partition-{index}" for index in range(partitions))

@@ -1,0 +1,105 @@
+"""Limit how fast a topic is published to, and how fast it delivers. This module is pure: times are milliseconds that callers pass.
+
+Pulsar limits delivery for stored topics only. There a message above the rate waits; here nothing can wait, so it is dropped for the
+subscription, as when its consumers have no permits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from equipoise.brokers.pulsar.topics.arrivals import Entry
+    from equipoise.brokers.pulsar.topics.subscription import Delivery, Subscription
+
+_MILLISECONDS_PER_SECOND: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How many messages and bytes are allowed in each period. None is no limit."""
+
+    messages: int | None = None
+    bytes: int | None = None
+    period_ms: int = _MILLISECONDS_PER_SECOND
+
+
+class Bucket:
+    """A token bucket for messages and bytes. It starts full, and holds the tokens of one period at most.
+
+    A caller may spend more than there is, because an entry is never divided. The bucket is then empty until the debt is paid, so that the
+    rate over a longer time is the allowed one.
+    """
+
+    __slots__ = ("_bytes", "_bytes_max", "_bytes_per_ms", "_messages", "_messages_max", "_messages_per_ms", "_refilled_ms")
+
+    def __init__(self, rate: Rate, *, now_ms: int) -> None:
+        self._messages_max = math.inf if rate.messages is None else float(rate.messages)
+        self._bytes_max = math.inf if rate.bytes is None else float(rate.bytes)
+        self._messages_per_ms = self._messages_max / rate.period_ms
+        self._bytes_per_ms = self._bytes_max / rate.period_ms
+        self._messages = self._messages_max
+        self._bytes = self._bytes_max
+        self._refilled_ms = now_ms
+
+    def refill(self, now_ms: int) -> None:
+        """Add the tokens of the time since the last call."""
+        elapsed_ms = now_ms - self._refilled_ms
+        if elapsed_ms > 0:
+            self._refilled_ms = now_ms
+            self._messages = min(self._messages + elapsed_ms * self._messages_per_ms, self._messages_max)
+            self._bytes = min(self._bytes + elapsed_ms * self._bytes_per_ms, self._bytes_max)
+
+    def spend(self, messages: int, bytes_: int) -> None:
+        """Take tokens, also if there are not enough."""
+        self._messages -= messages
+        self._bytes -= bytes_
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the next entry must wait or be dropped."""
+        return self._messages <= 0 or self._bytes <= 0
+
+    @property
+    def wait_ms(self) -> int:
+        """The time until the bucket is no longer empty; 0 if it is not."""
+        supplies = ((self._messages, self._messages_per_ms), (self._bytes, self._bytes_per_ms))
+        return max((1 + int(-tokens / per_ms) for tokens, per_ms in supplies if tokens <= 0), default=0)
+
+
+class DispatchThrottle:
+    """The dispatch limits of one topic: of the topic, over all its subscriptions, and of each subscription."""
+
+    __slots__ = ("_now_ms", "_of_subscription", "_topic")
+
+    def __init__(self, *, topic: Rate | None, subscription: Rate | None, now_ms: int) -> None:
+        self._topic = None if topic is None else Bucket(topic, now_ms=now_ms)
+        self._of_subscription = subscription
+        self._now_ms = now_ms
+
+    def begin(self, now_ms: int) -> None:
+        """Set the time of the entries that follow."""
+        self._now_ms = now_ms
+        if self._topic is not None:
+            self._topic.refill(now_ms)
+
+    def take(self, subscription: Subscription, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
+        """Pass an entry to `Subscription.take`, or drop it if a bucket is empty. Return the number of dropped messages.
+
+        What waits for consumers after a move is delivered without a limit.
+        """
+        if self._of_subscription is not None and subscription.bucket is None:
+            subscription.bucket = Bucket(self._of_subscription, now_ms=self._now_ms)
+        buckets = [bucket for bucket in (self._topic, subscription.bucket) if bucket is not None]
+        if subscription.bucket is not None:
+            subscription.bucket.refill(self._now_ms)
+        if subscription.arrivals is None and any(bucket.is_empty for bucket in buckets):
+            return subscription.drop(entry)
+        before = len(deliveries)
+        dropped = subscription.take(entry, slot, deliveries)
+        if len(deliveries) > before:
+            for bucket in buckets:
+                bucket.spend(entry.messages, len(entry.block))
+        return dropped

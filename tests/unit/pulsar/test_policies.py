@@ -1,0 +1,266 @@
+"""Policies for the topics of a namespace: set over HTTP, enforced on the wire."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
+
+BASE = f"/admin/v2/namespaces/{NAMESPACE}"
+
+
+async def put(running: Brokers, name: str, body: object, method: str = "POST") -> None:
+    """Change a policy at a broker, and wait until all have read it."""
+    status, answer = await running.members[0].ask(method, f"{BASE}/{name}", body)
+    assert 204 == status, answer
+    await running.settled()
+
+
+async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
+    """Wait for the refusal of a producer or a consumer."""
+    error = (await client.receive(T.ERROR, lambda command: command.error.request_id == request_id)).error
+    return error.error, error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unset"),
+    [
+        ("maxProducersPerTopic", 3, ""),
+        ("maxConsumersPerTopic", 0, ""),
+        ("maxConsumersPerSubscription", 3, ""),
+        ("maxSubscriptionsPerTopic", 3, ""),
+        ("maxTopicsPerNamespace", 3, ""),
+        ("publishRate", {"publishThrottlingRateInMsg": 5, "publishThrottlingRateInByte": -1}, ""),
+        (
+            "dispatchRate",
+            {
+                "dispatchThrottlingRateInMsg": -1,
+                "dispatchThrottlingRateInByte": 9,
+                "relativeToPublishRate": False,
+                "ratePeriodInSecond": 2,
+            },
+            "",
+        ),
+        ("subscriptionTypesEnabled", ["Exclusive", "Key_Shared"], []),
+        ("autoTopicCreation", {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}, ""),
+    ],
+)
+@with_brokers(count=2)
+async def test_a_policy_is_set_returned_and_removed(running: Brokers, name: str, value: object, unset: object) -> None:
+    one, other = running.members
+    assert unset == (await other.ask("GET", f"{BASE}/{name}"))[1]
+    await put(running, name, value)
+    assert value == await other.get(f"{BASE}/{name}")
+    assert 204 == (await one.ask("DELETE", f"{BASE}/{name}"))[0]
+    await running.settled()
+    assert unset == (await other.ask("GET", f"{BASE}/{name}"))[1]
+
+
+@with_brokers()
+async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers) -> None:
+    (member,) = running.members
+    await put(running, "maxProducersPerTopic", 3)
+    await put(running, "publishRate", {"publishThrottlingRateInMsg": 5})
+    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
+    await put(running, "property/team/a%20b", None, "PUT")
+    document = await member.get(BASE)
+    assert isinstance(document, Mapping)
+    assert 3 == document["max_producers_per_topic"]
+    assert {member.worker.view.cluster: {"publishThrottlingRateInMsg": 5, "publishThrottlingRateInByte": -1}} == document[
+        "publishMaxMessageRate"
+    ]
+    assert ("FULL", {"team": "a b"}) == (document["schema_compatibility_strategy"], document["properties"])
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "body"),
+    [
+        ("POST", "maxProducersPerTopic", -1),
+        ("POST", "maxProducersPerTopic", None),
+        ("POST", "publishRate", {"publishThrottlingRateInMsg": "many"}),
+        ("POST", "dispatchRate", {"dispatchThrottlingRateInMsg": 5, "relativeToPublishRate": True}),
+        ("POST", "subscriptionTypesEnabled", ["Sharing"]),
+        ("PUT", "schemaCompatibilityStrategy", "Full"),
+        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}),
+    ],
+)
+@with_brokers()
+async def test_an_impossible_policy_is_refused(running: Brokers, method: str, name: str, body: object) -> None:
+    (member,) = running.members
+    status, answer = await member.ask(method, f"{BASE}/{name}", body)
+    assert 400 == status, answer
+    assert "Value error" not in json.dumps(answer)
+
+
+@with_brokers()
+async def test_properties_are_kept_one_by_one(running: Brokers) -> None:
+    (member,) = running.members
+    await put(running, "properties", {"a": "1", "b": "2"}, "PUT")
+    await put(running, "property/c/3", None, "PUT")
+    assert {"a": "1", "b": "2", "c": "3"} == await member.get(f"{BASE}/properties")
+    assert (200, "2") == await member.ask("GET", f"{BASE}/property/b")
+    assert (200, "2") == await member.ask("DELETE", f"{BASE}/property/b")
+    assert (204, "") == await member.ask("GET", f"{BASE}/property/b")
+    await put(running, "properties", None, "DELETE")
+    assert {} == await member.get(f"{BASE}/properties")
+
+
+@with_brokers(count=2)
+async def test_counts_of_clients_are_bounded(running: Brokers) -> None:
+    await put(running, "maxProducersPerTopic", 1)
+    await put(running, "maxConsumersPerSubscription", 1)
+    await put(running, "maxSubscriptionsPerTopic", 2)
+    await put(running, "maxConsumersPerTopic", 2)
+    client = await running.owner_of().client()
+    await client.producer(1)
+    assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(2)))[0]
+    shared = CommandSubscribe.Shared
+    await client.consumer(1, subscription="a", kind=shared)
+    assert ServerError.ConsumerBusy == (await refused(client, client.ask_consumer(2, subscription="a", kind=shared)))[0]
+    await client.consumer(3, subscription="b", kind=shared)
+    assert ServerError.ConsumerBusy == (await refused(client, client.ask_consumer(4, subscription="c", kind=shared)))[0]
+    await put(running, "maxConsumersPerTopic", 0)
+    assert ServerError.NotAllowedError == (await refused(client, client.ask_consumer(5, subscription="c", kind=shared)))[0]
+    await put(running, "maxProducersPerTopic", None, "DELETE")
+    await client.producer(2)
+
+
+@with_brokers(count=2)
+async def test_policies_survive_a_move(running: Brokers) -> None:
+    await put(running, "maxProducersPerTopic", 1)
+    source = running.owner_of()
+    destination = running.other_than(source)
+    await running.transfer(destination)
+    client = await destination.client()
+    await client.producer(1)
+    assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(2)))[0]
+
+
+@with_brokers()
+async def test_subscription_types_that_are_not_enabled_are_refused(running: Brokers) -> None:
+    await put(running, "subscriptionTypesEnabled", ["Exclusive"])
+    client = await running.owner_of().client()
+    error, message = await refused(client, client.ask_consumer(1, kind=CommandSubscribe.Key_Shared))
+    assert ServerError.NotAllowedError == error
+    assert "Exclusive" in message
+    await client.consumer(2)
+
+
+@with_brokers(count=2)
+async def test_a_namespace_has_a_maximum_of_topics(running: Brokers) -> None:
+    """The topics of all brokers count. Those in use stay usable."""
+    await put(running, "maxTopicsPerNamespace", 2)
+    clients = {member: await member.client() for member in running.members}
+    names = [f"{TOPIC}{number}" for number in range(6)]
+    for number, name in enumerate(names[:2]):
+        await clients[running.owner_of(name)].producer(number, name)
+    error, message = await refused(clients[running.owner_of(names[2])], clients[running.owner_of(names[2])].ask_producer(9, names[2]))
+    assert (ServerError.NotAllowedError, True) == (error, "has 2 topics" in message)
+    await clients[running.owner_of(names[0])].consumer(7, names[0])
+
+
+@with_brokers()
+async def test_clients_create_no_topics_if_the_policy_says_so(running: Brokers) -> None:
+    (member,) = running.members
+    client = await member.client()
+    await client.producer(1)
+    await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
+    await client.consumer(1)
+    assert ServerError.TopicNotFound == (await refused(client, client.ask_producer(2, f"{TOPIC}-new")))[0]
+    assert 204 == (await member.ask("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/new/partitions", 2))[0]
+    whole = f"non-persistent://{NAMESPACE}/new"
+    await client.producer(3, f"{whole}-partition-1")
+    assert ServerError.TopicNotFound == (await refused(client, client.ask_producer(4, f"{whole}-partition-2")))[0]
+
+
+@with_brokers()
+async def test_producers_must_encrypt_if_the_policy_says_so(running: Brokers) -> None:
+    await put(running, "encryptionRequired", body=True)
+    client = await running.owner_of().client()
+    assert ServerError.MetadataError == (await refused(client, client.ask_producer(1)))[0]
+    await client.producer(2, encrypted=True)
+
+
+@with_brokers()
+async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(running: Brokers) -> None:
+    """60 messages at 20 per second: 20 at once, and the last turn of 16 not before a second. A change of the rate is noticed meanwhile."""
+    await put(running, "publishRate", {"publishThrottlingRateInMsg": 20})
+    client = await running.owner_of().client()
+    await client.producer(1)
+    began = time.monotonic()
+    for number in range(60):
+        client.publish(1, number, str(number))
+    for number in range(60):
+        await client.receipt(1, number)
+    took_s = time.monotonic() - began
+    assert took_s > 1.1  # 44 messages or more came before the last turn: 20 at once, and 24 at 20 per second.
+    client.publish(1, 60, "last")
+    await put(running, "publishRate", None, "DELETE")
+    await client.receipt(1, 60)
+
+
+@with_brokers()
+async def test_messages_above_the_dispatch_rate_are_dropped_and_counted(running: Brokers) -> None:
+    await put(running, "subscriptionDispatchRate", {"dispatchThrottlingRateInMsg": 3, "ratePeriodInSecond": 86_400})
+    member = running.owner_of()
+    client = await member.client()
+    await client.consumer(1)
+    await client.producer(1)
+    for number in range(10):
+        client.publish(1, number, str(number))
+    for number in range(10):
+        await client.receipt(1, number)
+    assert ["0", "1", "2"] == [(await client.receive_message())[2] for _ in range(3)]
+    assert 7 == await member.metric("messages_dropped_total")
+    await put(running, "subscriptionDispatchRate", None, "DELETE")
+    client.publish(1, 10, "after")
+    assert "after" == (await client.receive_message())[2]
+
+
+def schema(*fields: dict[str, object]) -> dict[str, object]:
+    """An Avro schema as clients send it."""
+    definition = json.dumps({"type": "record", "name": "r", "fields": fields}).encode()
+    return {"name": "s", "schema_data": definition, "type": 4}
+
+
+ID: dict[str, object] = {"name": "id", "type": "long"}
+NOTE: dict[str, object] = {"name": "note", "type": "string"}
+
+
+@with_brokers(count=2)
+async def test_an_incompatible_schema_is_refused(running: Brokers) -> None:
+    """Also by the next owner, which asks the former one for the topic's schema."""
+    await put(running, "schemaCompatibilityStrategy", "BACKWARD", "PUT")
+    source = running.owner_of()
+    client = await source.client()
+    await client.producer(1, schema=schema(ID))
+    error, message = await refused(client, client.ask_producer(2, schema=schema(ID, NOTE)))
+    assert (ServerError.IncompatibleSchema, True) == (error, "strategy BACKWARD" in message)
+    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_consumer(3, schema=schema(ID, NOTE))))[0]
+    await client.close()
+    await running.transfer(running.other_than(source))
+    client = await running.owner_of().client()
+    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
+    await client.producer(4, schema=schema(ID, NOTE))
+
+
+@with_brokers()
+async def test_schemas_are_neither_updated_nor_omitted_if_the_policies_say_so(running: Brokers) -> None:
+    client = await running.owner_of().client()
+    await client.producer(1, schema=schema(ID))
+    await put(running, "isAllowAutoUpdateSchema", body=False)
+    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    request_id = client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=schema(ID, NOTE))
+    answer = await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
+    response = answer.get_or_create_schema_response
+    assert (request_id, ServerError.IncompatibleSchema) == (response.request_id, response.error_code)
+    await client.producer(3)
+    await put(running, "schemaValidationEnforced", body=True)
+    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(4)))[0]
+    await client.producer(5, schema=schema(ID))

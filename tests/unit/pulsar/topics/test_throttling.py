@@ -1,0 +1,122 @@
+"""Token buckets, and what they do to a topic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from tests.pulsar.topics import delivered, expecting, joined, make_consumer, make_producer, produced, receipted, refused_as, send, state_of
+
+
+def has_tokens(bucket: Bucket) -> bool:
+    return not bucket.is_empty
+
+
+def test_a_bucket_starts_full_and_refills_over_its_period() -> None:
+    bucket = Bucket(Rate(messages=10, period_ms=2_000), now_ms=0)
+    bucket.spend(10, 1_000_000)
+    assert not has_tokens(bucket)
+    assert 0 < bucket.wait_ms <= 200
+    bucket.refill(200)
+    assert has_tokens(bucket)
+    assert 0 == bucket.wait_ms
+    bucket.spend(1, 1)
+    assert not has_tokens(bucket)
+
+
+def test_a_debt_is_paid_before_the_next_entry() -> None:
+    bucket = Bucket(Rate(bytes=1_000), now_ms=0)
+    bucket.spend(1, 5_000)
+    assert 4_000 < bucket.wait_ms <= 4_001
+    bucket.refill(3_900)
+    assert not has_tokens(bucket)
+    bucket.refill(3_900 + bucket.wait_ms)
+    assert has_tokens(bucket)
+
+
+def test_an_idle_time_saves_the_tokens_of_one_period_only() -> None:
+    bucket = Bucket(Rate(messages=5), now_ms=0)
+    bucket.refill(3_600_000)
+    bucket.spend(5, 0)
+    assert not has_tokens(bucket)
+
+
+@given(
+    messages=st.integers(1, 1_000),
+    period_ms=st.integers(1, 10_000),
+    steps=st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 100)), max_size=50),
+)
+def test_over_any_time_no_more_passes_than_the_rate_one_period_and_one_entry(
+    messages: int, period_ms: int, steps: list[tuple[int, int]]
+) -> None:
+    bucket, now_ms, passed, largest = Bucket(Rate(messages=messages, period_ms=period_ms), now_ms=0), 0, 0, 0
+    for elapsed_ms, size in steps:
+        now_ms += elapsed_ms
+        bucket.refill(now_ms)
+        if not bucket.is_empty:
+            bucket.spend(size, 0)
+            passed += size
+            largest = max(largest, size)
+    assert passed <= messages * (1 + now_ms / period_ms) + largest + 1e-6
+
+
+@pytest.mark.parametrize("rate", [Rate(), Rate(messages=None, bytes=None, period_ms=5)])
+def test_no_limit_is_never_empty(rate: Rate) -> None:
+    bucket = Bucket(rate, now_ms=0)
+    bucket.spend(10**9, 10**15)
+    bucket.refill(1)
+    assert has_tokens(bucket)
+
+
+def test_what_a_subscription_may_not_get_is_dropped_for_it_alone_and_counted() -> None:
+    limits = TopicLimits(subscription_dispatch_rate=Rate(messages=2))
+    topic, producer = produced(limits=limits)
+    joined(topic, "a", "s1")
+    first = [delivered(send(topic, producer, now_ms=0)) for _ in range(3)]
+    assert [[("a", 1)], [("a", 2)], []] == first
+    joined(topic, "b", "s2", now_ms=0)
+    assert [("b", 4)] == delivered(send(topic, producer, now_ms=0))
+    assert (2, 0) == (topic.subscriptions["s1"].dropped.messages, topic.subscriptions["s2"].dropped.messages)
+    assert [("a", 5), ("b", 5)] == delivered(send(topic, producer, now_ms=1_000))
+
+
+def test_subscriptions_share_the_dispatch_rate_of_their_topic() -> None:
+    topic, producer = produced(limits=TopicLimits(dispatch_rate=Rate(bytes=10)))
+    joined(topic, "a", "s1")
+    joined(topic, "b", "s2")
+    outcome = send(topic, producer, b"12345678901", now_ms=0)
+    assert ([("a", 1)], 1) == (delivered(outcome), outcome.dropped)
+    assert [1] == receipted(outcome)
+
+
+def test_limits_change_while_clients_are_connected() -> None:
+    topic, producer = produced()
+    joined(topic, "a", "s1", SubscriptionKind.SHARED)
+    topic.limit(TopicLimits(dispatch_rate=Rate(messages=1), producers_max=1, consumers_max=1, publish_rate=Rate(messages=1)), 0)
+    assert [1, 0] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
+    assert ServerError.PRODUCER_BUSY == refused_as(topic.add_producer(make_producer("q")))
+    limits = TopicLimits(kinds=frozenset({SubscriptionKind.EXCLUSIVE}))
+    topic.limit(limits, 0)
+    assert [1, 1] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
+    answer = topic.subscribe(make_consumer("b"), "s1", SubscriptionKind.SHARED, is_durable=True, now_ms=0)
+    assert ServerError.NOT_ALLOWED == refused_as(answer)
+
+
+def test_what_waits_after_a_move_is_not_throttled() -> None:
+    """Messages with receipts must not be lost in a move."""
+    state = state_of(expecting("a", kind=SubscriptionKind.SHARED, waiting=(38, 39, 40)), entries=entries(38, 39, 40))
+    topic, _ = produced(state, limits=TopicLimits(subscription_dispatch_rate=Rate(messages=1)))
+    consumer = make_consumer("a")
+    topic.subscribe(consumer, "s", SubscriptionKind.SHARED, is_durable=True, now_ms=0)
+    assert [("a", 38), ("a", 39), ("a", 40)] == delivered(topic.flow(consumer, 10, 0))
+
+
+def entries(*ids: int) -> tuple[Entry, ...]:
+    """Entries of one message."""
+    return tuple(Entry(entry_id, b"block", 1) for entry_id in ids)
