@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -39,9 +39,16 @@ SHUTDOWN_S: Final = 2.0
 
 
 def make_app(
-    worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None, end: Callable[[], None] | None = None
+    worker: Worker,
+    lookups: Lookups,
+    *,
+    is_pulsars: Callable[[TopicName], bool] | None = None,
+    end: Callable[[], None] | None = None,
+    first: Sequence[web.RouteDef] = (),
 ) -> web.Application:
     """Return an application with all paths of one worker. Errors become typed answers. `is_pulsars` is for `Lookup`, `end` for `Brokers`.
+
+    `first` are routes that take requests before the others.
 
     Add the routes of services as `typed`, too, and `unmatched` after them.
     """
@@ -49,6 +56,7 @@ def make_app(
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
+    app.add_routes([typed(denying(worker, route)) for route in first])
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.

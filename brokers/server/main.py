@@ -180,8 +180,10 @@ async def _serving(
     worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket, end: Callable[[], None] | None
 ) -> AsyncIterator[None]:
     """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
-    app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars, end=end)
-    if topics is not None:
+    if topics is None:
+        app = make_app(worker, lookups, end=end)
+    else:
+        app = make_app(worker, lookups, is_pulsars=topics.is_pulsars, end=end, first=topics.first_routes())
         app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)

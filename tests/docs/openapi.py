@@ -24,6 +24,7 @@ from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.pulsar.admin.lists import Lists
+from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
 from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
@@ -52,6 +53,7 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Topics": Topics,
     "Partitioned topics": Partitions,
     "Schemas": SchemaPaths,
+    "Namespaces with topics": NamespacesWithTopics,
     "Policies of topics": TopicPolicies,
     "Assignment": Assignment,
     "Health": Health,

@@ -216,13 +216,17 @@ class Namespaces(Admin):
 
     async def split(self, request: web.Request) -> web.Response:
         """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm."""
+        return await self.split_bundle(request, bundle_of(request))
+
+    async def split_bundle(self, request: web.Request, name: str) -> web.Response:
+        """Split the bundle `name` as a request demands."""
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         positions = await body_of(request, POSITIONS_BODY) or None
         if positions and algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
-            bundle = bundle_named(ready_view(self._worker), bundle_of(request))
+            bundle = bundle_named(ready_view(self._worker), name)
             check_cuts(bundle.low, bundle.high, sorted(positions))
             positions = None  # As in Pulsar, these algorithms ignore possible positions.
-        return await self._done(verbs.split(bundle_of(request), algorithm, positions))
+        return await self._done(verbs.split(name, algorithm, positions))
 
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""

@@ -1,0 +1,140 @@
+"""Serve the paths of namespaces and bundles that depend on their topics: deletion, the choice of a bundle to split, subscriptions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.ranges import topic_hash
+
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_BUNDLE: Final = f"{_NAMESPACE}/{{bundle:0x[0-9a-f]{{8}}_0x[0-9a-f]{{8}}}}"
+_LARGEST: Final = "LARGEST"
+_HOT: Final = "HOT"
+_LOADS: Final = "/admin/v2/broker-stats/load-report"
+
+
+class NamespacesWithTopics(TopicPaths):
+    """The paths of namespaces that depend on their topics, as one broker answers them."""
+
+    def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
+        super().__init__(worker, server, lookups)
+        self._namespaces = Namespaces(worker)
+
+    def first_routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes that go before those of `Namespaces`, which have the same paths."""
+        return (
+            web.delete(_NAMESPACE, self.delete),
+            web.put(f"{_NAMESPACE}/{{bundle:{_LARGEST}|{_HOT}}}/split", self.split),
+        )
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the other routes."""
+        return (
+            web.post(f"{_NAMESPACE}/clearBacklog", self.clear_backlog),
+            web.post(f"{_NAMESPACE}/clearBacklog/{{subscription}}", self.clear_backlog),
+            web.post(f"{_BUNDLE}/clearBacklog", self.clear_backlog_of_bundle),
+            web.post(f"{_BUNDLE}/clearBacklog/{{subscription}}", self.clear_backlog_of_bundle),
+            web.post(f"{_NAMESPACE}/unsubscribe/{{subscription}}", self.unsubscribe),
+            web.post(f"{_BUNDLE}/unsubscribe/{{subscription}}", self.unsubscribe_bundle),
+        )
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete a namespace, once all its bundles have been released. 409 if clients use its topics.
+
+        With `force` also then: the clients are disconnected.
+        """
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        if not flag_of(request, "force") and namespace.status != "deleting":
+            topics = await self._server.topics_of(namespace.name, TopicsMode.NON_PERSISTENT)
+            if topics:
+                reason = (
+                    f"namespace {namespace.name} has {len(topics)} topics in use, such as {topics[0]}; stop their clients, or use --force"
+                )
+                return conflict(request, reason)
+        return await self._namespaces.delete(request)
+
+    async def split(self, request: web.Request) -> web.Response:
+        """Split the bundle with the most topics (`LARGEST`), or with the highest throughput (`HOT`); see `Namespaces.split`."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
+        weights = await (self._topics_by_bundle if request.match_info["bundle"] == _LARGEST else self._loads_by_bundle)(namespace)
+        heaviest = max(sorted(weights), key=lambda name: weights[name], default=None)
+        if heaviest is None or not weights[heaviest]:
+            raise CallerError(f"no bundle of namespace {namespace} has traffic to choose it by; name the range of a bundle")
+        return await self._namespaces.split_bundle(request, heaviest)
+
+    async def _topics_by_bundle(self, namespace: str) -> Mapping[str, float]:
+        topics = await self._server.topics_of(namespace, TopicsMode.NON_PERSISTENT)
+        bundles = (self._worker.view.bundle_at(namespace, topic_hash(topic)) for topic in topics)
+        return Counter(bundle.name for bundle in bundles if bundle is not None)
+
+    async def _loads_by_bundle(self, namespace: str) -> Mapping[str, float]:
+        """Return the bytes per second of each bundle in the last sample of its broker."""
+        loads = {name: load.bytes_per_second for name, load in self._worker.loads.latest().loads.items()}
+        for answer in await self._server.peers.ask_all(namespace, _LOADS):
+            stats = answer.get("lastStats") if isinstance(answer, dict) else None
+            loads |= {name: float(each["bytes_per_second"]) for name, each in (stats or {}).items()}
+        bundles = self._worker.view.bundles_of(namespace)
+        return {bundle.name: loads[bundle.name] for bundle in bundles if bundle.name in loads}
+
+    async def clear_backlog(self, request: web.Request) -> web.Response:
+        """Change nothing, as Pulsar does for topics that are not stored: they have no backlog."""
+        namespace_named(ready_view(self._worker), namespace_of(request))
+        return done()
+
+    async def clear_backlog_of_bundle(self, request: web.Request) -> web.Response:
+        """Change nothing; see `clear_backlog`."""
+        bundle_named(ready_view(self._worker), bundle_of(request))
+        return done()
+
+    async def unsubscribe(self, request: web.Request) -> web.Response:
+        """Delete a subscription of all topics of a namespace. 412 if it has consumers.
+
+        With `local=true` delete those without consumers here, and list the topics where it has some, which is what brokers ask each other.
+        """
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
+        hosted = self._hosting.bundles.values()
+        served = [each for bundle in hosted if bundle.ownership.bundle.namespace == namespace for each in bundle.topics.values()]
+        in_use = self._unsubscribed(served, request.match_info["subscription"])
+        if flag_of(request, "local"):
+            return json_answer(in_use)
+        for answer in await self._server.peers.ask_all(namespace, request.rel_url.raw_path, method="POST"):
+            in_use += answer if isinstance(answer, list) else []
+        return _unsubscribed(request.match_info["subscription"], in_use)
+
+    async def unsubscribe_bundle(self, request: web.Request) -> web.Response:
+        """Delete a subscription of all topics of a bundle. 412 if it has consumers."""
+        bundle = bundle_named(ready_view(self._worker), bundle_of(request))
+        await self._here(request, bundle.namespace, bundle.low)
+        hosted = self._hosting.bundles.get(bundle.name)
+        in_use = self._unsubscribed([] if hosted is None else [*hosted.topics.values()], request.match_info["subscription"])
+        return _unsubscribed(request.match_info["subscription"], in_use)
+
+    def _unsubscribed(self, topics: Sequence[Served], name: str) -> list[str]:
+        """Delete a subscription of topics where it has no consumers. Return the others."""
+        having = [(served, served.topic.subscriptions[name]) for served in topics if name in served.topic.subscriptions]
+        for served, subscription in having:
+            if not subscription.consumers:
+                self._service.delete_subscription(served, name)
+        return sorted(served.name for served, subscription in having if subscription.consumers)
+
+
+def _unsubscribed(name: str, in_use: Sequence[str]) -> web.Response:
+    if in_use:
+        raise CallerError(f"subscription {name} has consumers on {len(in_use)} topics, such as {min(in_use)}; stop them first")
+    return done()

@@ -1,0 +1,95 @@
+"""Test the paths of namespaces that depend on their topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, with_brokers
+
+BASE = f"/admin/v2/namespaces/{NAMESPACE}"
+
+
+@with_brokers(count=2)
+async def test_a_namespace_in_use_is_deleted_by_force_only(running: Brokers) -> None:
+    client = await running.owner_of().client()
+    await client.producer(1)
+    for member in running.members:
+        status, answer = await member.ask("DELETE", f"{BASE}?force=false")
+        assert (409, True) == (status, TOPIC in str(answer))
+    assert NAMESPACE in running.view.namespaces
+    assert 204 == (await running.members[0].ask("DELETE", f"{BASE}?force=true"))[0]
+    assert NAMESPACE not in running.members[0].worker.view.namespaces
+
+
+@with_brokers(count=2)
+async def test_an_idle_namespace_is_deleted_without_force(running: Brokers) -> None:
+    assert 204 == (await running.members[1].ask("DELETE", BASE))[0]
+    assert 404 == (await running.members[1].ask("DELETE", BASE))[0]
+
+
+@with_brokers(count=2)
+async def test_the_bundle_with_the_most_topics_is_split(running: Brokers) -> None:
+    status, answer = await running.members[0].ask("PUT", f"{BASE}/LARGEST/split?unload=false")
+    assert (412, True) == (status, "name the range" in str(answer))
+    bundle = running.bundle_of()
+    names = [f"{TOPIC}{number}" for number in range(200)]
+    inside = [name for name in names if running.bundle_of(name) == bundle][:2]
+    outside = next(name for name in names if running.bundle_of(name) != bundle)
+    clients = [await running.owner_of(name).client() for name in (*inside, outside)]
+    for number, (client, name) in enumerate(zip(clients, (*inside, outside), strict=True)):
+        await client.producer(number, name)
+    assert 204 == (await running.other_than(running.owner_of()).ask("PUT", f"{BASE}/LARGEST/split?unload=false"))[0]
+    await running.settled()
+    assert bundle not in running.view.bundles
+    assert 5 == len(running.view.bundles_of(NAMESPACE))
+
+
+@with_brokers(count=2)
+async def test_the_bundle_with_the_highest_throughput_is_split(running: Brokers) -> None:
+    bundle = running.bundle_of()
+    owner = running.owner_of()
+    client = await owner.client()
+    await client.producer(1)
+    sequence_id = 0
+    while not any(load.bytes_per_second for load in owner.worker.loads.latest().loads.values()):
+        client.publish(1, sequence_id, "x")
+        await client.receipt(1, sequence_id)
+        sequence_id += 1
+    assert 204 == (await running.other_than(owner).ask("PUT", f"{BASE}/HOT/split"))[0]
+    await running.settled()
+    assert bundle not in running.view.bundles
+
+
+@pytest.mark.parametrize("path", ["clearBacklog", "clearBacklog/s", "{bundle}/clearBacklog", "{bundle}/clearBacklog/s"])
+@with_brokers()
+async def test_there_is_no_backlog_to_clear(running: Brokers, path: str) -> None:
+    (member,) = running.members
+    bundle = running.bundle_of().rpartition("/")[2]
+    assert 204 == (await member.ask("POST", f"{BASE}/{path.format(bundle=bundle)}"))[0]
+    assert 404 == (await member.ask("POST", f"/admin/v2/namespaces/acme/none/{path.format(bundle=bundle)}"))[0]
+
+
+@with_brokers(count=2)
+async def test_a_subscription_with_consumers_is_not_deleted(running: Brokers) -> None:
+    """Any broker answers for all, and one for a bundle."""
+    client = await running.owner_of().client()
+    await client.consumer(1)
+    bundle = running.bundle_of().rpartition("/")[2]
+    for member in running.members:
+        for path in ("unsubscribe/s", f"{bundle}/unsubscribe/s"):
+            status, answer = await member.ask("POST", f"{BASE}/{path}")
+            assert (412, True) == (status, TOPIC in str(answer))
+            assert 204 == (await member.ask("POST", f"{BASE}/{path}x"))[0]
+
+
+@with_brokers(count=2)
+async def test_a_subscription_whose_consumers_did_not_come_back_is_deleted(running: Brokers) -> None:
+    source = running.owner_of()
+    client = await source.client()
+    await client.consumer(1)
+    await running.transfer(running.other_than(source))
+    await client.close()
+    topic = running.owner_of().service.hosting.topics[TOPIC].topic
+    assert ["s"] == list(topic.subscriptions)
+    assert 204 == (await source.ask("POST", f"{BASE}/unsubscribe/s"))[0]
+    assert [] == list(topic.subscriptions)
