@@ -9,6 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.errors import counted
 from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
@@ -63,9 +64,8 @@ class NamespacesWithTopics(TopicPaths):
         if not flag_of(request, "force") and namespace.status != "deleting":
             topics = await self._server.topics_of(namespace.name, TopicsMode.NON_PERSISTENT)
             if topics:
-                reason = (
-                    f"namespace {namespace.name} has {len(topics)} topics in use, such as {topics[0]}; stop their clients, or use --force"
-                )
+                in_use = f"{counted(len(topics), 'topic')} in use, such as {topics[0]}"
+                reason = f"namespace {namespace.name} has {in_use}; stop their clients, or use --force"
                 return conflict(request, reason)
         return await self._namespaces.delete(request)
 
@@ -136,5 +136,5 @@ class NamespacesWithTopics(TopicPaths):
 
 def _unsubscribed(name: str, in_use: Sequence[str]) -> web.Response:
     if in_use:
-        raise CallerError(f"subscription {name} has consumers on {len(in_use)} topics, such as {min(in_use)}; stop them first")
+        raise CallerError(f"subscription {name} has consumers on {counted(len(in_use), 'topic')}, such as {min(in_use)}; stop them first")
     return done()

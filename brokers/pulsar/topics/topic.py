@@ -19,7 +19,7 @@ The topic is *holding* until all consumers are back, for at most `receipt_wait_m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
-from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate
+from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate, Throttled
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -343,10 +343,9 @@ class Topic:
             return outcome
         if self._reconnect_deadline_ms is not None:
             self._pass_deadlines(now_ms, outcome)
-        take: Callable[[Subscription, Entry, int, list[Delivery]], int] = Subscription.take
+        homes: Collection[Subscription | Throttled] = self._subscriptions.values()
         if self._dispatch is not None:
-            self._dispatch.begin(now_ms)
-            take = self._dispatch.take
+            homes = self._dispatch.over(self._subscriptions.values(), now_ms)
         total_messages = total_bytes = 0
         for sequence_id, highest_sequence_id, messages, block in entries:
             self.last_entry_id = entry_id = self.last_entry_id + 1
@@ -354,10 +353,10 @@ class Topic:
             total_bytes += len(block)
             entry = Entry(entry_id, block, messages)
             slot: int | None = None
-            for subscription in self._subscriptions.values():
+            for subscription in homes:
                 if slot is None and subscription.is_keyed:
                     slot = slot_of(block)
-                outcome.dropped += take(subscription, entry, slot or 0, outcome.deliveries)
+                outcome.dropped += subscription.take(entry, slot or 0, outcome.deliveries)
             receipts = self._held if self._holding else outcome.receipts
             receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
             if self._holding and len(self._held) > self._limits.waiting_entries_max:
