@@ -279,6 +279,7 @@ class Answers:
         try:
             served, (producer, replaced) = await self._let_in(request.topic, enter)
         except ServedElsewhere as error:
+            self._server.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
                 version = version_of(request.schema)
                 elsewhere = Elsewhere(url=error.url)
@@ -336,6 +337,7 @@ class Answers:
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
+            self._server.counts.redirected += isinstance(error, ServedElsewhere)
             connection.consumer_opened(request, Elsewhere(url=url))
             return
         except EquipoiseError as error:

@@ -75,6 +75,7 @@ class PulsarMetrics(Collector):
             ("receipts_withheld", "Messages without a receipt because the broker no longer owned their bundle.", service.receipts_withheld),
             ("handovers_damaged", "Bundles that opened without the state of their former owner.", service.handovers_damaged),
             ("consumers_forgotten", "Consumers whose names did not fit into the handover of their bundle.", service.consumers_forgotten),
+            ("clients_redirected", "Producers and consumers that came although another broker serves their topic.", server.redirected),
             ("acknowledgements", "Acknowledgements received; they have no effect.", server.acknowledgements),
         ):
             family = CounterMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))

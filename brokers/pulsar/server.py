@@ -71,6 +71,7 @@ class Counts:
     refused: int = 0
     damaged: int = 0
     acknowledgements: int = 0
+    redirected: int = 0
     violations: Tally[Violation] = field(default_factory=Tally)
     turned_away: Tally[str] = field(default_factory=lambda: Tally(dict.fromkeys(REFUSABLE, 0)))
 

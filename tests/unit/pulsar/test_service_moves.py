@@ -175,7 +175,8 @@ async def test_a_consumer_without_a_name_is_recognised(running: Brokers) -> None
 async def test_a_client_at_the_wrong_broker_is_redirected(running: Brokers) -> None:
     """Its producer and consumer are accepted, and redirected at their first use."""
     owner = running.owner_of()
-    client = await running.other_than(owner).client()
+    other = running.other_than(owner)
+    client = await other.client()
     await client.consumer(1, name="me")
     await client.producer(1, name="mine")
     client.publish(1, 0, "ignored")
@@ -188,6 +189,7 @@ async def test_a_client_at_the_wrong_broker_is_redirected(running: Brokers) -> N
     assert "taken" == (await there.receive_message())[2]
     assert "SEND_RECEIPT" not in client.names()
     assert owner.url == await client.located()
+    assert (2, 0) == (await other.metric("clients_redirected_total"), await owner.metric("clients_redirected_total"))
 
 
 @with_brokers(count=2)
