@@ -223,7 +223,7 @@ def pulsar_document(policies: Document, cluster: str) -> Mapping[str, object]:
 def misfit(name: str, scalar: Scalar) -> str | None:
     """Return why a namespace must not have this policy, if it is one for topics; None if it may."""
     if name.startswith(_PROPERTY):
-        fits = len(name) > len(_PROPERTY) and len(name) <= TEXT_CHARACTERS_MAX and isinstance(scalar, str)
+        fits = len(_PROPERTY) < len(name) <= TEXT_CHARACTERS_MAX and isinstance(scalar, str) and len(scalar) <= TEXT_CHARACTERS_MAX
         return None if fits else f"a property needs a key, and a text as its value, of at most {TEXT_CHARACTERS_MAX} characters each"
     policy = TOPIC_POLICIES.get(name)
     if policy is None:

@@ -104,7 +104,7 @@ async def measured(directory: Path, log_kind: LogKind, log_url: str) -> dict[str
         for _ in range(MOVES):
             coming = [arrivals.arrive(url, random.uniform(0.0, ARRIVE_WITHIN_S[log_kind])) for url in urls]
             move = Move(kind=MoveKind.TRANSFER, bundle=_bundle(table), to=_next(cluster, table))
-            problem, *came = await asyncio.gather(operator.make(http, cluster.addresses[0], move), *coming)
+            came, problem = await asyncio.gather(asyncio.gather(*coming), operator.make(http, cluster.addresses[0], move))
             assert problem is None, problem
             found += came
         misled = await redirected(http, cluster.addresses) - before

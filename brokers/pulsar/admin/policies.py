@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.named import namespace_named
-from equipoise.brokers.balancing.topic_policies import TopicPolicy, properties_in, property_policy
+from equipoise.brokers.balancing.topic_policies import TopicPolicy, misfit, properties_in, property_policy
+from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import namespace_of, required_body_of
@@ -23,6 +24,7 @@ from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -117,9 +119,17 @@ class TopicPolicies(Admin):
 
     async def set_properties(self, request: web.Request) -> web.Response:
         """Set properties of a namespace, one after the other. Others stay."""
-        given = await required_body_of(request, _PROPERTIES_BODY, 'an object of texts, such as {"team": "shop"}')
-        for key, value in given.items():
-            await self._run(verbs.set_namespace_policy(namespace_of(request), property_policy(key), value))
+        body = await required_body_of(request, _PROPERTIES_BODY, 'an object of texts, such as {"team": "shop"}')
+        given = {property_policy(key): value for key, value in body.items()}
+        # Check all before the first is set: a refused request changes nothing.
+        unfit = next(filter(None, (misfit(name, value) for name, value in given.items())), None)
+        if unfit is not None:
+            raise InvalidRequest(what="the body", problem=unfit)
+        if len(self._namespace(request).policies.keys() | given.keys()) > DOCUMENT_ENTRIES_MAX:
+            problem = f"the namespace would have more than {DOCUMENT_ENTRIES_MAX} policies and properties, the maximum; remove some first"
+            raise InvalidRequest(what="the body", problem=problem)
+        for name, value in given.items():
+            await self._run(verbs.set_namespace_policy(namespace_of(request), name, value))
         return done()
 
     async def clear_properties(self, request: web.Request) -> web.Response:

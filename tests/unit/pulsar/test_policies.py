@@ -106,6 +106,9 @@ async def test_properties_are_kept_one_by_one(running: Brokers) -> None:
     assert (200, "2") == await member.ask("GET", f"{BASE}/property/b")
     assert (200, "2") == await member.ask("DELETE", f"{BASE}/property/b")
     assert (204, "") == await member.ask("GET", f"{BASE}/property/b")
+    for unfit in ({"d": "4", "": "5"}, {f"k{number}": "" for number in range(257)}):
+        assert 400 == (await member.ask("PUT", f"{BASE}/properties", unfit))[0]
+    assert {"a": "1", "c": "3"} == await member.get(f"{BASE}/properties"), "a refused request sets none of them"
     await put(running, "properties", None, "DELETE")
     assert {} == await member.get(f"{BASE}/properties")
 
