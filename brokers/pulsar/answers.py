@@ -84,9 +84,9 @@ class Answers:
         self._creations_asked = OrderedDict[tuple[Asked, int], Callable[[], Awaitable[None]]]()
         self._topics_asked = deque[TopicsAsked]()
 
-    def answer(self, request: Request) -> None:
-        """Handle one request, or start a task for it."""
-        self._HANDLERS[type(request)](self, request)
+    def answer(self, request: Request) -> Request | None:
+        """Handle one request, or start a task for it. Return what is left of it: answer that in a moment, and before the next request."""
+        return self._HANDLERS[type(request)](self, request)
 
     def end(self) -> None:
         """Cancel all tasks, because the connection is over."""
@@ -96,9 +96,10 @@ class Answers:
 
     # --- messages ---
 
-    def _on_published(self, request: Published) -> None:
+    def _on_published(self, request: Published) -> Published | None:
         assert isinstance(request.producer, Publishing), "what was attached here"
-        self._service.publish(request.producer.served, request.producer.producer, request.entries)
+        left = self._service.publish(request.producer.served, request.producer.producer, request.entries)
+        return Published(producer=request.producer, entries=[*left]) if left else None
 
     def _on_damaged(self, request: Damaged) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"
@@ -428,7 +429,7 @@ class Answers:
             self._session.abort()
         self._session.write_soon()
 
-    _HANDLERS: Final[Mapping[type, Callable[..., None]]] = {
+    _HANDLERS: Final[Mapping[type, Callable[..., Request | None]]] = {
         Published: _on_published,
         Damaged: _on_damaged,
         Flowed: _on_flowed,

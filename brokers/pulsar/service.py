@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, cast
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -256,8 +257,20 @@ class PulsarService(Service):
             session_of(consumer).redirect_consumer(consumer, None)
         self.hosting.forget_if_idle(served)
 
-    def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> None:
-        """Publish entries of one producer, in order. Without a valid ownership they get no receipt, and the client sends them again."""
+    def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> Sequence[Sent]:
+        """Publish entries of one producer, in order. Return those that must wait a moment for permits of consumers: publish them again.
+
+        Without a valid ownership they get no receipt, and the client sends them again.
+        """
+        while entries:
+            room = served.topic.room_for(producer, entries, now_ms())
+            if not room:
+                break
+            self._publish(served, producer, entries[:room])
+            entries = entries[room:]
+        return entries
+
+    def _publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> None:
         topic = served.topic
         if topic.is_fenced:
             return
@@ -325,8 +338,8 @@ class PulsarService(Service):
                 topic.take_back(consumer, entry)
                 counts.dropped += messages
         counts.dropped += outcome.dropped
-        for receipt in receipts:
-            session_of(receipt.producer).confirm(receipt)
+        for producer, of_producer in groupby(receipts, key=_producer_of):
+            session_of(producer).confirm(producer, of_producer)
         if topic.wake_at_ms is not None:
             self.deadlines.watch(served)
 
@@ -533,6 +546,10 @@ def send_active_changes(changes: Sequence[ActiveChange]) -> None:
 def session_of(thing: Producer | Consumer) -> Session:
     """Return the session of a producer or consumer. Topics treat it as an opaque link."""
     return cast("Session", thing.link)
+
+
+def _producer_of(receipt: Receipt) -> Producer:
+    return receipt.producer
 
 
 def now_ms() -> int:

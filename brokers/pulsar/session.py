@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+import socket
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.pulsar.answers import Answers
@@ -39,6 +41,16 @@ _WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 _THROTTLED_TURN_COST: Final = 16
 _REST_MS: Final = 500
 
+# After this much of a client's input the other connections have a turn. Otherwise uvloop would read 32 chunks of 256 KiB from a producer
+# before it reads the FLOW of a consumer.
+_TURN_BYTES: Final = 64 * 1024
+
+# How soon to try again what waits for other clients: they have had several turns.
+_WAIT_S: Final = 0.001
+
+# Linux only. Elsewhere acknowledgements are delayed as the system likes.
+_QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
+
 
 class Session(asyncio.Protocol):
     """One connection. All methods run on the loop."""
@@ -50,6 +62,7 @@ class Session(asyncio.Protocol):
         "_is_busy",
         "_is_write_due",
         "_probes",
+        "_requests",
         "_server",
         "_service",
         "_throttled_by",
@@ -74,6 +87,8 @@ class Session(asyncio.Protocol):
         self._has_left = False
         self._has_delivered = False
         self._probes: list[tuple[int, asyncio.Future[None]]] = []
+        # Requests to answer in order. The first one waits if there are any left.
+        self._requests = deque[Request]()
         self.taken_at_ms: int | None = None
         self.connection = Connection(limits=server.limits, now_ms=now_ms())
         self.address = ""
@@ -103,17 +118,34 @@ class Session(asyncio.Protocol):
         self.write_soon()
         reader = self.connection.reader
         self._server.keeps_unfinished(self, reader.pending_bytes, came_bytes=len(data))
-        if (reader.has_more or self._throttled_by is not None) and not self._is_busy:
+        if reader.has_more or len(data) >= _TURN_BYTES or self._throttled_by is not None:
+            self._pause(0)
+        elif data and reader.pending_bytes:
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge the bytes read now, not in 40 ms: a client without TCP_NODELAY sends the rest of its frame only then."""
+        # The system soon returns to delays, so set the option each time.
+        if self._transport is not None and _QUICK_ACK is not None:
+            with suppress(OSError):  # The client may have reset the connection.
+                self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+
+    def _pause(self, seconds: float) -> None:
+        """Pause reading until this time has passed, so that at most one chunk of the transport accumulates."""
+        if not self._is_busy:
+            asyncio.get_running_loop().call_later(seconds, self._go_on)
             self._set_busy(is_busy=True)
 
     def _go_on(self) -> None:
-        """Handle more of the bytes read, in the next turn, or once the topic that throttles this client lets it publish again."""
+        """Handle the requests that waited, and more of the bytes read, once the topic that throttles this client lets it publish again."""
         rest_ms = self._rest_ms()
         if rest_ms:
             asyncio.get_running_loop().call_later(rest_ms / 1_000, self._go_on)
             return
         self._is_busy = False
-        self.data_received(b"")
+        self._take(())
+        if not self._is_busy:
+            self.data_received(b"")
         if not self._is_busy:
             self._set_busy(is_busy=False)
 
@@ -141,10 +173,7 @@ class Session(asyncio.Protocol):
         return 0
 
     def _set_busy(self, *, is_busy: bool) -> None:
-        """Pause reading while read bytes are unhandled, so that at most one chunk of the transport accumulates."""
         self._is_busy = is_busy
-        if is_busy:
-            asyncio.get_running_loop().call_soon(self._go_on)
         if self._transport is not None and not self._transport.is_closing():
             (self._transport.pause_reading if is_busy else self._transport.resume_reading)()
 
@@ -241,10 +270,11 @@ class Session(asyncio.Protocol):
         self.write_at_end_of_turn()
         return True
 
-    def confirm(self, receipt: Receipt) -> None:
-        """Write a receipt to a producer."""
-        producer = receipt.producer
-        self.connection.receipt(producer.producer_id, receipt.sequence_id, receipt.highest_sequence_id, receipt.entry_id)
+    def confirm(self, producer: Producer, receipts: Iterable[Receipt]) -> None:
+        """Write receipts to a producer."""
+        producer_id, receipt = producer.producer_id, self.connection.receipt
+        for _, sequence_id, highest_sequence_id, entry_id in receipts:
+            receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
         self.write_at_end_of_turn()
 
     def redirect_producer(self, producer: Producer, url: str | None) -> None:
@@ -314,14 +344,21 @@ class Session(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._server.behind.hold(self, self._transport.get_write_buffer_size())
 
-    def _take(self, requests: list[Request]) -> None:
-        for request in requests:
+    def _take(self, requests: Iterable[Request]) -> None:
+        """Answer requests, behind those that wait. Stop at one that must wait a moment."""
+        self._requests += requests
+        while self._requests:
+            request = self._requests.popleft()
             try:
                 if isinstance(request, Ended):
                     self._end(request)
                 else:
-                    self._answers.answer(request)
+                    left = self._answers.answer(request)
                     self.write_soon()
+                    if left is not None:
+                        self._requests.appendleft(left)
+                        self._pause(_WAIT_S)
+                        return
             except Exception:
                 # A failing request must neither end the broker nor leave its connection in an inconsistent state.
                 about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
@@ -343,6 +380,7 @@ class Session(asyncio.Protocol):
     def _leave(self) -> None:
         """Clean up. The socket may still be open."""
         self.connection.end()
+        self._requests.clear()
         if self._has_left:
             return
         self._has_left = True

@@ -6,14 +6,16 @@ Nothing here sends or knows connections. A consumer's connection is its opaque `
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Final, Protocol
 
-from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes
+from equipoise.brokers.pulsar.topics.keys import Holder, Ring, Stripes, slot_of
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import KeyShared, SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import KeyShared, Sent, SubscriptionKind
 
 # The most permits that a consumer may have outstanding; the excess is ignored. Java's counter has the same maximum.
 PERMITS_MAX: Final = 2**31 - 1
@@ -82,6 +84,13 @@ class Dispatcher(Protocol):
         """Return the consumer that gets an entry, or None if no eligible consumer is ready."""
         ...
 
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """Return how many of these entries, from the first one on, surely have a ready consumer. 0 means that the first one has none.
+
+        An entry of a slot that no consumer takes needs none.
+        """
+        ...
+
     @property
     def active(self) -> Consumer | None:
         """The one consumer that gets everything, or None if the kind has none."""
@@ -132,6 +141,10 @@ class Exclusive:
         consumer = self.active
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """See `Dispatcher`."""
+        return _room_for(entries, (self.active,))
+
 
 class Failover:
     """Dispatch to one active consumer; the others stand by.
@@ -181,6 +194,10 @@ class Failover:
         consumer = self.active
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """See `Dispatcher`."""
+        return _room_for(entries, (self.active,))
+
 
 class Shared:
     """Dispatch round-robin to ready consumers. A priority is used only if no consumer of a better (lower) one is ready."""
@@ -221,6 +238,10 @@ class Shared:
                     self._turns[priority] = step % len(level) + 1
                     return consumer
         return None
+
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """See `Dispatcher`."""
+        return _room_for(entries, chain.from_iterable(self._consumers.values()))
 
 
 class KeySharing:
@@ -281,6 +302,30 @@ class KeySharing:
         """See `Dispatcher`."""
         consumer = self.consumer_of(slot)
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
+
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """See `Dispatcher`. Slots are computed only if some consumer lacks permits for all of the entries."""
+        messages = sum(entry.messages for entry in entries)
+        if all(each.is_writable and each.permits >= messages for each in self._holders.values()):
+            return len(entries)
+        used = Counter[Consumer]()
+        for place, entry in enumerate(entries):
+            consumer = self.consumer_of(slot_of(entry.block))
+            if consumer is not None:
+                if not consumer.is_writable or consumer.permits <= used[consumer]:
+                    return place
+                used[consumer] += entry.messages
+        return len(entries)
+
+
+def _room_for(entries: Sequence[Sent], consumers: Iterable[Consumer | None]) -> int:
+    """Return how many entries fit into the permits of these consumers, any of which may take any entry."""
+    permits = sum(each.permits for each in consumers if each is not None and each.is_ready)
+    for place, entry in enumerate(entries):
+        if permits <= 0:
+            return place
+        permits -= entry.messages
+    return len(entries)
 
 
 def _rank(consumer: Consumer) -> tuple[int, str]:

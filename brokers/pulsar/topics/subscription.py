@@ -14,7 +14,7 @@ from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.throttling import Bucket
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
 
 class Slots:
@@ -88,6 +88,7 @@ class Subscription:
         "consumers",
         "delivered",
         "dropped",
+        "is_awaited",
         "is_durable",
         "is_keyed",
         "is_sticky",
@@ -120,6 +121,8 @@ class Subscription:
         self.arrivals: Arrivals | None = None
         # `DispatchThrottle` keeps it here, because it ends with the subscription.
         self.bucket: Bucket | None = None
+        # Whether producers may wait for permits: a consumer has become more ready since they last waited in vain.
+        self.is_awaited = False
         self.delivered = Meter(now_ms=now_ms)
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
@@ -193,6 +196,18 @@ class Subscription:
             return self.drop(entry)
         self._deliver(consumer, entry, deliveries)
         return 0
+
+    def room_for(self, entries: Sequence[Sent], link: object) -> int:
+        """Return how many of these entries need not wait for permits. `link` is the connection of their producer.
+
+        None waits if all consumers use the same connection: their permits would wait behind the entries.
+        """
+        if self.arrivals is not None or not self.is_awaited:
+            return len(entries)
+        room = self._dispatcher.room_for(entries)
+        if room < len(entries) and all(each.link is link for each in self.consumers):
+            return len(entries)
+        return room
 
     def release(self, deliveries: list[Delivery]) -> int:
         """Deliver waiting entries to ready consumers, once all needed ones are back. Return the number of dropped messages.

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
 from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, ActiveChange, Consumer, Refusal, wants_stripes
 from equipoise.brokers.pulsar.topics.keys import slot_of
+from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
@@ -55,6 +56,9 @@ class TopicLimits:
     # One step delivers or drops at most this many waiting entries, or all entries of one subscription. Takes about 10 ms.
     step_entries_max: int = 1_000
     receipt_wait_ms: int = 100
+    # How long producers wait for permits before messages are dropped, at once and per second: the longest pause of a healthy consumer's
+    # program, a full collection of Java's garbage. Longer waits would make all consumers as slow as the slowest one.
+    permits_wait_ms: int = 100
     # How long consumers that are back wait for a missing one, which may have closed during the move and never return.
     absent_wait_ms: int = 1_000
     reconnect_wait_ms: int = 10_000
@@ -133,6 +137,7 @@ class Topic:
         "_homes",
         "_limits",
         "_noted",
+        "_patience",
         "_producers",
         "_receipt_deadline_ms",
         "_reconnect_deadline_ms",
@@ -166,6 +171,7 @@ class Topic:
         self._slots = Slots()
         # Subscriptions to release at the next `tick`, in order.
         self._noted: dict[Subscription, None] = {}
+        self._patience = Patience(wait_ms=limits.permits_wait_ms, now_ms=now_ms)
         self._held: list[Receipt] = []
         self._holding = False
         self._receipt_deadline_ms = now_ms + limits.receipt_wait_ms
@@ -336,6 +342,25 @@ class Topic:
             del self._homes[consumer]
         return consumers
 
+    def room_for(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> int:
+        """Return how many of these entries to publish now. If 0, call this again in a moment, until it returns more.
+
+        Entries wait for consumers without permits, but not long: see `Patience`. Then they are published, and dropped for these consumers.
+        """
+        room, lacking = len(entries), list[Subscription]()
+        for subscription in () if self.is_fenced else self._subscriptions.values():
+            fitting = subscription.room_for(entries, producer.link)
+            if fitting:
+                room = min(room, fitting)
+            else:
+                lacking.append(subscription)
+        if lacking and self._patience.wait(now_ms):
+            return 0
+        self._patience.stop(now_ms)
+        for subscription in lacking:
+            subscription.is_awaited = False
+        return room
+
     def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
         """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""
         outcome = Outcome()
@@ -373,7 +398,11 @@ class Topic:
     def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001 - it is the news
         """Set whether a consumer's connection can be written to. Return the deliveries that this allows."""
         consumer.is_writable = is_writable
-        return self._released(self._homes.get(consumer), now_ms) if is_writable else Outcome()
+        home = self._homes.get(consumer)
+        if home is None or not is_writable:
+            return Outcome()
+        home.is_awaited = True
+        return self._released(home, now_ms)
 
     def note_flow(self, consumer: Consumer, permits: int) -> None:
         """Add permits while nothing may be delivered. The next `tick` returns the deliveries."""
@@ -496,8 +525,10 @@ class Topic:
         consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
         consumer.has_flowed = consumer.has_flowed or permits > 0
         home = self._homes.get(consumer)
-        if home is not None and home.arrivals is not None and consumer.permits > 0:
-            home.arrivals.flowed(consumer)
+        if home is not None and consumer.permits > 0:
+            home.is_awaited = True
+            if home.arrivals is not None:
+                home.arrivals.flowed(consumer)
         return home
 
     def _released(self, home: Subscription | None, now_ms: int) -> Outcome:

@@ -95,11 +95,12 @@ def parse(command: bytes) -> BaseCommand:
 
 def plain_send(command: bytes) -> CommandSend | None:
     """Parse a complete SEND without its envelope, as all clients encode it. Return None for anything else, which `parse` can judge."""
-    body = command[len(_PLAIN_SEND) + 1 :]
-    if not 0 < len(body) <= _ONE_BYTE_MAX or command[: -len(body)] != b"%b%c" % (_PLAIN_SEND, len(body)):
+    start = len(_PLAIN_SEND) + 1
+    body_bytes = len(command) - start
+    if not 0 < body_bytes <= _ONE_BYTE_MAX or command[start - 1] != body_bytes or not command.startswith(_PLAIN_SEND):
         return None
     try:
-        send = CommandSend.FromString(body)
+        send = CommandSend.FromString(command[start:])
     except DecodeError:
         return None
     return send if send.IsInitialized() else None

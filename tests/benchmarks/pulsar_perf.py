@@ -1,0 +1,153 @@
+"""How much `pulsar-perf` gets through a topic at full speed, and at which rate nothing is dropped: `make bench BENCH=pulsar_perf`.
+
+It needs the folder `bin` of Apache Pulsar's distribution on the `PATH`. `python -m tests.benchmarks.pulsar_perf --url pulsar://HOST:PORT`
+measures brokers that run already, for instance `bin/pulsar standalone -nfw -nss`. It takes ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from tests.benchmarks.figures import Figures, machine, print_line, single
+from tests.load.cluster import running
+
+NAMESPACE: Final = "public/default"
+BROKERS, BUNDLES, MESSAGE_BYTES = 3, 4, 1024
+FULL_SPEED = 1_000_000
+FULL_SPEED_S, STEADY_S = 25, 8
+# The search doubles the rate until something is dropped, and then halves the distance so often: the result is within 7 %.
+RATE_MIN, RATE_MAX, HALVINGS = 2_000, 512_000, 4
+MODES: Final = {"batched": (), "unbatched": ("--disable-batching",)}
+# Starting a JVM on a busy machine, connecting, and closing.
+_PATIENCE_S: Final = 60.0
+_CONSUMER_IS_READY: Final = "Start receiving from"
+_TOTAL: Final = re.compile(r"Aggregated throughput stats --- (\d+) records (?:sent|received)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The messages with a receipt and those that the consumer got, and how long the producer sent.
+
+    The rates that `pulsar-perf` prints are lower: they include up to ten seconds in which it ends.
+    """
+
+    produced: int
+    delivered: int
+    seconds: int
+
+    @property
+    def dropped(self) -> int:
+        """Messages with a receipt that did not come; a few more than have a receipt may come at the end."""
+        return max(self.produced - self.delivered, 0)
+
+    def figures(self) -> dict[str, Figures]:
+        """Both rates, and the share that was dropped."""
+        return {
+            "produced": single(self.produced / self.seconds, "messages/s"),
+            "delivered": single(self.delivered / self.seconds, "messages/s"),
+            "dropped": single(100 * self.dropped / max(self.produced, 1), "%"),
+        }
+
+
+@contextmanager
+def perf(url: str, topic: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `pulsar-perf`, and kill it at the end if it still runs."""
+    tool = shutil.which("pulsar-perf")
+    assert tool is not None, "pulsar-perf is not on the PATH: add the folder bin of Apache Pulsar's distribution"
+    command = [tool, words[0], "--service-url", url, *words[1:], topic]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def total(output: IO[str] | None) -> int:
+    """Read to the end: the number of messages."""
+    assert output is not None
+    text = output.read()
+    found = _TOTAL.search(text)
+    assert found is not None, f"pulsar-perf printed no total:\n{text}"
+    return int(found[1])
+
+
+def carried(url: str, topic: str, *, rate: int, seconds: int, options: Sequence[str]) -> Carried:
+    """Send for so long at this rate to one Exclusive consumer that keeps up as it can."""
+    with perf(url, topic, "consume", "--subscriptions", "perf") as consumer:
+        assert consumer.stdout is not None
+        for line in consumer.stdout:
+            if _CONSUMER_IS_READY in line:
+                break
+        words = ("--rate", str(rate), "--size", str(MESSAGE_BYTES), "--test-duration", str(seconds), *options)
+        with perf(url, topic, "produce", *words) as producer:
+            produced = total(producer.stdout)
+        time.sleep(1.0)  # What is on its way to the consumer: it says nothing about the end.
+        consumer.terminate()
+        delivered = total(consumer.stdout)
+    return Carried(produced=produced, delivered=delivered, seconds=seconds)
+
+
+def highest_undropped(url: str, topic: str, options: Sequence[str]) -> int:
+    """The highest rate a second of those tried at which nothing is dropped."""
+
+    def is_good(rate: int) -> bool:
+        done = carried(url, topic, rate=rate, seconds=STEADY_S, options=options)
+        print(f"{topic}: {rate}/s asked, {done}", file=sys.stderr)
+        return not done.dropped
+
+    good, bad = 0, RATE_MIN
+    while bad <= RATE_MAX and is_good(bad):
+        good, bad = bad, bad * 2
+    for _ in range(HALVINGS if good else 0):
+        rate = (good + bad) // 2
+        good, bad = (rate, bad) if is_good(rate) else (good, rate)
+    return good
+
+
+def measured(url: str) -> dict[str, object]:
+    """Batched and unbatched, each on a topic of its own."""
+    results: dict[str, object] = {}
+    for mode, options in MODES.items():
+        topic = f"non-persistent://{NAMESPACE}/perf-{mode}-{time.monotonic_ns()}"
+        for what, figures in carried(url, topic, rate=FULL_SPEED, seconds=FULL_SPEED_S, options=options).figures().items():
+            results[f"{mode}_{what}"] = figures
+        results[f"{mode}_highest_without_a_drop"] = single(highest_undropped(url, topic, options), "messages/s")
+    return results
+
+
+async def of_our_brokers(directory: Path) -> dict[str, object]:
+    """Start the brokers for the measurement. The balancer is switched off: it would move the busy bundle."""
+    settings = ClusterSettings(directory=directory, brokers=BROKERS, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    cluster = LocalCluster(settings)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES):
+        return await asyncio.to_thread(measured, cluster.pulsar_url)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", help="Measure the brokers at this service URL.")
+    url = parser.parse_args().url
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measured(url) if url else asyncio.run(of_our_brokers(Path(folder)))
+    what = url or f"{BROKERS} brokers"
+    conditions = f"{before}, {what}, messages of {MESSAGE_BYTES} bytes, one producer for {FULL_SPEED_S} s, one Exclusive consumer"
+    print_line("pulsar_perf", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Test how a fast producer leaves turns of the loop to other clients, and waits for the permits of consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Final
+
+import pytest
+import uvloop
+
+from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.topic import TopicLimits
+from tests.pulsar.pulsar_speech import close_producer, connect, entry, ping, producer, send
+from tests.unit.pulsar.wire_client import TOPIC, T, brokers
+
+# One read of uvloop.
+_CHUNK_BYTES: Final = 256 * 1024
+# Longer than any test.
+PATIENT: Final = Settings(topics=TopicLimits(permits_wait_ms=3_600_000))
+
+
+async def connected(session: Session) -> socket.socket:
+    """Connect a client to a session by a socket that holds what the client writes, however little the session reads."""
+    client, accepted = socket.socketpair()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * _CHUNK_BYTES)
+    client.settimeout(0)
+    await asyncio.get_running_loop().create_unix_connection(lambda: session, sock=accepted)
+    client.send(connect())
+    await asyncio.get_running_loop().sock_recv(client, 1_000)
+    return client
+
+
+def fill(client: socket.socket, data: bytes) -> int:
+    """Write until the system takes no more. Return the number of bytes."""
+    written = 0
+    try:
+        while True:
+            written += client.send(data)
+    except BlockingIOError:
+        return written
+
+
+def test_a_flood_leaves_turns_to_other_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop reads up to 32 chunks from one connection before it reads the next one, unless reading is paused."""
+    came: list[tuple[Session, int]] = []
+    data_received = Session.data_received
+
+    def counting(session: Session, data: bytes) -> None:
+        came.append((session, len(data)))
+        data_received(session, data)
+
+    monkeypatch.setattr(Session, "data_received", counting)
+
+    async def flooded() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+            await member.client()
+            server = came[0][0]._server  # noqa: SLF001 - the server of this broker, which nothing else names
+            session = Session(server)
+            flooding, asking = await connected(Session(server)), await connected(session)
+            flooding.send(producer(1, 1, TOPIC))
+            await asyncio.get_running_loop().sock_recv(flooding, 1_000)
+            came.clear()
+            assert fill(flooding, send(1, 0, entry(b"x" * 2_000))) > 3 * _CHUNK_BYTES, "several reads wait in the system"
+            asking.send(ping())
+            await asyncio.get_running_loop().sock_recv(asking, 1_000)
+            before = came[: came.index((session, len(ping())))]
+            assert sum(bytes_ for _, bytes_ in before) <= _CHUNK_BYTES
+            for client in (flooding, asking):
+                client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(flooded())
+
+
+async def test_a_producer_waits_for_permits_before_messages_are_dropped(tmp_path: Path) -> None:
+    """Everything behind the first message that waits keeps its order."""
+    async with brokers(tmp_path, settings=PATIENT) as running:
+        (member,) = running.members
+        publisher, subscriber = await member.client(), await member.client()
+        await subscriber.consumer(1, permits=2)
+        await publisher.producer(1)
+        for number in range(5):
+            publisher.publish(1, number, f"{number}")
+        publisher.write(close_producer(1, 900))
+        assert ["0", "1"] == [(await subscriber.receive_message())[2] for _ in range(2)]
+        for number in range(2):
+            await publisher.receipt(1, number)
+        subscriber.write(ping())
+        await subscriber.receive(T.PONG)
+        assert [] == publisher.names()
+        subscriber.flow(1, 3)
+        assert ["2", "3", "4"] == [(await subscriber.receive_message())[2] for _ in range(3)]
+        for number in range(2, 5):
+            await publisher.receipt(1, number)
+        await publisher.receive(T.SUCCESS)
+        assert 0 == await member.metric("messages_dropped_total")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="this system has no TCP_QUICKACK")
+async def test_half_a_frame_is_acknowledged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client without TCP_NODELAY sends the other half only after the acknowledgement, which the system delays by 40 ms."""
+    options: list[int] = []
+    acknowledged = asyncio.Event()
+    acknowledge = Session._acknowledge  # noqa: SLF001 - the option is read back, because no unit test measures time
+
+    def reading_back(session: Session) -> None:
+        assert session._transport is not None  # noqa: SLF001 - as above
+        accepted = session._transport.get_extra_info("socket")  # noqa: SLF001 - as above
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        acknowledge(session)
+        options.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+        acknowledged.set()
+
+    monkeypatch.setattr(Session, "_acknowledge", reading_back)
+
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        client = await member.client()
+        client.write(ping())
+        await client.receive(T.PONG)
+        assert [] == options, "nothing of a frame is missing"
+        client.write(ping()[:5])
+        await acknowledged.wait()
+        client.write(ping()[5:])
+        await client.receive(T.PONG)
+        assert [1] == options
+
+
+async def test_messages_are_dropped_for_a_consumer_that_stalls(tmp_path: Path) -> None:
+    async with brokers(tmp_path, settings=Settings(topics=TopicLimits(permits_wait_ms=1))) as running:
+        (member,) = running.members
+        publisher, subscriber = await member.client(), await member.client()
+        await subscriber.consumer(1, permits=1)
+        await publisher.producer(1)
+        for number in range(5):
+            publisher.publish(1, number, f"{number}")
+        for number in range(5):
+            await publisher.receipt(1, number)
+        assert 4 == await member.metric("messages_dropped_total")
+
+
+async def test_a_producer_that_waits_delays_no_transfer(tmp_path: Path) -> None:
+    """It is redirected, and what waited gets no receipt here: it is sent again to the next owner."""
+    async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+        owner = running.owner_of()
+        other = running.other_than(owner)
+        publisher, subscriber = await owner.client(), await owner.client()
+        await subscriber.consumer(1, permits=1)
+        await publisher.producer(1)
+        for number in range(2):
+            publisher.publish(1, number, f"{number}")
+        await publisher.receipt(1, 0)
+        await running.transfer(other)
+        assert other.url == (await publisher.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+        publisher.write(ping())
+        await publisher.receive(T.PONG)
+        assert "SEND_RECEIPT" not in publisher.names()
+
+
+async def test_a_producer_waits_for_no_consumer_that_leaves(tmp_path: Path) -> None:
+    async with brokers(tmp_path, settings=PATIENT) as running:
+        (member,) = running.members
+        publisher, subscriber = await member.client(), await member.client()
+        await subscriber.consumer(1, permits=1)
+        await publisher.producer(1)
+        for number in range(2):
+            publisher.publish(1, number, f"{number}")
+        await publisher.receipt(1, 0)
+        await subscriber.close()
+        await publisher.receipt(1, 1)
+        assert 0 == await member.metric("messages_dropped_total"), "no subscription is left"
