@@ -24,7 +24,7 @@ from tests.pulsar.programs import EVERYDAY, Language, require
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 RATE = 20.0
-STALL_S = 0.3
+STALL_S = 0.2
 STALE = f"non-persistent://{NAMESPACE}/stale"
 KEYS = 8  # Of each producer; see tests/pulsar/README.md.
 PLAIN = tuple(f"non-persistent://{NAMESPACE}/plain-{number}" for number in range(8))
@@ -81,8 +81,11 @@ async def test_a_client_that_stalls_in_a_transfer_loses_nothing(tmp_path: Path, 
         async with flowing(tmp_path, crew) as fleet:
             for turn in range(2):
                 for bundle in on.bundles():
+                    # The stall begins before the move, and ends within it, however long the move takes.
                     with fleet.consumers[0].suspended():
-                        await asyncio.gather(on.transfer(bundle, turn), asyncio.sleep(STALL_S))
+                        moving = asyncio.create_task(on.transfer(bundle, turn))
+                        await asyncio.sleep(STALL_S)
+                    await moving
                     await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
             verdict = await on.finish(fleet)
     assert {} == verdict.violations
