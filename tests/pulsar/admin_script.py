@@ -299,7 +299,7 @@ def _files(folder: Path) -> Mapping[str, str]:
     }
     for name, content in contents.items():
         (folder / name.lower()).write_text(content, encoding="utf-8")
-    jar = next(path for path in " ".join(admin_command()).replace(":", " ").split() if "/pulsar-common-" in path)
+    jar = next(path for path in " ".join(admin_command()).replace(":", " ").split() if "/pulsar-client-admin-api-" in path)
     return {**{name: str(folder / name.lower()) for name in contents}, "JAR_FILE": jar}
 
 
