@@ -149,15 +149,15 @@ _FLAG: Final = TypeAdapter[bool](Annotated[bool, Strict()])
 _TYPES: Final = TypeAdapter[list[SubscriptionType]](Annotated[list[SubscriptionType], AfterValidator(_sorted)])
 
 
-def _count(name: str) -> TopicPolicy:
-    return TopicPolicy(name=name, field=name, adapter=_COUNT)
+def _count(name: str, *, unset: int | None = None) -> TopicPolicy:
+    return TopicPolicy(name=name, field=name, adapter=_COUNT, unset=unset)
 
 
 MAX_PRODUCERS: Final = _count("max_producers_per_topic")
 MAX_CONSUMERS: Final = _count("max_consumers_per_topic")
 MAX_SUBSCRIPTION_CONSUMERS: Final = _count("max_consumers_per_subscription")
 MAX_SUBSCRIPTIONS: Final = _count("max_subscriptions_per_topic")
-MAX_TOPICS: Final = _count("max_topics_per_namespace")
+MAX_TOPICS: Final = _count("max_topics_per_namespace", unset=0)  # pulsar-admin fails on 204 with a NullPointerException.
 PUBLISH_RATE: Final = TopicPolicy(name="publish_rate", field="publishMaxMessageRate", adapter=TypeAdapter(PublishRate), is_by_cluster=True)
 DISPATCH_RATE: Final = TopicPolicy(name="dispatch_rate", field="topicDispatchRate", adapter=TypeAdapter(DispatchRate), is_by_cluster=True)
 SUBSCRIPTION_DISPATCH_RATE: Final = TopicPolicy(

@@ -202,6 +202,7 @@ _MASKS: Final = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
     r"\boffset \d+": "offset N",
+    r"(acme/\S+    NamespaceOwnershipStatus.*\n?)+": "BUNDLES\n",  # Which a broker has.
     r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",  # Which broker has which partitions.
     r"\b\d+\.\d+\b": "N.N",
     r"\b\d{10,}\b": "N",
@@ -224,9 +225,10 @@ def _shape_of(text: str) -> str:
     """Return the names in a JSON document, or those of Pulsar's metrics in a list of metrics."""
     text = re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text)
     try:
-        names = set(_paths(orjson.loads(text)))
+        # The last sample may not be there yet.
+        names = {name for name in _paths(orjson.loads(text)) if not name.startswith("lastStats")}
     except orjson.JSONDecodeError:
-        names = set(re.findall(r'"((?:brk|pulsar)_[^"]+|metrics|dimensions)" *:', text)) or {text}
+        names = set(re.findall(r'"((?:brk|pulsar)_\w+_total|metrics|dimensions)" *:', text)) or {text}
     return "\n".join(sorted(names))
 
 

@@ -34,7 +34,7 @@ async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
         ("maxConsumersPerTopic", 0, ""),
         ("maxConsumersPerSubscription", 3, ""),
         ("maxSubscriptionsPerTopic", 3, ""),
-        ("maxTopicsPerNamespace", 3, ""),
+        ("maxTopicsPerNamespace", 3, 0),
         ("publishRate", {"publishThrottlingRateInMsg": 5, "publishThrottlingRateInByte": -1}, ""),
         (
             "dispatchRate",
