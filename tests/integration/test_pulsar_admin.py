@@ -43,7 +43,8 @@ async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         assert list(left_out(groups, on.tool.commands)) == []
         found = await run_script(on, groups)
-    assert "\n".join(differences(groups, found)) == "", AGAIN
+    if found_differences := list(differences(groups, found)):
+        pytest.fail("\n".join((AGAIN, *found_differences)))
 
 
 async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:

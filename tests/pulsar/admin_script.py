@@ -202,7 +202,7 @@ _MASKS: Final = {
     r"127\.0\.0\.1:\d+": "ADDRESS",
     r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
     r"\boffset \d+": "offset N",
-    r"(acme/\S+    NamespaceOwnershipStatus.*\n?)+": "BUNDLES\n",  # Which a broker has.
+    r"(acme/\S+    \[broker_assignment.*\n?)+": "",  # Which bundles a broker has, or none.
     r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",  # Which broker has which partitions.
     r"\b\d+\.\d+\b": "N.N",
     r"\b\d{10,}\b": "N",
@@ -222,13 +222,14 @@ _FIGURES: Final = frozenset(
 
 
 def _shape_of(text: str) -> str:
-    """Return the names in a JSON document, or those of Pulsar's metrics in a list of metrics."""
+    """Return the names in a JSON document, of Pulsar's counters in a list of metrics, or of settings with values."""
     text = re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text)
     try:
         # The last sample may not be there yet.
         names = {name for name in _paths(orjson.loads(text)) if not name.startswith("lastStats")}
     except orjson.JSONDecodeError:
-        names = set(re.findall(r'"((?:brk|pulsar)_\w+_total|metrics|dimensions)" *:', text)) or {text}
+        names = set(re.findall(r'"((?:brk|pulsar)_\w+_total|metrics|dimensions)" *:', text))
+        names = names or {line.partition("    ")[0] for line in text.splitlines()}
     return "\n".join(sorted(names))
 
 
@@ -255,23 +256,24 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     )
     cluster = LocalCluster(settings)
     pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
+    brokers = sorted(cluster.broker_ids)  # As they are in lists.
     async with running(cluster, _NAMESPACE, bundles=4) as (table, http), _clients(folder, cluster.pulsar_url):
         # At the broker that the tool asks, which prints what it has itself.
-        move = Move(kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=cluster.broker_ids[0])
-        await operator.make(http, cluster.addresses[0], move)
+        move = Move(kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=brokers[0])
+        await operator.make(http, f"http://{brokers[0]}", move)
         await settle(cluster, table, _NAMESPACE)
         names = {
-            **{f"BROKER-{number}": broker for number, broker in enumerate(cluster.broker_ids, 1)},
+            **{f"BROKER-{number}": broker for number, broker in enumerate(brokers, 1)},
             **{f"PULSAR-{number}": address for number, address in enumerate(pulsar, 1)},
             **_files(folder),
         }
         masks = {
-            **{rf"{re.escape(broker)}\b": "BROKER" for broker in cluster.broker_ids},
+            **{rf"{re.escape(broker)}\b": "BROKER" for broker in brokers},
             **{rf"{re.escape(address)}\b": "PULSAR" for address in pulsar},
             re.escape(str(folder)): "FOLDER",
             **_MASKS,
         }
-        async with admin_tool(cluster.addresses[0]) as tool:
+        async with admin_tool(f"http://{brokers[0]}") as tool:
             yield Stage(tool=tool, names=names, masks=masks)
 
 
