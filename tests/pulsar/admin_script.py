@@ -257,7 +257,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
     cluster = LocalCluster(settings)
     pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
     brokers = sorted(cluster.broker_ids)  # As they are in lists.
-    async with running(cluster, _NAMESPACE, bundles=4) as (table, http), _clients(folder, cluster.pulsar_url):
+    async with running(cluster, _NAMESPACE, bundles=4) as (table, http):
         # At the broker that the tool asks, which prints what it has itself.
         move = Move(kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=brokers[0])
         await operator.make(http, f"http://{brokers[0]}", move)
@@ -273,7 +273,7 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
             re.escape(str(folder)): "FOLDER",
             **_MASKS,
         }
-        async with admin_tool(f"http://{brokers[0]}") as tool:
+        async with _clients(folder, cluster.pulsar_url), admin_tool(f"http://{brokers[0]}") as tool:
             yield Stage(tool=tool, names=names, masks=masks)
 
 
