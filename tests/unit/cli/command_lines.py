@@ -61,6 +61,7 @@ _LINES: Final[Mapping[str, str]] = {
         "--auto-failover-policy-params min_limit=1,usage_threshold=80 --as erin --timeout 5 --json"
     ),
     "policies pin": "x --log {log} --namespace {namespace} --range {left_range} --brokers a --as erin --timeout 5 --json",
+    "policies set-failure-domain": "x --log {log} --brokers a --as erin --timeout 5 --json",
     "policies delete": "pin/x --log {log} --as erin --timeout 5 --json",
     "policies explain": "{left} --log {log} --timeout 5 --json",
     "brokers list": "test --log {log} --all --timeout 5 --json",
