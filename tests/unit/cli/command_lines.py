@@ -47,7 +47,7 @@ _LINES: Final[Mapping[str, str]] = {
     "topics partitioned-stats": "{topic} --log {log} --per-partition --timeout 5 --json",
     "topics create-partitioned-topic": "{topic} --log {log} --partitions 4 --timeout 5 --json",
     "topics update-partitioned-topic": "{topic} --log {log} --partitions 8 --timeout 5 --json",
-    "topics delete-partitioned-topic": "{topic} --log {log} --timeout 5 --json",
+    "topics delete-partitioned-topic": "{topic} --force --log {log} --timeout 5 --json",
     "topics get-partitioned-topic-metadata": "{topic} --log {log} --timeout 5 --json",
     "topics list-partitioned-topics": "{namespace} --log {log} --timeout 5 --json",
     "bundles list": "{namespace} --log {log} --timeout 5 --json",
