@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.topic_policies import Compatibility
 from equipoise.brokers.pulsar.topics.compatibility import misfit_of_consumer, misfit_of_producer
 from equipoise.brokers.pulsar.topics.dispatch import Refusal
-from equipoise.brokers.pulsar.topics.names import partitioned_name, partitions_in
+from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, partitions_in
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
@@ -29,19 +29,29 @@ class Admission:
         self._server = server
         self._schemas = server.service.schemas
 
-    async def check_topic(self, topic: TopicName) -> None:
-        """Raise `NotServed` if a topic that is not in use here must not be created by using it."""
+    async def check_use(self, topic: TopicName) -> None:
+        """Raise `NotServed` if a client must not create a topic by using it. Partitions of a partitioned topic exist already."""
         document = self._server.policies_of(topic.namespace)
+        if _is_partition(topic.full, partitions_in(document)):
+            return
         creation = policies.AUTO_TOPIC_CREATION.value_in(document)
-        if creation is not None and not creation.is_allowed and not _is_partition(topic, partitions_in(document).get(_whole(topic), 0)):
+        if creation is not None and not creation.is_allowed:
             problem = f"topic {topic.full} does not exist, and clients must not create topics in {topic.namespace}; create it first"
             raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=problem)
+        await self.check_room(topic)
+
+    async def check_room(self, topic: TopicName, added: int = 1) -> None:
+        """Raise `NotServed` if a topic, or `added` partitions of it, would exceed the most topics of its namespace."""
+        document = self._server.policies_of(topic.namespace)
         topics_max = policies.MAX_TOPICS.value_in(document)
-        if topics_max:
-            names = await self._server.peers.topics_of(topic.namespace)
-            if topic.full not in names and len(names) >= topics_max:
-                problem = f"namespace {topic.namespace} has {len(names)} topics, and its policy allows {topics_max}"
-                raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        if not topics_max:
+            return
+        names, partitions = await self._server.peers.topics_of(topic.namespace), partitions_in(document)
+        count = sum(partitions.values()) + sum(not _is_partition(name, partitions) for name in names)
+        if topic.full not in names and count + added > topics_max:
+            problem = f"namespace {topic.namespace} has {count} topics, and its policy allows {topics_max}"
+            problem += f", which {added} more would exceed; delete topics, or raise the policy with set-max-topics-per-namespace"
+            raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
 
     async def fetch_schema(self, topic: TopicName) -> None:
         """Fetch the newest schema of a topic from other brokers, if none is known here and the policies need it."""
@@ -108,5 +118,6 @@ def _whole(topic: TopicName) -> str:
     return partitioned_name(topic.full)
 
 
-def _is_partition(topic: TopicName, partitions: int) -> bool:
-    return any(topic.full == f"{_whole(topic)}-partition-{index}" for index in range(partitions))
+def _is_partition(topic: str, partitions: Mapping[str, int]) -> bool:
+    """Return whether a topic is a partition of one of these partitioned topics, given by their full names and counts."""
+    return 0 <= partition_of(topic) < partitions.get(partitioned_name(topic), 0)

@@ -380,8 +380,7 @@ class Answers:
         here = self._service.served_now(name)
         if here is not None:
             return here
-        await self._server.admission.check_topic(name)
-        served = await self._service.serve(name)
+        served = await self._service.serve(name, self._server.admission.check_use)
         if isinstance(served, Peer):
             raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
         return served

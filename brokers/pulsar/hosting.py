@@ -22,7 +22,7 @@ class Served:
     """One topic that is served here, and its current ownership. A split or merge replaces the ownership.
 
     `works` holds the publishes with held receipts, by entry id. Each passes its second check when the receipt is sent. `is_kept`: whether
-    the topic exists without clients, because an operator has just created it.
+    the topic exists without clients, because an operator has created it, or it has come here, a moment ago.
     """
 
     topic: Topic

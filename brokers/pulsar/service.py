@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -116,8 +116,7 @@ class PulsarService(Service):
         hosted = self.hosting.bundles.get(bundle.name)
         released = self.hosting.close(bundle.name)
         states = self._disconnect(released, url)  # 1., 2., 4.
-        is_kept = any(served.is_kept for served in released)
-        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None, is_kept=is_kept)  # 3.
+        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
 
     def _disconnect(self, released: Sequence[Served], url: str | None) -> Mapping[str, TopicState]:
         """Fence topics, and redirect their clients: producers now, consumers once they have their messages. Return the topics' states."""
@@ -142,14 +141,13 @@ class PulsarService(Service):
         self._closed.fetched(left)
         return fetchable
 
-    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool, is_kept: bool) -> bytes | None:
+    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
         """Return the handover of a bundle that closes here. Keep what must be fetched, or everything if the bundle has no destination.
 
-        `is_kept`: whether a topic must move although it has no clients. Without a destination this broker may reopen these points: a merge
-        that finds one of its two bundles still opening closes both.
+        Without a destination this broker may reopen these points: a merge that finds one of its two bundles still opening closes both.
         """
         left = Left(bundle=ownership.bundle, token=ownership.token)
-        if is_kept or any(state.subscriptions for state in states.values()):
+        if states:  # Also topics without subscriptions: the next owner must know that they exist.
             encoded = handovers.encode(states)
             self.counts.dropped += encoded.dropped
             self.counts.consumers_forgotten += encoded.forgotten
@@ -209,31 +207,37 @@ class PulsarService(Service):
         served = self.hosting.topics.get(topic.full)
         return served if served is not None and not served.topic.is_fenced and served.ownership.is_good else None
 
-    async def serve(self, topic: TopicName) -> Served | Peer:
+    async def serve(self, topic: TopicName, check: Callable[[TopicName], Awaitable[None]]) -> Served | Peer:
         """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle has no owner or is moving here.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
+        `check` raises an error if the topic must not be created. It is called when the topic is known not to exist: its bundle is open here,
+        with what the former owner handed over. Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
         deadline = Deadline.after(timeout_ms=self.settings.hold_ms)
-        point = topic_hash(topic.full)
+        point, is_checked = topic_hash(topic.full), False
         while True:
             await self._warmed(topic.namespace, point, deadline)
             routed = await self.host.route(topic.namespace, topic.full, timeout_ms=deadline.remaining_ms())
             if isinstance(routed, Peer):
                 return routed
+            if not routed.is_good:
+                continue  # It was lost between the answer and this turn.
+            if not is_checked and routed.bundle.name in self.hosting.bundles and topic.full not in self.hosting.topics:
+                await check(topic)
+                is_checked = True
+                continue  # The bundle may have moved meanwhile.
             served = self.hosting.topic(routed.bundle.name, topic.full, now_ms=now_ms())
             if served is not None:
                 return served
-            if routed.is_good:
-                raise NotServed(
-                    error=ServerError.NOT_ALLOWED,
-                    problem=f"namespace {topic.namespace} does not accept Pulsar clients",
-                )
+            raise NotServed(
+                error=ServerError.NOT_ALLOWED,
+                problem=f"namespace {topic.namespace} does not accept Pulsar clients",
+            )
 
     # --- calls by operators ---
 
     def keep(self, served: Served) -> None:
-        """Keep a topic without clients for `inactive_ms`, because it has just been created."""
+        """Keep a topic without clients for `inactive_ms`, because it has just been created, or has come here without them."""
         served.is_kept = True
         asyncio.get_running_loop().call_later(self.settings.inactive_ms / 1_000, self._keep_no_longer, served)
 
@@ -523,8 +527,8 @@ class PulsarService(Service):
         """Wait until the clients of topics that came here are back."""
         for served in opened:
             self.deadlines.watch(served)
-            if served.topic.is_idle and not served.topic.last_entry_id:
-                self.keep(served)  # Nobody has used it yet.
+            if served.topic.is_idle:
+                self.keep(served)  # Its producers are on the way, or nobody has used it yet.
         if opened:
             wait_s = self.settings.topics.reconnect_wait_ms / 1_000
             asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)

@@ -61,6 +61,7 @@ class Partitions(TopicPaths):
             return conflict(request, f"topic {topic.full} already exists, with {partitions} partitions")
         if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
             return conflict(request, f"topic {topic.full} already exists, without partitions; delete it first")
+        await self._server.admission.check_room(topic, count)
         await self._set_partitions(topic, count, before=None)
         return done()
 
@@ -73,6 +74,7 @@ class Partitions(TopicPaths):
             raise _not_partitioned(topic)
         if count <= before:
             raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
+        await self._server.admission.check_room(topic, count - before)
         await self._set_partitions(topic, count, before=before)
         return done()
 

@@ -54,7 +54,7 @@ class Topics(TopicPaths):
         await self._here(request, topic.namespace, topic_hash(topic.full))
         if topic.full in self._hosting.topics:
             return conflict(request, f"topic {topic.full} already exists")
-        served = await self._service.serve(topic)
+        served = await self._service.serve(topic, self._server.admission.check_room)
         if isinstance(served, Peer):
             raise NotServed(error=ServerError.SERVICE_NOT_READY, problem=f"topic {topic.full} is moving to another broker; try again")
         self._service.keep(served)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import pytest
 
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
+from equipoise.brokers.runtime.service import Bundle
+from equipoise.channel.core.ranges import topic_hash
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
 
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
@@ -19,6 +21,12 @@ async def put(running: Brokers, name: str, body: object, method: str = "POST") -
     status, answer = await running.members[0].ask(method, f"{BASE}/{name}", body)
     assert 204 == status, answer
     await running.settled()
+
+
+def same_bundle(count: int) -> list[str]:
+    """Topics of one bundle, `TOPIC` first."""
+    names = (TOPIC, *(f"{TOPIC}{number}" for number in range(999)))
+    return [name for name in names if topic_hash(name) >> 30 == topic_hash(TOPIC) >> 30][:count]
 
 
 async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
@@ -179,6 +187,65 @@ async def test_clients_create_no_topics_if_the_policy_says_so(running: Brokers) 
     whole = f"non-persistent://{NAMESPACE}/new"
     await client.producer(3, f"{whole}-partition-1")
     assert ServerError.TopicNotFound == (await refused(client, client.ask_producer(4, f"{whole}-partition-2")))[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error"),
+    [
+        ("autoTopicCreation", {"allowAutoTopicCreation": False}, ServerError.TopicNotFound),
+        ("maxTopicsPerNamespace", 1, ServerError.NotAllowedError),
+    ],
+)
+@with_brokers(count=2)
+async def test_topics_that_exist_move_although_clients_must_create_none(running: Brokers, name: str, body: object, error: int) -> None:
+    """Also those without a consumer, used or not. Clients that come early are held, and those at the wrong broker redirected."""
+    source = running.owner_of()
+    destination = running.other_than(source)
+    used, unused, consumed, new = same_bundle(4)
+    client = await source.client()
+    for number, topic in enumerate((used, unused, consumed)):
+        await client.producer(number, topic)
+    client.publish(0, 0, "0")
+    await client.receipt(0, 0)
+    await client.consumer(9, consumed)
+    await put(running, name, body)
+    there = await destination.client()
+    await there.producer(1, used)
+    there.publish(1, 0, "ignored")
+    assert source.url == (await there.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+    entry = running.view.bundles[running.bundle_of()]
+    await destination.service.prepare(Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high), None)
+    early = there.ask_producer(2, unused)
+    await there.located()
+    await running.transfer(destination)
+    await there.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == early)
+    assert error == (await refused(there, there.ask_producer(3, new)))[0]
+    await there.producer(4, used)
+    await there.producer(5, consumed)
+    await there.consumer(6, consumed)
+    there.ask(T.CLOSE_PRODUCER, producer_id=4)
+    await there.receive(T.SUCCESS)
+    await there.producer(7, used)  # Another of its clients, which comes later.
+
+
+@with_brokers()
+async def test_operators_create_no_more_topics_than_the_policy_allows(running: Brokers) -> None:
+    """Each partition counts, used or not, and stays usable. An operator creates topics that clients must not create."""
+    (member,) = running.members
+    await put(running, "maxTopicsPerNamespace", 3)
+    await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
+    path = f"/admin/v2/non-persistent/{NAMESPACE}"
+    assert 204 == (await member.ask("PUT", f"{path}/plain"))[0]
+    assert 412 == (await member.ask("PUT", f"{path}/whole/partitions", 3))[0]
+    assert 204 == (await member.ask("PUT", f"{path}/whole/partitions", 1))[0]
+    assert 412 == (await member.ask("POST", f"{path}/whole/partitions", 3))[0]
+    assert 204 == (await member.ask("POST", f"{path}/whole/partitions", 2))[0]
+    status, answer = await member.ask("PUT", f"{path}/more")
+    assert (412, True) == (status, "has 3 topics, and its policy allows 3" in str(answer))
+    client = await member.client()
+    for number in range(2):
+        await client.producer(number, f"non-persistent://{NAMESPACE}/whole-partition-{number}")
+    await client.producer(2, f"non-persistent://{NAMESPACE}/plain")
 
 
 @with_brokers()

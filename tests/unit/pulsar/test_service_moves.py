@@ -205,7 +205,7 @@ async def test_a_consumer_of_a_topic_without_an_owner_looks_it_up_again(running:
     """An error would end the consumers of some clients for good."""
     (member,) = running.members
 
-    async def serve(topic: TopicName) -> None:
+    async def serve(topic: TopicName, check: object) -> None:
         raise DeadlineExceeded(what=f"an owner of {topic.full}", waited_ms=0)
 
     monkeypatch.setattr(member.service, "serve", serve)
