@@ -26,7 +26,7 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Topic
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServedElsewhere, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServedElsewhere, ServerError
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
@@ -457,7 +457,7 @@ def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):
         return ServerError.TOPIC_NOT_FOUND, str(error)
-    if isinstance(error, DeadlineExceeded):
+    if isinstance(error, DeadlineExceeded | NotAnswered):
         return ServerError.METADATA_ERROR, str(error)
     return ServerError.UNKNOWN_ERROR, str(error)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from yarl import URL
 
 from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PULSAR
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.service import own_http
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
@@ -39,14 +39,14 @@ class Listing:
 
     @classmethod
     def read(cls, answer: object) -> Self:
-        """Read a listing from the JSON of `document`. Raise `NotServed`."""
+        """Read a listing from the JSON of `document`. Raise `NotAnswered`."""
         try:
             bundles, topics = (tuple(map(str, answer[name])) for name in ("bundles", "topics"))  # type: ignore[index]
             for name in bundles:
                 parse_bundle(name)
         except (TypeError, KeyError, InvalidName) as error:
             problem = f"a broker answers {answer!r:.80}, which is not a list of topics; ask again when all brokers run the same release"
-            raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error
+            raise NotAnswered(problem) from error
         return cls(bundles=bundles, topics=topics)
 
     def document(self) -> dict[str, list[str]]:
@@ -90,7 +90,7 @@ class Peers:
     async def topics_of(self, namespace: str) -> Sequence[str]:
         """Return the sorted full names of a namespace's topics on all brokers.
 
-        Raises `NotServed` if a broker does not answer, or if a bundle kept moving.
+        Raises `NotAnswered` if a broker does not answer, or if a bundle kept moving.
         """
         return await self._shared(namespace, lambda: self._list_all(namespace))
 
@@ -104,15 +104,34 @@ class Peers:
     async def ask_all(self, namespace: str, path: str, *, method: str = "GET") -> Sequence[object]:
         """Return the JSON answer of each other broker with bundles of a namespace to a request of an encoded path with `local=true`.
 
-        Raises `NotServed` if one of them does not answer.
+        Asks all again if a bundle moved meanwhile: it may have been missing at both brokers. What this broker itself does when this
+        returns, before it waits for anything, concerns its bundles in the same placement.
+
+        Raises `NotAnswered` if one of them does not answer, or if a bundle kept moving.
         """
+        return await self._ask_placed(namespace, path, method, Deadline.after(timeout_ms=self._moving_ms))
+
+    async def _ask_placed(self, namespace: str, path: str, method: str, deadline: Deadline) -> Sequence[object]:
+        """Ask as `ask_all` until the deadline."""
+        while True:
+            placed = self._placed(namespace)
+            if None not in placed.values():
+                others = {each.broker: each for each in placed.values() if each is not None and each.broker != self._worker.broker_id}
+                answers = await asyncio.gather(*(self._ask(others[broker], path, method) for broker in sorted(others)))
+                if placed == self._placed(namespace):
+                    return answers
+            await self._again(namespace, deadline)
+
+    def _placed(self, namespace: str) -> Mapping[str, BrokerEntry | None]:
+        """Return the live broker of each bundle by name, or None while it has none."""
         view = self._worker.view
-        others: dict[str, BrokerEntry] = {}
-        for bundle in view.bundles_of(namespace):
-            entry = None if bundle.server is None else view.live.get(bundle.server)
-            if entry is not None and entry.broker != self._worker.broker_id:
-                others[entry.broker] = entry
-        return await asyncio.gather(*(self._ask(others[broker], path, method) for broker in sorted(others)))
+        return {each.name: None if each.server is None else view.live.get(each.server) for each in view.bundles_of(namespace)}
+
+    async def _again(self, namespace: str, deadline: Deadline) -> None:
+        """Wait before the next question. Raise `NotAnswered` after the deadline."""
+        if not deadline.remaining_ms():
+            raise NotAnswered(f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask again")
+        await asyncio.sleep(_AGAIN_S)
 
     async def ask_everyone(self, path: str, *, method: str) -> Sequence[object]:
         """Return the JSON answer of each other broker that serves Pulsar's clients; see `ask_all`."""
@@ -131,22 +150,22 @@ class Peers:
     async def first_answer(self, topic: TopicName, path: str) -> object | None:
         """Return the answer of a topic's owner to a GET of a path, else the first answer of another broker, else None.
 
-        Raises `NotServed` if there is no answer and a broker failed. For the path see `ask_all`.
+        Raises `NotAnswered` if there is no answer and a broker failed. For the path see `ask_all`.
         """
         owner, me = self._owner(topic), self._worker.broker_id
         asked = {me} if owner is None else {me, owner.broker}
-        failed: NotServed | None = None
+        failed: NotAnswered | None = None
         if owner is not None and owner.broker != me:
             try:
                 answer = await self._ask(owner, path)
-            except NotServed as error:
+            except NotAnswered as error:
                 failed = error
             else:
                 if answer is not None:
                     return answer
         others = [each for each in self._others() if each.broker not in asked]
         for answer in await asyncio.gather(*(self._ask(broker, path) for broker in others), return_exceptions=True):
-            if isinstance(answer, NotServed):
+            if isinstance(answer, NotAnswered):
                 failed = answer
             elif isinstance(answer, BaseException):
                 raise answer
@@ -168,15 +187,11 @@ class Peers:
         """
         deadline = Deadline.after(timeout_ms=self._moving_ms)
         while True:
-            if all(bundle.server is not None for bundle in self._worker.view.bundles_of(namespace)):
-                answers = await self.ask_all(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}")
-                listings = [*map(Listing.read, answers), self.here(namespace)]
-                if are_whole(listings):
-                    return sorted({topic for listing in listings for topic in listing.topics})
-            if not deadline.remaining_ms():
-                problem = f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask for its topics again"
-                raise NotServed(error=ServerError.METADATA_ERROR, problem=problem)
-            await asyncio.sleep(_AGAIN_S)
+            answers = await self._ask_placed(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}", "GET", deadline)
+            listings = [*map(Listing.read, answers), self.here(namespace)]
+            if are_whole(listings):
+                return sorted({topic for listing in listings for topic in listing.topics})
+            await self._again(namespace, deadline)
 
     async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]) -> Sequence[str]:
         """Share one question among all callers that arrive while an earlier one runs. Clients that subscribe to a pattern ask all at once.
@@ -210,7 +225,7 @@ class Peers:
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
     async def _ask(self, broker: BrokerEntry, path: str, method: str = "GET") -> object:
-        """Return a broker's answer, or None if it has none. Raise `NotServed`."""
+        """Return a broker's answer, or None if it has none. Raise `NotAnswered`."""
         assert self._http is not None, "asked while serving only"
         url = own_http(broker.joined.addresses)
         problem = "it advertises no HTTP address"
@@ -227,4 +242,4 @@ class Peers:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
         problem = f"broker {broker.broker} does not answer for its topics: {problem}; ask again"
-        raise NotServed(error=ServerError.METADATA_ERROR, problem=problem)
+        raise NotAnswered(problem)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, Schemas
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import TopicName
@@ -40,7 +40,7 @@ class SchemaSearch:
     async def find(self, topic: TopicName, version: bytes | None) -> Found | None:
         """Return the schema of a topic from any broker, or None. The topic's owner decides which is the newest.
 
-        Raises `Overloaded`, and `NotServed` if the schema is not found and another broker does not answer.
+        Raises `Overloaded`, and `NotAnswered` if the schema is not found and another broker does not answer.
         """
         known = self.known(topic, version)
         if known is not None and (version is not None or self._peers.is_served_here(topic)):
@@ -56,13 +56,13 @@ class SchemaSearch:
             asked.add_done_callback(lambda done: self._finished(topic, version, done))
         try:
             return await asyncio.shield(asked) or known
-        except NotServed:
+        except NotAnswered:
             if known is None:
                 raise
             return known
 
     async def forget(self, topic: TopicName) -> None:
-        """Delete all schemas of a topic, here and at every other broker. Raise `NotServed` if another broker does not answer."""
+        """Delete all schemas of a topic, here and at every other broker. Raise `NotAnswered` if another broker does not answer."""
         self._schemas.forget(partitioned_name(topic.full))
         await self._peers.ask_everyone(_path_of(topic), method="DELETE")
 
@@ -92,11 +92,11 @@ def document(schema: Schema) -> dict[str, object]:
 
 
 def read(answer: object) -> Schema:
-    """Read a schema from a `document`. Raise `NotServed`."""
+    """Read a schema from a `document`. Raise `NotAnswered`."""
     try:
         name, kind, definition, pairs = (answer[key] for key in ("name", "kind", "definition", "properties"))  # type: ignore[index]
         properties = tuple((str(key), str(value)) for key, value in pairs)
         return Schema(name=str(name), kind=int(kind), definition=b64decode(definition, validate=True), properties=properties)
     except (TypeError, KeyError, ValueError) as error:
         problem = f"a broker answers {answer!r:.80}, which is not a schema; ask again when all brokers run the same release"
-        raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error
+        raise NotAnswered(problem) from error

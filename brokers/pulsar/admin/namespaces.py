@@ -108,12 +108,14 @@ class NamespacesWithTopics(TopicPaths):
         With `local=true` delete those without consumers here, and list the topics where it has some, which is what brokers ask each other.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
+        is_local = flag_of(request, "local")
+        answers = () if is_local else await self._server.peers.ask_all(namespace, request.rel_url.raw_path, method="POST")
         hosted = self._hosting.bundles.values()
         served = [each for bundle in hosted if bundle.ownership.bundle.namespace == namespace for each in bundle.topics.values()]
         in_use = self._unsubscribed(served, request.match_info["subscription"])
-        if flag_of(request, "local"):
+        if is_local:
             return json_answer(in_use)
-        for answer in await self._server.peers.ask_all(namespace, request.rel_url.raw_path, method="POST"):
+        for answer in answers:
             in_use += answer if isinstance(answer, list) else []
         return _unsubscribed(request.match_info["subscription"], in_use)
 

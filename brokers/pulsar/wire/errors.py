@@ -70,6 +70,10 @@ class NotServed(CallerError):
         super().__init__(problem)
 
 
+class NotAnswered(PeerError):
+    """Another broker does not answer, or a bundle has no broker now. Over HTTP 503; a client gets MetadataError, and asks again."""
+
+
 class ServedElsewhere(NotServed):
     """Another broker serves the topic."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
@@ -15,7 +15,7 @@ from aiohttp import web
 from equipoise.brokers.pulsar.hosting import Hosting
 from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import until
@@ -32,6 +32,13 @@ class StandIn:
         self.topics: list[str] = []
         self.asked = 0
         self.status = 200
+        self.looks = 0
+        self.placed = [SimpleNamespace(name=name, server=server) for name, server in ((HERE, 1), (THERE, 2), ("t/n/gone", 2))]
+
+    def bundles_of(self, _: str) -> Sequence[SimpleNamespace]:
+        """Return the bundles of the namespace as the other broker sees them now."""
+        self.looks += 1
+        return self.placed
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer with the bundles and topics at the time of the question."""
@@ -57,7 +64,7 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
             number: SimpleNamespace(broker=broker, joined=SimpleNamespace(addresses=addresses))
             for number, broker in ((1, "me"), (2, "other"))
         }
-        view = SimpleNamespace(bundles_of=lambda _: [SimpleNamespace(server=server) for server in (1, 2, 2)], live=live)
+        view = SimpleNamespace(bundles_of=stand_in.bundles_of, live=live)
         worker = SimpleNamespace(view=view, broker_id="me", open_bundles=["t/other/0x00000000_0xffffffff", open_here])
         hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
@@ -99,7 +106,7 @@ async def test_a_broker_that_answers_with_an_error_is_named() -> None:
     stand_in.status = 503
     async with asking(stand_in) as peers:
         for _ in range(2):
-            with pytest.raises(NotServed, match="broker other does not answer for its topics: it answers 503"):
+            with pytest.raises(NotAnswered, match="broker other does not answer for its topics: it answers 503"):
                 await peers.topics_of("t/n")
         assert 2 == stand_in.asked
 
@@ -121,8 +128,45 @@ async def test_the_question_fails_if_a_bundle_stays_missing() -> None:
     stand_in = StandIn()
     stand_in.gate.set()
     async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
-        with pytest.raises(NotServed, match="a bundle of namespace t/n had no broker for 50 ms"):
+        with pytest.raises(NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms"):
             await peers.topics_of("t/n")
+
+
+PATH = "/admin/v2/non-persistent/t/n"
+
+
+@pytest.mark.parametrize("server", [None, 7])
+async def test_all_are_asked_once_each_bundle_has_a_live_broker(server: int | None) -> None:
+    """A change that goes round while a bundle moves would miss its topics."""
+    stand_in = StandIn()
+    stand_in.gate.set()
+    stand_in.placed[1].server = server
+    async with asking(stand_in) as peers:
+        asked = asyncio.ensure_future(peers.ask_all("t/n", PATH))
+        await until(lambda: stand_in.looks >= 3)
+        assert (False, 0) == (asked.done(), stand_in.asked)
+        stand_in.placed[1].server = 2
+        assert 1 == len(await asked)
+
+
+async def test_all_are_asked_again_if_a_bundle_moved_meanwhile() -> None:
+    stand_in = StandIn()
+    async with asking(stand_in) as peers:
+        asked = asyncio.ensure_future(peers.ask_all("t/n", PATH))
+        await until(lambda: stand_in.asked == 1)
+        stand_in.placed = [SimpleNamespace(name=HERE, server=2), *stand_in.placed[1:]]
+        stand_in.gate.set()
+        await asked
+        assert 2 == stand_in.asked
+
+
+async def test_nobody_is_asked_if_a_bundle_has_no_broker_for_long() -> None:
+    stand_in = StandIn()
+    stand_in.placed[1].server = None
+    async with asking(stand_in, moving_ms=50) as peers:
+        with pytest.raises(NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms; ask again"):
+            await peers.ask_all("t/n", PATH)
+        assert 0 == stand_in.asked
 
 
 @pytest.mark.parametrize("bundles", [None, 7, ["no bundle"]])
@@ -131,7 +175,7 @@ async def test_an_answer_that_is_not_a_listing_is_refused(bundles: object) -> No
     stand_in.gate.set()
     stand_in.bundles = bundles
     async with asking(stand_in) as peers:
-        with pytest.raises(NotServed, match="is not a list of topics"):
+        with pytest.raises(NotAnswered, match="is not a list of topics"):
             await peers.topics_of("t/n")
 
 

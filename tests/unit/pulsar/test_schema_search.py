@@ -10,8 +10,7 @@ import pytest
 from equipoise.brokers.pulsar import schema_search
 from equipoise.brokers.pulsar.admin.schemas import schema_document, version_in
 from equipoise.brokers.pulsar.peers import Peers
-from equipoise.brokers.pulsar.wire import errors
-from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
@@ -112,7 +111,7 @@ async def test_an_unknown_schema_is_answered(running: Brokers, monkeypatch: pyte
     assert "running schema searches is full" in (await found(client)).error_message
 
     async def fail(*_: object) -> object:
-        raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
+        raise NotAnswered("no answer")
 
     monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
     monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
@@ -159,7 +158,7 @@ def test_the_answer_of_another_broker_is_checked() -> None:
     document = schema_search.document(its)
     wrong: tuple[object, ...] = (None, [], {}, {**document, "definition": "!"}, {**document, "properties": [1]})
     for nonsense in wrong:
-        with pytest.raises(NotServed):
+        with pytest.raises(NotAnswered):
             schema_search.read(nonsense)
 
 
