@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -10,7 +11,7 @@ from aiohttp import web
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import json_answer
-from equipoise.brokers.http.bodies import bundle_of, namespace_of, parameter_of
+from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.admin.topic_paths import NAMESPACE_PATH, TopicPaths
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitions_in
@@ -47,7 +48,7 @@ class Lists(TopicPaths):
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         mode = TopicsMode.NON_PERSISTENT if request.match_info["domain"] == NON_PERSISTENT else TopicsMode.PERSISTENT
-        if mode is TopicsMode.NON_PERSISTENT and parameter_of(request, "local") == "true":
+        if mode is TopicsMode.NON_PERSISTENT and flag_of(request, "local"):
             return json_answer(self._server.peers.here(namespace).document())
         range_ = parameter_of(request, "bundle")
         if not range_:
@@ -70,10 +71,10 @@ class Lists(TopicPaths):
         return json_answer(sorted(topic for topic in partitions_in(namespace.policies) if topic.startswith(domain)))
 
     async def positions(self, request: web.Request) -> web.Response:
-        """Return the hash of each topic of a bundle, or of those named in `topics`, separated by commas."""
+        """Return the hash of each topic of a bundle, or of those named in `topics`, which may be given often, or with commas."""
         bundle = bundle_named(ready_view(self._worker), bundle_of(request))
         topics = _in_bundle(bundle, await self._topics_of(bundle.namespace, TopicsMode.NON_PERSISTENT))
-        wanted = {name for name in (parameter_of(request, "topics") or "").split(",") if name}
+        wanted = {name for names in request.query.getall("topics", ()) for name in names.split(",") if name}
         hashes = {topic: topic_hash(topic) for topic in topics if not wanted or topic in wanted}
         return json_answer({"namespace": bundle.namespace, "bundle": request.match_info["bundle"], "topicHashPositions": hashes})
 
@@ -81,7 +82,10 @@ class Lists(TopicPaths):
         """Return the stats of each topic that this broker serves, by namespace, bundle and domain."""
         found: dict[str, dict[str, Mapping[str, Mapping[str, Stats]]]] = {}
         for name in sorted(self._hosting.bundles):
-            hosted = self._hosting.bundles[name]
+            await asyncio.sleep(0)  # Clients are served between bundles.
+            hosted = self._hosting.bundles.get(name)
+            if hosted is None:
+                continue
             namespace, _, range_ = name.rpartition("/")
             stats = {topic: topic_stats(hosted.topics[topic].topic, owner_broker=self._worker.broker_id) for topic in sorted(hosted.topics)}
             if stats:

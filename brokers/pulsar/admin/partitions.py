@@ -12,10 +12,10 @@ from equipoise.brokers.agent.intents import SetPolicy
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, path_of, topic_of
-from equipoise.brokers.pulsar.admin.topics import check_unused
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, topic_of
+from equipoise.brokers.pulsar.admin.topics import check_unused, clients_in
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
-from equipoise.brokers.pulsar.topics.stats import internal_stats, metadata_of, partitioned_stats
+from equipoise.brokers.pulsar.topics.stats import Stats, internal_stats, metadata_of, partitioned_stats
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName
@@ -81,26 +81,32 @@ class Partitions(TopicPaths):
     async def delete_partitions(self, request: web.Request) -> web.Response:
         """Delete a partitioned topic with its partitions and schemas. With `force` also one that has clients, which are disconnected.
 
-        With `local=true` only the partitions here, which is what brokers ask each other.
+        With `local=true` only the partitions here, which is what brokers ask each other. Nothing is deleted unless all brokers answer and
+        no other change came first.
         """
         topic = _partitionable(request)
+        is_forced = flag_of(request, "force")
+        if flag_of(request, "local"):
+            self._delete_here(topic, is_forced=is_forced)
+            return done()
         before = self._partitions(topic)
         if not before:
             raise _not_partitioned(topic)
-        if flag_of(request, "local"):
-            self._delete_here(topic)
-            return done()
-        if not flag_of(request, "force"):
-            check_unused(topic, (await self._stats_of_partitions(topic)).values())
-        await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/partitions", method="DELETE")
-        self._delete_here(topic)
+        stats = await self._stats_of_partitions(topic)
+        if not is_forced:
+            check_unused(topic, stats.values())
         await self._set_partitions(topic, None, before=before)
+        await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path_qs, method="DELETE")
+        self._delete_here(topic, is_forced=is_forced)
         await self._server.schemas.forget(topic)
         return done()
 
-    def _delete_here(self, topic: TopicName) -> None:
+    def _delete_here(self, topic: TopicName, *, is_forced: bool) -> None:
+        """Delete the partitions here. One that a client has begun to use since the check stays, as if it had come after the deletion."""
+        stats = self._local_stats(topic)
         for served in self._partitions_here(topic):
-            self._service.delete(served)
+            if is_forced or not any(clients_in([stats[served.name]])):
+                self._service.delete(served)
 
     async def create_missed(self, request: web.Request) -> web.Response:
         """Do nothing if the topic is partitioned, as Pulsar: its partitions exist once clients use them."""
@@ -121,13 +127,13 @@ class Partitions(TopicPaths):
         With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
         """
         topic = _partitionable(request)
-        partitions = self._partitions(topic)
+        is_each_wanted = parameter_of(request, "perPartition") is None or flag_of(request, "perPartition")
         if flag_of(request, "local"):
             return json_answer(self._local_stats(topic))
+        partitions = self._partitions(topic)
         if not partitions:
             raise _not_partitioned(topic)
         stats = await self._stats_of_partitions(topic)
-        is_each_wanted = parameter_of(request, "perPartition") != "false"
         return json_answer(partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted))
 
     async def internal_stats(self, request: web.Request) -> web.Response:
@@ -136,15 +142,17 @@ class Partitions(TopicPaths):
         With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
         """
         topic = _partitionable(request)
-        partitions = self._partitions(topic)
-        stats: dict[str, object] = {served.name: internal_stats(served.topic) for served in self._partitions_here(topic)}
+
+        def here() -> dict[str, Stats]:
+            return {served.name: internal_stats(served.topic) for served in self._partitions_here(topic)}
+
         if flag_of(request, "local"):
-            return json_answer(stats)
+            return json_answer(here())
+        partitions = self._partitions(topic)
         if not partitions:
             raise _not_partitioned(topic)
-        for answer in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
-            stats |= answer if isinstance(answer, dict) else {}
-        return json_answer({"metadata": metadata_of(partitions), "partitions": {name: stats[name] for name in sorted(stats)}})
+        found = await self._of_partitions(topic, "partitioned-internalStats", here)
+        return json_answer({"metadata": metadata_of(partitions), "partitions": found})
 
 
 def _partitionable(request: web.Request) -> TopicName:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitions_in
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PARTITIONS_MAX, partitions_in
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import own_http
@@ -60,8 +60,8 @@ class TopicPaths:
         return partitions_in(namespace.policies).get(topic.full, 0)
 
     def _partitions_here(self, topic: TopicName) -> Sequence[Served]:
-        """Return the partitions of a topic that exist here."""
-        names = (f"{topic.full}-partition-{index}" for index in range(self._partitions(topic)))
+        """Return the partitions of a topic that exist here, whether or not this broker has read how many there are."""
+        names = (f"{topic.full}-partition-{index}" for index in range(PARTITIONS_MAX))
         return [self._hosting.topics[name] for name in names if name in self._hosting.topics]
 
     def _local_stats(self, topic: TopicName) -> dict[str, Stats]:
@@ -69,11 +69,17 @@ class TopicPaths:
         return {served.name: topic_stats(served.topic, owner_broker=self._worker.broker_id) for served in self._partitions_here(topic)}
 
     async def _stats_of_partitions(self, topic: TopicName) -> dict[str, Stats]:
-        """Return the stats of each partition that exists, by name, from all brokers. Raise `NotServed`."""
-        stats = self._local_stats(topic)
-        for answer in await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/partitioned-stats"):
-            stats |= answer if isinstance(answer, dict) else {}
-        return stats
+        """Return the stats of each partition that exists, by name, from all brokers. Raise `NotAnswered`."""
+        return await self._of_partitions(topic, "partitioned-stats", lambda: self._local_stats(topic))
+
+    async def _of_partitions(self, topic: TopicName, path: str, here: Callable[[], dict[str, Stats]]) -> dict[str, Stats]:
+        """Return what `here` says of each partition by name, together with what the other brokers answer for a path of the topic."""
+        answers = await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/{path}")
+        found = here()
+        for answer in answers:
+            found |= answer if isinstance(answer, dict) else {}
+        names = (f"{topic.full}-partition-{index}" for index in range(self._partitions(topic)))
+        return {name: found[name] for name in names if name in found}
 
 
 def topic_of(request: web.Request) -> TopicName:

@@ -14,7 +14,7 @@ from equipoise.brokers.http.bodies import body_of, flag_of
 from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, path_of, topic_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.stats import Stats, consumers_in, internal_stats, producers_in, topic_stats
-from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServerError
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -52,11 +52,11 @@ class Topics(TopicPaths):
         if self._partitions(topic):
             return conflict(request, f"topic {topic.full} already exists, with {self._partitions(topic)} partitions")
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        if topic.full in self._hosting.topics:
-            return conflict(request, f"topic {topic.full} already exists")
         served = await self._service.serve(topic, self._server.admission.check_room)
         if isinstance(served, Peer):
-            raise NotServed(error=ServerError.SERVICE_NOT_READY, problem=f"topic {topic.full} is moving to another broker; try again")
+            raise NotAnswered(f"topic {topic.full} is moving to another broker; try again")
+        if served.is_kept or not served.topic.is_idle:
+            return conflict(request, f"topic {topic.full} already exists")
         self._service.keep(served)
         return done()
 
@@ -80,13 +80,13 @@ class Topics(TopicPaths):
         With `local=true` only of the partitions here, which is what brokers ask each other.
         """
         topic = topic_of(request)
-        if not self._partitions(topic):
-            self._service.unload(await self._served(request, topic))
-            return done()
+        if not flag_of(request, "local"):
+            if not self._partitions(topic):
+                self._service.unload(await self._served(request, topic))
+                return done()
+            await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/unload", method="PUT")
         for served in self._partitions_here(topic):
             self._service.unload(served)
-        if not flag_of(request, "local"):
-            await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/unload", method="PUT")
         return done()
 
     # --- stats ---
@@ -118,12 +118,12 @@ class Topics(TopicPaths):
         """
         topic, name = topic_of(request), request.match_info["subscription"]
         is_forced = flag_of(request, "force")
-        if not self._partitions(topic):
-            served = await self._served(request, topic)
-            _check_subscription(topic, name, [topic_stats(served.topic, owner_broker=self._worker.broker_id)], is_forced=is_forced)
-            self._service.delete_subscription(served, name)
-            return done()
         if not flag_of(request, "local"):
+            if not self._partitions(topic):
+                served = await self._served(request, topic)
+                _check_subscription(topic, name, [topic_stats(served.topic, owner_broker=self._worker.broker_id)], is_forced=is_forced)
+                self._service.delete_subscription(served, name)
+                return done()
             _check_subscription(topic, name, (await self._stats_of_partitions(topic)).values(), is_forced=is_forced)
             await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path, method="DELETE")
         for served in self._partitions_here(topic):
@@ -148,12 +148,15 @@ def _check_subscription(topic: TopicName, name: str, stats: Iterable[Stats], *, 
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
 
 
+def clients_in(stats: Iterable[Stats]) -> tuple[int, int]:
+    """Return how many producers and consumers the topics of these stats have."""
+    all_ = tuple(stats)
+    return sum(map(producers_in, all_)), sum(sum(consumers_in(each).values()) for each in all_)
+
+
 def check_unused(topic: TopicName, stats: Iterable[Stats]) -> None:
     """Raise `NotServed` (412) if a topic that is to be deleted has clients. `stats` are its own, or those of its partitions."""
-    producers = consumers = 0
-    for each in stats:
-        producers += producers_in(each)
-        consumers += sum(consumers_in(each).values())
+    producers, consumers = clients_in(stats)
     if producers or consumers:
         problem = f"topic {topic.full} has {producers} producers and {consumers} consumers; close them, or use --force"
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)

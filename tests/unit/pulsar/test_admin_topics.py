@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from equipoise.brokers.http.admin.absent import NOTHING
+from equipoise.brokers.pulsar.admin import lists
 from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
+from equipoise.brokers.pulsar.admin.partitions import Partitions
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
+from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.channel.core.ranges import topic_hash
+from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.unit.http.test_absent import concrete
 from tests.unit.pulsar.test_admin import PATH, TOPICS, field, refused, used
 from tests.unit.pulsar.test_service_moves import busy, redirected
@@ -157,6 +166,136 @@ async def test_partitions_are_unloaded_unsubscribed_and_deleted_together(running
     assert [] == await listed(running)
 
 
+async def spread(running: Brokers) -> Sequence[str]:
+    """Create a topic with six partitions, which lie at both brokers. Return those that have a producer, one at each broker."""
+    one, other = running.members
+    await one.ask("PUT", f"{PATH}/partitions", 6)
+    await running.settled()
+    names = [f"{TOPIC}-partition-{index}" for index in range(6)]
+    chosen = [next(name for name in names if running.owner_of(name) is member) for member in (one, other)]
+    for name in chosen:
+        await used(running, name)
+    return sorted(chosen)
+
+
+@with_brokers(count=2)
+async def test_nothing_is_deleted_if_the_number_of_partitions_changes_meanwhile(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = running.members
+    names = await spread(running)
+    set_alone = Partitions._set_partitions  # noqa: SLF001
+
+    async def set_late(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
+        if count is None:
+            assert 204 == (await other.ask("POST", f"{PATH}/partitions", 7))[0]
+        await set_alone(topics, topic, count, before=before)
+
+    monkeypatch.setattr(Partitions, "_set_partitions", set_late)
+    assert 409 == (await refused(one, "DELETE", f"{PATH}/partitions?force=true"))[0]
+    assert names == await listed(running)
+    assert 7 == field(await one.get(f"{PATH}/partitions"), "partitions")
+
+
+@with_brokers(count=2)
+async def test_nothing_is_deleted_if_a_broker_does_not_answer(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """503: the request may be sent again."""
+    one, other = running.members
+    names = await spread(running)
+    with monkeypatch.context() as patched:
+        patched.setattr(other.service.hosting, "_topics", None)
+        for method, path in (("DELETE", "partitions?force=true"), ("PUT", "unload"), ("GET", "partitioned-stats")):
+            status, reason = await refused(one, method, f"{PATH}/{path}")
+            assert (503, True) == (status, "does not answer for its topics: it answers 500" in reason)
+    assert names == await listed(running)
+    assert 6 == field(await one.get(f"{PATH}/partitions"), "partitions")
+
+
+@with_brokers(count=2)
+async def test_a_partition_that_a_client_begins_to_use_meanwhile_stays(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the client had come after the deletion."""
+    one, other = running.members
+    await one.ask("PUT", f"{PATH}/partitions", 6)
+    await running.settled()
+    set_alone = Partitions._set_partitions  # noqa: SLF001
+
+    async def set_early(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
+        await set_alone(topics, topic, count, before=before)
+        for index in range(6):
+            await used(running, f"{TOPIC}-partition-{index}")
+
+    monkeypatch.setattr(Partitions, "_set_partitions", set_early)
+    assert 204 == (await one.ask("DELETE", f"{PATH}/partitions"))[0]
+    assert [f"{TOPIC}-partition-{index}" for index in range(6)] == await listed(running)
+    assert [] == await other.get(f"{TOPICS}/partitioned")
+
+
+@with_brokers(count=2)
+async def test_a_broker_that_lags_changes_its_partitions_too(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not read that the topic has partitions."""
+    one = running.members[0]
+    names = await spread(running)
+    read = TopicPaths._partitions  # noqa: SLF001
+
+    def lagging(paths: TopicPaths, topic: TopicName) -> int:
+        return read(paths, topic) if paths._worker is one.worker else 0  # noqa: SLF001
+
+    monkeypatch.setattr(TopicPaths, "_partitions", lagging)
+    for name in names:
+        await (await running.owner_of(name).client()).consumer(1, name, name="me")
+    assert names == list(field(await one.get(f"{PATH}/partitioned-stats"), "partitions"))  # type: ignore[call-overload]  # a document
+    assert names == list(field(await one.get(f"{PATH}/partitioned-internalStats"), "partitions"))  # type: ignore[call-overload]  # as above
+    assert 204 == (await one.ask("DELETE", f"{PATH}/subscription/s?force=true"))[0]
+    assert [] == await one.get(f"{PATH}/subscriptions")
+    assert 204 == (await one.ask("PUT", f"{PATH}/unload"))[0]
+    assert [] == field(await one.get(f"{PATH}/partitioned-stats"), "publishers")
+    assert 204 == (await one.ask("DELETE", f"{PATH}/partitions?force=true"))[0]
+    assert [] == await listed(running)
+
+
+@with_brokers()
+async def test_of_two_concurrent_creations_one_is_refused(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    (member,) = running.members
+    both, serve = asyncio.Barrier(2), member.service.serve
+
+    async def serve_together(topic: TopicName) -> Served | Peer:
+        await both.wait()
+        return await serve(topic)
+
+    monkeypatch.setattr(member.service, "serve", serve_together)
+    answers = await asyncio.gather(*(member.ask("PUT", PATH) for _ in range(2)))
+    assert [204, 409] == sorted(status for status, _ in answers)
+
+
+@with_brokers()
+async def test_a_topic_that_moves_is_created_later(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    (member,) = running.members
+
+    async def moved(_: TopicName) -> Peer:
+        return Peer(broker="other")
+
+    monkeypatch.setattr(member.service, "serve", moved)
+    assert (503, f"topic {TOPIC} is moving to another broker; try again") == await refused(member, "PUT", PATH)
+
+
+@with_brokers(bundles=4)
+async def test_stats_of_a_broker_let_clients_be_served_between_bundles(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle that closes meanwhile has none."""
+    (member,) = running.members
+    names = {running.bundle_of(f"{TOPIC}-{number}"): f"{TOPIC}-{number}" for number in range(16)}
+    for name in names.values():
+        await member.ask("PUT", f"{TOPICS}/{name.rpartition('/')[2]}")
+    last = max(names)
+    loop = asyncio.get_running_loop()
+
+    def stats(topic: Topic, *, owner_broker: str) -> Stats:
+        loop.call_soon(member.service.hosting.close, last)
+        return topic_stats(topic, owner_broker=owner_broker)
+
+    monkeypatch.setattr(lists, "topic_stats", stats)
+    found = field(await member.get("/admin/v2/broker-stats/topics"), NAMESPACE)
+    assert isinstance(found, dict)
+    assert [bundle.rpartition("/")[2] for bundle in sorted(names)][:-1] == list(found)
+
+
 @with_brokers(count=2)
 async def test_lists_take_a_range(running: Brokers) -> None:
     one, other = running.members
@@ -177,6 +316,8 @@ async def test_lists_take_a_range(running: Brokers) -> None:
         assert {"namespace": NAMESPACE, "bundle": range_, "topicHashPositions": hashes} == await member.get(path)
         one_name = await member.get(f"{path}?topics={quote(expected[0], safe='')},{quote(TOPIC, safe='')}")
         assert {expected[0]: topic_hash(expected[0])} == field(one_name, "topicHashPositions")
+        two_names = await member.get(f"{path}?" + "&".join(f"topics={quote(name, safe='')}" for name in expected[:2]))
+        assert {name: hashes[name] for name in expected[:2]} == field(two_names, "topicHashPositions")
     stats = [await member.get("/admin/v2/broker-stats/topics") for member in (one, other)]
     found = {
         topic: of_topic["ownerBroker"]
