@@ -29,7 +29,7 @@ from equipoise.brokers.errors import InvalidPolicy
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_namespace, parse_range
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document, Scalar
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document, Scalar
 from equipoise.channel.core.view import View
 
 ISOLATION: Final = "isolation"
@@ -365,7 +365,7 @@ class _Fields:
     def integer(self, name: str, default: int, *, most: int) -> int:
         value = self._left.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self._wrong(f"{name} is {value!r}, and must be an integer from 0 to {most}")
+            raise self._wrong(f"{name} is {value!r:.80}, and must be an integer from 0 to {most}")
         return value
 
     def namespace(self, name: str) -> str:
@@ -383,7 +383,7 @@ class _Fields:
         if value is None:
             return 0, HASH_MAX
         if not isinstance(value, str):
-            raise self._wrong(f"{name} is {value!r}, and must be a range such as 0x00000000_0x80000000")
+            raise self._wrong(f"{name} is {value!r:.80}, and must be a range such as 0x00000000_0x80000000")
         try:
             return parse_range(value)
         except InvalidName as error:
@@ -407,13 +407,15 @@ class _Fields:
 
     def _text(self, field: str, value: Scalar) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():  # A record cannot hold a lone surrogate, either.
-            raise self._wrong(f"{field} is {value!r}, and must be a text of printable characters that is not empty")
+            raise self._wrong(f"{field} is {value!r:.80}, and must be a text of printable characters that is not empty")
+        if len(value) > TEXT_CHARACTERS_MAX:
+            raise self._wrong(f"{field} has {len(value)} characters, and may have {TEXT_CHARACTERS_MAX}")
         return value
 
     def _pattern(self, field: str, text: str) -> Pattern:
         pattern, problem = _compiled(text)
         if pattern is None:
-            raise self._wrong(f"{field} is {text!r}, which is no regular expression that can be used: {problem}")
+            raise self._wrong(f"{field} is {text!r:.80}, which is no regular expression that can be used: {problem}")
         return pattern
 
     def _wrong(self, problem: str) -> InvalidPolicy:

@@ -18,6 +18,7 @@ from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Document, Scalar
 COUNT_MAX: Final = 2**31 - 1
 _RATE_MAX: Final = 2**53
 _PERIOD_S_MAX: Final = 86_400
+_SHOWN_MAX: Final = 64
 
 _Rate = Annotated[int, Strict(), Field(ge=-1, le=_RATE_MAX)]
 
@@ -63,7 +64,7 @@ class TopicCreation(BaseModel):
 
     is_allowed: Annotated[bool, Strict()] = Field(alias="allowAutoTopicCreation")
     topic_type: TopicType = Field(default=TopicType.PLAIN, alias="topicType")
-    partitions: int | None = Field(default=None, alias="defaultNumPartitions")
+    partitions: Annotated[int, Strict(), Field(ge=0, le=COUNT_MAX)] | None = Field(default=None, alias="defaultNumPartitions")
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
@@ -221,9 +222,11 @@ def pulsar_document(policies: Document, cluster: str) -> Mapping[str, object]:
 
 
 def misfit(name: str, scalar: Scalar) -> str | None:
-    """Return why a namespace must not have this policy, if it is one for topics; None if it may."""
+    """Return why a namespace must not have this policy, because a record cannot hold it or it is no policy for topics; None if it may."""
+    if isinstance(scalar, str) and len(scalar) > TEXT_CHARACTERS_MAX:
+        return f"the value of {name[:_SHOWN_MAX]} has {len(scalar)} characters, and may have {TEXT_CHARACTERS_MAX}"
     if name.startswith(_PROPERTY):
-        fits = len(_PROPERTY) < len(name) <= TEXT_CHARACTERS_MAX and isinstance(scalar, str) and len(scalar) <= TEXT_CHARACTERS_MAX
+        fits = len(_PROPERTY) < len(name) <= TEXT_CHARACTERS_MAX and isinstance(scalar, str)
         return None if fits else f"a property needs a key, and a text as its value, of at most {TEXT_CHARACTERS_MAX} characters each"
     policy = TOPIC_POLICIES.get(name)
     if policy is None:

@@ -17,13 +17,14 @@ from equipoise.brokers.balancing.policies import (
     parse_policy,
     pin_document,
     policies_in,
+    tenant_document,
 )
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import HASH_MAX
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
 from tests.channels.ruled import ruled_channel, set_policy
 
 GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0": "b[0-9]"}
@@ -69,6 +70,11 @@ def test_a_policy_fits_into_a_record() -> None:
     for text in ("\udc80", "a\nb", ""):
         with pytest.raises(InvalidPolicy, match="must be a text of printable characters"):
             parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[text]))
+    longest = "r" * TEXT_CHARACTERS_MAX
+    assert parse_policy("tenant/acme", tenant_document(admin_roles=[longest], allowed_clusters=["c"])) is not None
+    for roles, clusters in (([f"{longest}r"], ["c"]), (["r"], [f"{longest}r"])):
+        with pytest.raises(InvalidPolicy, match="has 1025 characters, and may have 1024"):
+            parse_policy("tenant/acme", tenant_document(admin_roles=roles, allowed_clusters=clusters))
 
 
 def test_a_policy_is_found_by_its_key() -> None:

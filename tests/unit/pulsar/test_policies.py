@@ -95,6 +95,8 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
         ("POST", "subscriptionTypesEnabled", ["Sharing"]),
         ("PUT", "schemaCompatibilityStrategy", "Full"),
         ("POST", "autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}),
+        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**23}),
+        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**1_100}),
     ],
 )
 @with_brokers()
@@ -103,6 +105,7 @@ async def test_an_impossible_policy_is_refused(running: Brokers, method: str, na
     status, answer = await member.ask(method, f"{BASE}/{name}", body)
     assert 400 == status, answer
     assert "Value error" not in json.dumps(answer)
+    assert 200 == (await member.ask("GET", BASE))[0]
 
 
 @with_brokers()
