@@ -202,6 +202,11 @@ def parameter_of(request: web.Request, name: str) -> str | None:
     return values[0] if values else None
 
 
+def texts_of(request: web.Request, name: str) -> frozenset[str]:
+    """Return the values of a parameter that may be given often, as Pulsar's clients do, or with several values separated by commas."""
+    return frozenset(text for given in request.query.getall(name, ()) for text in given.split(",") if text)
+
+
 def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -> int:
     """Return a parameter that is an integer from 0 to `at_most`. Raises `InvalidRequest`."""
     text = parameter_of(request, name)

@@ -20,7 +20,7 @@ from equipoise.brokers.http.admin.clusters import Clusters
 from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.assignment import Assignment
-from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of
+from equipoise.brokers.http.bodies import flag_of, integer_of, parameter_of, texts_of
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.pulsar.admin.lists import Lists
@@ -82,6 +82,7 @@ _PATH_PARTS: Final[Mapping[str, str]] = {
 }
 _PARAMETERS: Final[Mapping[Callable[..., object], Json]] = {
     parameter_of: {"type": "string"},
+    texts_of: {"type": "array", "items": {"type": "string"}},
     integer_of: {"type": "integer", "minimum": 0},
     flag_of: {"type": "boolean", "default": False},
 }

@@ -46,8 +46,8 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
 
-_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-_BUNDLE: Final = f"{_NAMESPACE}/{{bundle}}"
+NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle}}"
 
 UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
 """The header with the result of an unload, as JSON in ASCII. Pulsar's tools expect 204, which has no body."""
@@ -63,22 +63,22 @@ class Namespaces(Admin):
         """Return the routes."""
         return (
             web.get("/admin/v2/namespaces/{tenant}", self.list_namespaces),
-            web.get(_NAMESPACE, self.policies),
-            web.put(_NAMESPACE, self.create),
-            web.delete(_NAMESPACE, self.delete),
-            web.get(f"{_NAMESPACE}/bundles", self.bundles),
-            web.put(f"{_NAMESPACE}/unload", self.unload_all),
-            web.get(f"{_NAMESPACE}/onChannelLoss", self.on_channel_loss),
-            web.post(f"{_NAMESPACE}/onChannelLoss", self.set_on_channel_loss),
-            web.delete(f"{_NAMESPACE}/unload", self.cancel_moves),
-            web.get(f"{_NAMESPACE}/antiAffinity", self.anti_affinity),
-            web.post(f"{_NAMESPACE}/antiAffinity", self.set_anti_affinity),
-            web.delete(f"{_NAMESPACE}/antiAffinity", self.delete_anti_affinity),
+            web.get(NAMESPACE_PATH, self.policies),
+            web.put(NAMESPACE_PATH, self.create),
+            web.delete(NAMESPACE_PATH, self.delete),
+            web.get(f"{NAMESPACE_PATH}/bundles", self.bundles),
+            web.put(f"{NAMESPACE_PATH}/unload", self.unload_all),
+            web.get(f"{NAMESPACE_PATH}/onChannelLoss", self.on_channel_loss),
+            web.post(f"{NAMESPACE_PATH}/onChannelLoss", self.set_on_channel_loss),
+            web.delete(f"{NAMESPACE_PATH}/unload", self.cancel_moves),
+            web.get(f"{NAMESPACE_PATH}/antiAffinity", self.anti_affinity),
+            web.post(f"{NAMESPACE_PATH}/antiAffinity", self.set_anti_affinity),
+            web.delete(f"{NAMESPACE_PATH}/antiAffinity", self.delete_anti_affinity),
             web.get("/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
-            web.get(f"{_NAMESPACE}/replication", self.clusters),
-            web.post(f"{_NAMESPACE}/replication", self.set_clusters),
-            web.get(f"{_NAMESPACE}/allowedClusters", self.allowed_clusters),
-            web.post(f"{_NAMESPACE}/allowedClusters", self.set_clusters),
+            web.get(f"{NAMESPACE_PATH}/replication", self.clusters),
+            web.post(f"{NAMESPACE_PATH}/replication", self.set_clusters),
+            web.get(f"{NAMESPACE_PATH}/allowedClusters", self.allowed_clusters),
+            web.post(f"{NAMESPACE_PATH}/allowedClusters", self.set_clusters),
             web.put(f"{_BUNDLE}/unload", self.unload),
             web.delete(f"{_BUNDLE}/unload", self.cancel),
             web.put(f"{_BUNDLE}/split", self.split),

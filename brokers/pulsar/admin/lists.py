@@ -10,17 +10,18 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.answers import json_answer
-from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of
+from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of, texts_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.pulsar.admin.topic_paths import NAMESPACE_PATH, TopicPaths
+from equipoise.brokers.pulsar.admin.topic_paths import DOMAIN_PATH, TopicPaths
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitions_in
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import bundle_name, parse_range, topic_hash
 
-_BUNDLE_PATH: Final = NAMESPACE_PATH + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
+_BUNDLE_PATH: Final = DOMAIN_PATH + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
 
 
 class Lists(TopicPaths):
@@ -29,10 +30,10 @@ class Lists(TopicPaths):
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
         return (
-            web.get("/admin/v2/namespaces/{tenant}/{namespace}/topics", self.of_namespace),
-            web.get("/admin/v2/namespaces/{tenant}/{namespace}/{bundle}/topicHashPositions", self.positions),
-            web.get(NAMESPACE_PATH, self.of_domain),
-            web.get(f"{NAMESPACE_PATH}/partitioned", self.partitioned),
+            web.get(f"{NAMESPACE_PATH}/topics", self.of_namespace),
+            web.get(f"{NAMESPACE_PATH}/{{bundle}}/topicHashPositions", self.positions),
+            web.get(DOMAIN_PATH, self.of_domain),
+            web.get(f"{DOMAIN_PATH}/partitioned", self.partitioned),
             web.get(_BUNDLE_PATH, self.of_bundle),
             web.get("/admin/v2/broker-stats/topics", self.of_broker),
         )
@@ -74,7 +75,7 @@ class Lists(TopicPaths):
         """Return the hash of each topic of a bundle, or of those named in `topics`, which may be given often, or with commas."""
         bundle = bundle_named(ready_view(self._worker), bundle_of(request))
         topics = _in_bundle(bundle, await self._topics_of(bundle.namespace, TopicsMode.NON_PERSISTENT))
-        wanted = {name for names in request.query.getall("topics", ()) for name in names.split(",") if name}
+        wanted = texts_of(request, "topics")
         hashes = {topic: topic_hash(topic) for topic in topics if not wanted or topic in wanted}
         return json_answer({"namespace": bundle.namespace, "bundle": request.match_info["bundle"], "topicHashPositions": hashes})
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import counted
-from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH, Namespaces
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
@@ -23,8 +23,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import topic_hash
 
-_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-_BUNDLE: Final = f"{_NAMESPACE}/{{bundle:0x[0-9a-f]{{8}}_0x[0-9a-f]{{8}}}}"
+_BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle:0x[0-9a-f]{{8}}_0x[0-9a-f]{{8}}}}"
 _LARGEST: Final = "LARGEST"
 _HOT: Final = "HOT"
 _LOADS: Final = "/admin/v2/broker-stats/load-report"
@@ -40,18 +39,18 @@ class NamespacesWithTopics(TopicPaths):
     def first_routes(self) -> Sequence[web.RouteDef]:
         """Return the routes that go before those of `Namespaces`, which have the same paths."""
         return (
-            web.delete(_NAMESPACE, self.delete),
-            web.put(f"{_NAMESPACE}/{{bundle:{_LARGEST}|{_HOT}}}/split", self.split),
+            web.delete(NAMESPACE_PATH, self.delete),
+            web.put(f"{NAMESPACE_PATH}/{{bundle:{_LARGEST}|{_HOT}}}/split", self.split),
         )
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the other routes."""
         return (
-            web.post(f"{_NAMESPACE}/clearBacklog", self.clear_backlog),
-            web.post(f"{_NAMESPACE}/clearBacklog/{{subscription}}", self.clear_backlog),
+            web.post(f"{NAMESPACE_PATH}/clearBacklog", self.clear_backlog),
+            web.post(f"{NAMESPACE_PATH}/clearBacklog/{{subscription}}", self.clear_backlog),
             web.post(f"{_BUNDLE}/clearBacklog", self.clear_backlog_of_bundle),
             web.post(f"{_BUNDLE}/clearBacklog/{{subscription}}", self.clear_backlog_of_bundle),
-            web.post(f"{_NAMESPACE}/unsubscribe/{{subscription}}", self.unsubscribe),
+            web.post(f"{NAMESPACE_PATH}/unsubscribe/{{subscription}}", self.unsubscribe),
             web.post(f"{_BUNDLE}/unsubscribe/{{subscription}}", self.unsubscribe_bundle),
         )
 

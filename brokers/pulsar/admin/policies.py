@@ -17,6 +17,7 @@ from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.balancing.topic_policies import TopicPolicy, misfit, properties_in, property_policy
 from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import namespace_of, required_body_of
@@ -29,8 +30,7 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
 
-_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
-_PROPERTY: Final = f"{_NAMESPACE}/property/{{key}}"
+_PROPERTY: Final = f"{NAMESPACE_PATH}/property/{{key}}"
 _PROPERTIES_BODY: Final = TypeAdapter[dict[str, str] | None](dict[str, str] | None)
 
 
@@ -85,13 +85,15 @@ class TopicPolicies(Admin):
         """Return the routes."""
         handlers = {"GET": self.policy, "POST": self.set_policy, "PUT": self.set_policy, "DELETE": self.remove_policy}
         of_policies = [
-            web.route(method, f"{_NAMESPACE}/{name}", handlers[method]) for name, path in PATHS.items() for method in path.methods.split()
+            web.route(method, f"{NAMESPACE_PATH}/{name}", handlers[method])
+            for name, path in PATHS.items()
+            for method in path.methods.split()
         ]
         return (
             *of_policies,
-            web.get(f"{_NAMESPACE}/properties", self.properties),
-            web.put(f"{_NAMESPACE}/properties", self.set_properties),
-            web.delete(f"{_NAMESPACE}/properties", self.clear_properties),
+            web.get(f"{NAMESPACE_PATH}/properties", self.properties),
+            web.put(f"{NAMESPACE_PATH}/properties", self.set_properties),
+            web.delete(f"{NAMESPACE_PATH}/properties", self.clear_properties),
             web.get(_PROPERTY, self.property),
             web.delete(_PROPERTY, self.remove_property),
             web.put(f"{_PROPERTY}/{{value}}", self.set_property),

@@ -24,8 +24,8 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 
-NAMESPACE_PATH: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
-TOPIC_PATH: Final = NAMESPACE_PATH + "/{topic}"
+DOMAIN_PATH: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+TOPIC_PATH: Final = DOMAIN_PATH + "/{topic}"
 
 
 class TopicPaths:

@@ -15,11 +15,10 @@ from equipoise.brokers.pulsar.admin import lists
 from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
-from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.pulsar.topics.topic import Topic
-from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.unit.http.test_absent import concrete
 from tests.unit.pulsar.test_admin import PATH, TOPICS, field, refused, used
@@ -254,13 +253,13 @@ async def test_a_broker_that_lags_changes_its_partitions_too(running: Brokers, m
 @with_brokers()
 async def test_of_two_concurrent_creations_one_is_refused(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     (member,) = running.members
-    both, serve = asyncio.Barrier(2), member.service.serve
+    both, route = asyncio.Barrier(2), member.service.host.route
 
-    async def serve_together(topic: TopicName) -> Served | Peer:
+    async def route_together(namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         await both.wait()
-        return await serve(topic)
+        return await route(namespace, key, timeout_ms=timeout_ms)
 
-    monkeypatch.setattr(member.service, "serve", serve_together)
+    monkeypatch.setattr(member.service.host, "route", route_together)
     answers = await asyncio.gather(*(member.ask("PUT", PATH) for _ in range(2)))
     assert [204, 409] == sorted(status for status, _ in answers)
 
@@ -269,10 +268,11 @@ async def test_of_two_concurrent_creations_one_is_refused(running: Brokers, monk
 async def test_a_topic_that_moves_is_created_later(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
     (member,) = running.members
 
-    async def moved(_: TopicName) -> Peer:
+    async def moved(*_: str, timeout_ms: int) -> Peer:
+        assert timeout_ms > 0
         return Peer(broker="other")
 
-    monkeypatch.setattr(member.service, "serve", moved)
+    monkeypatch.setattr(member.service.host, "route", moved)
     assert (503, f"topic {TOPIC} is moving to another broker; try again") == await refused(member, "PUT", PATH)
 
 
