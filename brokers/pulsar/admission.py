@@ -5,20 +5,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.pulsar.topics.compatibility import misfit_of_consumer, misfit_of_producer
+from equipoise.brokers.pulsar.topics.compatibility import is_new, misfit_of_consumer, misfit_of_producer, versions_compared
 from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, partitions_in
+from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
+
+T = TypeVar("T")
+
+# Verdicts are kept only until the decisions that wait for them are made.
+_VERDICTS_MAX: Final = 1024
+
+_Misfit = Callable[[Schema, Sequence[Schema], Compatibility], str | None]
+_Compared = tuple[_Misfit, bytes, tuple[bytes, ...], Compatibility]
+
+
+class UncomparedError(Exception):
+    """A decision needs schemas compared, which takes too long for the event loop: `Admission.once_compared` does it."""
+
+    def __init__(self, key: _Compared, compare: Callable[[], str | None]) -> None:
+        """`compare` returns the verdict for `key`."""
+        super().__init__()
+        self.key = key
+        self.compare = compare
 
 
 class Admission:
@@ -28,6 +49,8 @@ class Admission:
         """`server` asks other brokers for topics and schemas."""
         self._server = server
         self._schemas = server.service.schemas
+        self._verdicts: dict[_Compared, str | None] = {}
+        self._comparing = asyncio.Lock()
 
     async def check_use(self, topic: TopicName) -> None:
         """Raise `NotServed` if a client must not create a topic by using it. Partitions of a partitioned topic exist already."""
@@ -62,8 +85,24 @@ class Admission:
             if found is not None:
                 self._schemas.add(_whole(topic), found[1])
 
+    async def once_compared(self, decide: Callable[[], Awaitable[T]]) -> T:
+        """Return what `decide` returns. Call it again after each comparison of schemas that it lacks, one at a time in a thread.
+
+        `decide` asks for a refusal and makes its changes in one step, so no other schema comes between the two.
+        """
+        while True:
+            try:
+                return await decide()
+            except UncomparedError as lacking:
+                async with self._comparing:
+                    if lacking.key not in self._verdicts:
+                        verdict = await asyncio.to_thread(lacking.compare)
+                        while len(self._verdicts) >= _VERDICTS_MAX:
+                            del self._verdicts[next(iter(self._verdicts))]
+                        self._verdicts[lacking.key] = verdict
+
     def producer_refused(self, topic: TopicName, schema: Schema | None, *, is_encrypted: bool) -> Refusal | None:
-        """Return why a producer is refused; None if it is not."""
+        """Return why a producer is refused; None if it is not. Raise `UncomparedError`."""
         document = self._server.policies_of(topic.namespace)
         if not document:
             return None
@@ -80,7 +119,7 @@ class Admission:
         return None
 
     def schema_refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
-        """Return why producers of a topic must not use a schema; None if they may."""
+        """Return why producers of a topic must not use a schema; None if they may. Raise `UncomparedError`."""
         document = self._server.policies_of(topic.namespace)
         if not document:
             return None
@@ -88,7 +127,7 @@ class Admission:
         if policies.AUTO_UPDATE_SCHEMA.value_in(document) is False and known and schema not in known:
             message = f"Schema not found and schema auto updating is disabled for {topic.full}"
             return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=message)
-        return _incompatible(topic, misfit_of_producer(schema, known, self.strategy_of(topic.namespace)))
+        return self._incompatible(topic, schema, misfit_of_producer)
 
     def strategy_of(self, namespace: str) -> Compatibility:
         """Return the compatibility strategy of the schemas of a namespace."""
@@ -96,21 +135,30 @@ class Admission:
         return Compatibility.UNDEFINED if strategy is None else strategy
 
     def consumer_refused(self, topic: TopicName, schema: Schema | None) -> Refusal | None:
-        """Return why a consumer is refused; None if it is not."""
+        """Return why a consumer is refused; None if it is not. Raise `UncomparedError`."""
         document = self._server.policies_of(topic.namespace)
         if not document or schema is None:
             return None
-        return _incompatible(topic, misfit_of_consumer(schema, self._known(topic), self.strategy_of(topic.namespace)))
+        return self._incompatible(topic, schema, misfit_of_consumer)
+
+    def _incompatible(self, topic: TopicName, schema: Schema, misfit: _Misfit) -> Refusal | None:
+        """Return the refusal of a schema by a comparison; None if it is not refused. Raise `UncomparedError` before the comparison."""
+        strategy = self.strategy_of(topic.namespace)
+        known = self._schemas.all_of(_whole(topic))
+        if not is_new(schema, [each for _, each in known], strategy):
+            return None
+        compared = known[-versions_compared(strategy) :]
+        key = (misfit, version_of(schema), tuple(version for version, _ in compared), strategy)
+        if key not in self._verdicts:
+            raise UncomparedError(key, partial(misfit, schema, [each for _, each in compared], strategy))
+        problem = self._verdicts[key]
+        if problem is None:
+            return None
+        return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=f"The schema is incompatible with topic {topic.full}: {problem}")
 
     def _known(self, topic: TopicName) -> Sequence[Schema]:
         """Return the schemas of a topic that are known here, the newest last."""
         return [schema for _, schema in self._schemas.all_of(_whole(topic))]
-
-
-def _incompatible(topic: TopicName, problem: str | None) -> Refusal | None:
-    if problem is None:
-        return None
-    return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=f"The schema is incompatible with topic {topic.full}: {problem}")
 
 
 def _whole(topic: TopicName) -> str:

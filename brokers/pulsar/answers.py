@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.pulsar.admission import UncomparedError
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
@@ -180,20 +181,18 @@ class Answers:
         )
         self._connection.answer(request, replies.consumer_stats(request.request_id, stats))
 
-    def _on_schema_offered(self, request: SchemaOffered) -> None:
-        try:
-            topic = served_topic(request.topic)
-        except NotServed as refusal:
-            self._connection.refuse(request, refusal.error, refusal.problem)
-            return
-        refused = self._server.admission.schema_refused(topic, request.schema)
-        if refused is not None:
-            self._connection.refuse(request, refused.error, refused.message)
-        else:
-            version = self._service.schemas.add(partitioned_name(topic.full), request.schema)
-            self._connection.answer(request, replies.schema_accepted(request.request_id, version))
-
     # --- requests that wait ---
+
+    def _on_schema_offered(self, request: SchemaOffered) -> None:
+        async def register() -> bytes:
+            topic = served_topic(request.topic)
+            refused = self._server.admission.schema_refused(topic, request.schema)
+            if refused is not None:
+                raise NotServed(error=refused.error, problem=refused.message)
+            return self._service.schemas.add(partitioned_name(topic.full), request.schema)
+
+        register_compared = partial(self._server.admission.once_compared, register)
+        self._ask(request, register_compared, partial(replies.schema_accepted, request.request_id))
 
     def _on_partitions_asked(self, request: PartitionsAsked) -> None:
         async def count() -> int:
@@ -362,12 +361,19 @@ class Answers:
 
         Raises `NotServed` with the refusal, `ServedElsewhere`, and any error of serving the topic.
         """
-        served = await self._served(topic)
-        answer = enter(served.topic)
+
+        async def attempt() -> tuple[Served, Refusal | T]:
+            served = await self._served(topic)
+            try:
+                return served, enter(served.topic)
+            except UncomparedError:
+                self._service.hosting.forget_if_idle(served)
+                raise
+
+        served, answer = await self._server.admission.once_compared(attempt)
         if isinstance(answer, Refusal) and await self._declared_dead(answer.holder):
             # Get the topic again: it may have moved, or been dropped with the dead client.
-            served = await self._served(topic)
-            answer = enter(served.topic)
+            served, answer = await self._server.admission.once_compared(attempt)
         if isinstance(answer, Refusal):
             self._service.hosting.forget_if_idle(served)
             raise NotServed(error=answer.error, problem=answer.message)

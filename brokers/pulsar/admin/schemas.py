@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -16,9 +17,10 @@ from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.pulsar import schema_search
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict, topic_of
-from equipoise.brokers.pulsar.topics.compatibility import KINDS
+from equipoise.brokers.pulsar.topics.compatibility import KINDS, problem_of_definition
+from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, version_of
+from equipoise.brokers.pulsar.topics.schemas import SCHEMA_BYTES_MAX, VERSION_BYTES, size_of, version_of
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -39,7 +41,11 @@ class SchemaBody(BaseModel):
             raise InvalidRequest(what="the type of the schema", problem=f"{self.type[:64]!r} is not one of {', '.join(KINDS)}")
         kind = KINDS.index(self.type)
         definition = _key_value(self.definition) if kind == _KEY_VALUE else self.definition.encode()
-        return Schema(name=topic.local, kind=kind, definition=definition, properties=tuple(sorted(self.properties.items())))
+        schema = Schema(name=topic.local, kind=kind, definition=definition, properties=tuple(sorted(self.properties.items())))
+        if size_of(schema) > SCHEMA_BYTES_MAX:
+            problem = f"it has {size_of(schema)} bytes with its name and properties; the largest may have {SCHEMA_BYTES_MAX}"
+            raise InvalidRequest(what="the schema", problem=problem)
+        return schema
 
 
 _SCHEMA_BODY: Final = TypeAdapter[SchemaBody | None](SchemaBody | None)
@@ -91,10 +97,17 @@ class SchemaPaths(TopicPaths):
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         self._server.check_namespace(topic.namespace)
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        refused = await self._refused(topic, schema)
-        if refused is not None:
-            return conflict(request, refused)
-        version = self._service.schemas.add(partitioned_name(topic.full), schema)
+        problem = await asyncio.to_thread(problem_of_definition, schema)
+        if problem is not None:
+            raise InvalidRequest(what="the schema", problem=problem)
+
+        async def register() -> Refusal | bytes:
+            refused = await self._refused(topic, schema)
+            return self._service.schemas.add(partitioned_name(topic.full), schema) if refused is None else refused
+
+        version = await self._server.admission.once_compared(register)
+        if isinstance(version, Refusal):
+            return conflict(request, version.message)
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -117,16 +130,15 @@ class SchemaPaths(TopicPaths):
         topic = topic_of(request)
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        is_compatible = await self._refused(topic, schema) is None
+        is_compatible = await self._server.admission.once_compared(lambda: self._refused(topic, schema)) is None
         strategy = self._server.admission.strategy_of(topic.namespace)
         in_force = Compatibility.ALWAYS_COMPATIBLE if strategy is Compatibility.UNDEFINED else strategy
         return json_answer({"compatibility": is_compatible, "schemaCompatibilityStrategy": in_force})
 
-    async def _refused(self, topic: TopicName, schema: Schema) -> str | None:
-        """Return why producers of a topic must not use a schema; None if they may."""
+    async def _refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
+        """Return why producers of a topic must not use a schema; None if they may. Raise `UncomparedError`."""
         await self._server.admission.fetch_schema(topic)
-        refusal = self._server.admission.schema_refused(topic, schema)
-        return None if refusal is None else refusal.message
+        return self._server.admission.schema_refused(topic, schema)
 
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of a schema. It is a digest of the schema, registered or not."""
@@ -167,27 +179,30 @@ def _data_of(schema: Schema) -> str:
     """Return the definition as text. Convert a key/value definition (two parts, each after its length) to one JSON object."""
     if schema.kind != _KEY_VALUE:
         return schema.definition.decode("utf-8", "replace")
-    halves = {}
+    halves = []
     rest = schema.definition
     for half in ("key", "value"):
         end = _LENGTH_BYTES + max(int.from_bytes(rest[:_LENGTH_BYTES], "big", signed=True), 0)
-        halves[half], rest = _json_of(rest[_LENGTH_BYTES:end]), rest[end:]
-    return json.dumps(halves)
+        definition, rest = rest[_LENGTH_BYTES:end], rest[end:]
+        halves.append(f'"{half}": {_json_of(definition)}')
+    return f"{{{', '.join(halves)}}}"
 
 
-def _json_of(definition: bytes) -> object:
-    """Return a definition parsed as JSON (structures), or else as text (such as the empty one of a string)."""
+def _json_of(definition: bytes) -> str:
+    """Return a definition as JSON: itself (structures), or else a text (such as the empty one of a string, or one nested too deeply)."""
     try:
-        return json.loads(definition)
-    except ValueError:
-        return definition.decode("utf-8", "replace")
+        return json.dumps(json.loads(definition))
+    except (ValueError, RecursionError):
+        return json.dumps(definition.decode("utf-8", "replace"))
 
 
 def _key_value(text: str) -> bytes:
     """Return a key/value definition as clients send it: two parts, each after its length. Raise `InvalidRequest`."""
     try:
         halves = json.loads(text)
-        parts = [halves[half] if isinstance(halves[half], str) else json.dumps(halves[half]) for half in ("key", "value")]
+        parts = [(halves[half] if isinstance(halves[half], str) else json.dumps(halves[half])).encode() for half in ("key", "value")]
+    except RecursionError:
+        raise InvalidRequest(what="the schema", problem="its types are nested too deeply; use fewer levels") from None
     except (ValueError, KeyError, TypeError):
-        raise InvalidRequest(what="the schema", problem="a KEY_VALUE schema is a JSON object with key and value") from None
-    return b"".join(len(part.encode()).to_bytes(_LENGTH_BYTES, "big") + part.encode() for part in parts)
+        raise InvalidRequest(what="the schema", problem="a KEY_VALUE schema is a JSON object with key and value, texts in UTF-8") from None
+    return b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)

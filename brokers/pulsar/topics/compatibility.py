@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityResult, SchemaCompatibilityType
 from avro.errors import AvroException
+from avro.schema import RecordSchema, parse
 from avro.schema import Schema as AvroSchema
-from avro.schema import parse
 
 from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 KINDS: Final = (
@@ -24,6 +23,16 @@ KINDS: Final = (
 """Pulsar's names of schema types, by number."""
 
 _RECORDS: Final = frozenset({KINDS.index("JSON"), KINDS.index("PROTOBUF"), KINDS.index("AVRO")})
+# A comparison is quadratic: these bounds hold all comparisons of one decision to about a second of a thread.
+COMPARED_BYTES_MAX: Final = 64 * 1024
+COMPARED_VERSIONS_MAX: Final = 32
+_STEPS_MAX: Final = 40_000
+# Avro builds a table of the writer's fields for each field of the reader: so many entries take as long as one step, 10 us.
+_FIELDS_PER_STEP: Final = 256
+# So many bytes are parsed in one step.
+_BYTES_PER_STEP: Final = 64
+_ERROR_CHARACTERS_MAX: Final = 200
+
 _UNCHECKED: Final = frozenset({KINDS.index("KEY_VALUE"), KINDS.index("PROTOBUF_NATIVE")})
 
 _BACKWARD: Final = frozenset({Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE, Compatibility.FULL, Compatibility.FULL_TRANSITIVE})
@@ -33,16 +42,17 @@ _TRANSITIVE: Final = frozenset({Compatibility.BACKWARD_TRANSITIVE, Compatibility
 
 def misfit_of_producer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
     """Return why producers of a topic must not use a new schema; None if they may. `known` are the topic's schemas, the newest last."""
-    if not _is_new(schema, known, strategy):
+    if not is_new(schema, known, strategy):
         return None
     if strategy is Compatibility.ALWAYS_INCOMPATIBLE:
         return "the topic has another schema, and the strategy ALWAYS_INCOMPATIBLE allows no second one"
-    for before in known if strategy in _TRANSITIVE else known[-1:]:
+    steps = _Steps()
+    for before in known[-versions_compared(strategy) :]:
         problem = _misfit_of_kinds(schema, before, strategy)
         if problem is None and strategy in _BACKWARD:
-            problem = _misfit_of_reader(schema, before, "the new schema cannot read messages of the one before")
+            problem = _misfit_of_reader(schema, before, "the new schema cannot read messages of the one before", steps)
         if problem is None and strategy in _FORWARD:
-            problem = _misfit_of_reader(before, schema, "the schema before cannot read messages of the new one")
+            problem = _misfit_of_reader(before, schema, "the schema before cannot read messages of the new one", steps)
         if problem is not None:
             return f"{problem} (strategy {strategy})"
     return None
@@ -50,25 +60,41 @@ def misfit_of_producer(schema: Schema, known: Sequence[Schema], strategy: Compat
 
 def misfit_of_consumer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
     """Return why a consumer must not read a topic with a schema; None if it may. It must be able to read what producers send."""
-    if not _is_new(schema, known, strategy):
+    if not is_new(schema, known, strategy):
         return None
     if strategy is Compatibility.ALWAYS_INCOMPATIBLE:
         return "the topic has another schema, and the strategy ALWAYS_INCOMPATIBLE allows no second one"
-    for before in known if strategy in _TRANSITIVE else known[-1:]:
+    steps = _Steps()
+    for before in known[-versions_compared(strategy) :]:
         problem = _misfit_of_kinds(schema, before, strategy) or _misfit_of_reader(
-            schema, before, "the consumer's schema cannot read messages of the topic's"
+            schema, before, "the consumer's schema cannot read messages of the topic's", steps
         )
         if problem is not None:
             return f"{problem} (strategy {strategy})"
     return None
 
 
-def _is_new(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> bool:
+def versions_compared(strategy: Compatibility) -> int:
+    """Return how many schemas of a topic, the newest ones, a strategy compares with a new one."""
+    return COMPARED_VERSIONS_MAX if strategy in _TRANSITIVE else 1
+
+
+def problem_of_definition(schema: Schema) -> str | None:
+    """Return why a definition is not one of its type; None if it is. Only records have a definition that can be wrong."""
+    if schema.kind not in _RECORDS:
+        return None
+    try:
+        _parsed(schema)
+    except _NOT_AVRO as error:
+        return f"the definition of a schema of type {_kind_name(schema)} must be an Avro schema: {_brief(error)}"
+    return None
+
+
+def is_new(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> bool:
     """Return whether a schema must be compared with those before."""
     if strategy in {Compatibility.UNDEFINED, Compatibility.ALWAYS_COMPATIBLE} or not known:
         return False
-    version = version_of(schema)
-    return all(version_of(each) != version for each in known)
+    return all((each.kind, each.definition) != (schema.kind, schema.definition) for each in known)
 
 
 def _misfit_of_kinds(schema: Schema, before: Schema, strategy: Compatibility) -> str | None:
@@ -79,23 +105,79 @@ def _misfit_of_kinds(schema: Schema, before: Schema, strategy: Compatibility) ->
     return None
 
 
-def _misfit_of_reader(reader: Schema, writer: Schema, what: str) -> str | None:
+def _misfit_of_reader(reader: Schema, writer: Schema, what: str, steps: _Steps) -> str | None:
     """Return `what` with the first difference if messages of `writer` cannot be read with `reader`. Only records can differ."""
     if reader.kind not in _RECORDS:
         return None
+    largest = max(len(reader.definition), len(writer.definition))
+    if largest > COMPARED_BYTES_MAX:
+        return f"a schema has {largest} bytes, and schemas of more than {COMPARED_BYTES_MAX} bytes are not compared; use a smaller one"
     try:
-        checker = ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
-        result = checker.get_compatibility(_parsed(reader), _parsed(writer))
-    except (AvroException, ValueError) as error:
-        return f"a schema is not an Avro schema: {error}"
+        steps.take((len(reader.definition) + len(writer.definition)) // _BYTES_PER_STEP)
+        result = _Checker(steps).get_compatibility(_parsed(reader), _parsed(writer))
+    except _TooManyStepsError:
+        return "the schemas have too many fields and types to be compared; use smaller ones"
+    except _NOT_AVRO as error:
+        return f"a schema is not an Avro schema: {_brief(error)}"
     if result.compatibility is SchemaCompatibilityType.compatible:
         return None
     where = next(iter(sorted(result.locations)), "/")
-    return f"{what}: {next(iter(sorted(result.messages)), 'they differ')} at {where}"
+    return f"{what}: {next(iter(sorted(result.messages)), 'they differ'):.{_ERROR_CHARACTERS_MAX}} at {where:.{_ERROR_CHARACTERS_MAX}}"
+
+
+class _TooManyStepsError(Exception):
+    """The comparisons of one decision would take too long."""
+
+
+class _Steps:
+    """The steps that are left to the comparisons of one decision."""
+
+    def __init__(self) -> None:
+        self._left = _STEPS_MAX
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise _TooManyStepsError
+
+
+class _Checker(ReaderWriterCompatibilityChecker):
+    """Avro's comparison with a bound."""
+
+    def __init__(self, steps: _Steps) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._steps = steps
+
+    def get_compatibility(
+        self,
+        reader: AvroSchema,
+        writer: AvroSchema,
+        reference_token: str = ReaderWriterCompatibilityChecker.ROOT_REFERENCE_TOKEN,
+        location: list[str] | None = None,
+    ) -> SchemaCompatibilityResult:
+        self._steps.take(1)
+        return super().get_compatibility(reader, writer, reference_token, location)
+
+    def check_reader_writer_record_fields(
+        self, reader: RecordSchema, writer: RecordSchema, location: list[str]
+    ) -> SchemaCompatibilityResult:
+        self._steps.take(len(reader.fields) * len(writer.fields) // _FIELDS_PER_STEP)
+        return super().check_reader_writer_record_fields(reader, writer, location)
+
+
+# What `avro` raises for a text that is no schema. It calls itself for nested types, and expects types where it reads texts.
+_NOT_AVRO: Final = (AvroException, ValueError, RecursionError, TypeError, AttributeError, KeyError)
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its types are nested too deeply"
+    return f"{error!s:.{_ERROR_CHARACTERS_MAX}}"
 
 
 def _parsed(schema: Schema) -> AvroSchema:
-    return parse(schema.definition.decode())
+    # Like Pulsar, accept names that Avro does not, such as the `$` of nested Java classes.
+    return parse(schema.definition.decode(), validate_enum_symbols=False, validate_names=False)
 
 
 def _kind_name(schema: Schema) -> str:

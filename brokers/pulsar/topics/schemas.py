@@ -10,11 +10,14 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import Final
 
+from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 # A schema of the usual size takes 0.5 KiB, and its row another 0.5 KiB: 16 MiB in total.
 SCHEMAS_MAX: Final = 16_384
-# Names, definitions and properties of all schemas. One schema may take 256 KiB, the largest command.
+# Names, definitions and properties of one schema, wherever it comes from: the largest command.
+SCHEMA_BYTES_MAX: Final = Limits().command_bytes_max
+# The same of all schemas.
 SCHEMAS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 VERSION_BYTES: Final = 8
@@ -37,7 +40,7 @@ class Schemas:
         """
         version = version_of(schema)
         before = self._schemas.get((topic, version))
-        self._bytes += _size_of(schema) - (0 if before is None else _size_of(before))
+        self._bytes += size_of(schema) - (0 if before is None else size_of(before))
         self._schemas[topic, version] = schema
         self._schemas.move_to_end((topic, version))
         versions = self._versions.setdefault(topic, OrderedDict())
@@ -51,7 +54,7 @@ class Schemas:
     def forget(self, topic: str) -> None:
         """Drop all schemas of a topic."""
         for version in self._versions.pop(topic, ()):
-            self._bytes -= _size_of(self._schemas.pop((topic, version)))
+            self._bytes -= size_of(self._schemas.pop((topic, version)))
 
     def all_of(self, topic: str) -> list[tuple[bytes, Schema]]:
         """Return the known schemas of a topic with their versions, the newest last."""
@@ -59,7 +62,7 @@ class Schemas:
 
     def _forget_one(self) -> None:
         (topic, version), schema = self._schemas.popitem(last=False)
-        self._bytes -= _size_of(schema)
+        self._bytes -= size_of(schema)
         del self._versions[topic][version]
         if not self._versions[topic]:
             del self._versions[topic]
@@ -74,7 +77,8 @@ class Schemas:
         return wanted, schema
 
 
-def _size_of(schema: Schema) -> int:
+def size_of(schema: Schema) -> int:
+    """Return the bytes that a schema counts for in the bounds."""
     return len(schema.name) + len(schema.definition) + sum(len(key) + len(value) for key, value in schema.properties)
 
 

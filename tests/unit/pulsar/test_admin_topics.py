@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
 from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.schemas import SCHEMA_BYTES_MAX
 from equipoise.brokers.pulsar.topics.stats import Stats, topic_stats
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.runtime.service import Ownership, Peer
@@ -364,6 +366,47 @@ async def test_a_key_value_schema_is_stored_as_clients_send_it(running: Brokers)
     assert definition == field(await member.get(path), "data")
     for wrong in ({"type": "KEY_VALUE", "schema": "7"}, {"type": "XML", "schema": ""}, {"schema": ""}, None):
         assert 400 == (await refused(member, "POST", path, wrong))[0]
+
+
+_DEEP = '{"type":"array","items":' * 3_000 + '"int"' + "}" * 3_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "definition", "problem"),
+    [
+        ("KEY_VALUE", r'{"key":"\ud800","value":""}', "texts in UTF-8"),
+        ("KEY_VALUE", f'{{"key":{_DEEP},"value":""}}', "nested too deeply"),
+        ("AVRO", _DEEP, "nested too deeply"),
+        ("AVRO", "", "must be an Avro schema"),
+        ("JSON", '{"type":"object"}', "must be an Avro schema"),
+        ("STRING", "x" * SCHEMA_BYTES_MAX, f"the largest may have {SCHEMA_BYTES_MAX}"),
+        ("KEY_VALUE", json.dumps({"key": "x" * SCHEMA_BYTES_MAX, "value": ""}), f"the largest may have {SCHEMA_BYTES_MAX}"),
+    ],
+)
+@with_brokers()
+async def test_a_definition_that_is_none_is_refused(running: Brokers, kind: str, definition: str, problem: str) -> None:
+    (member,) = running.members
+    path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
+    status, reason = await refused(member, "POST", path, {"type": kind, "schema": definition})
+    assert (400, True) == (status, problem in reason), reason
+    assert 404 == (await refused(member, "GET", path))[0]
+
+
+@pytest.mark.parametrize("half", [_DEEP.encode(), b"\xff", rb'"\ud800"', b"[" * 100_000])
+@with_brokers()
+async def test_any_key_value_schema_of_a_client_is_shown(running: Brokers, half: bytes) -> None:
+    (member,) = running.members
+    client = await member.client()
+    pair = {"name": "s", "schema_data": len(half).to_bytes(4, "big") + half + bytes(4), "type": 15}
+    client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=pair)
+    await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
+    await client.producer(1, schema=pair)
+    path = f"/admin/v2/schemas/{NAMESPACE}/orders"
+    shown = await member.get(f"{path}/schema")
+    assert [shown] == field(await member.get(f"{path}/schemas"), "getSchemaResponses")
+    data = field(shown, "data")
+    assert isinstance(data, str)
+    assert "" == json.loads(data)["value"]
 
 
 @with_brokers()

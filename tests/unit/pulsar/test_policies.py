@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
+from equipoise.brokers.balancing.topic_policies import Compatibility
+from equipoise.brokers.pulsar import admission
+from equipoise.brokers.pulsar.topics.compatibility import misfit_of_producer
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
+from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.channel.core.ranges import topic_hash
+from tests.pulsar.pulsar_speech import frame_of
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
 
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
@@ -337,3 +343,64 @@ async def test_schemas_are_neither_updated_nor_omitted_if_the_policies_say_so(ru
     await put(running, "schemaValidationEnforced", body=True)
     assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(4)))[0]
     await client.producer(5, schema=schema(ID))
+
+
+async def offered(client: WireClient, schema: Mapping[str, object]) -> tuple[int, str]:
+    """Offer a schema, and return the error; 0 without one."""
+    request_id = client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=schema)
+    answer = (await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)).get_or_create_schema_response
+    assert request_id == answer.request_id
+    return answer.error_code, answer.error_message
+
+
+def choice(prefix: str) -> bytes:
+    """The definition of a choice of 400 records."""
+    return json.dumps([{"type": "record", "name": f"{prefix}{index}", "fields": []} for index in range(400)]).encode()
+
+
+@pytest.mark.parametrize(
+    ("definition", "problem"),
+    [
+        (b'{"type":"array","items":' * 600 + b'"int"' + b"}" * 600, "nested too deeply"),
+        (b"[" * 100_000, "are not compared"),
+        (choice("r"), "too many fields and types"),
+    ],
+)
+@with_brokers()
+async def test_a_schema_that_cannot_be_compared_is_refused(running: Brokers, definition: bytes, problem: str) -> None:
+    """The client keeps its connection."""
+    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
+    client = await running.owner_of().client()
+    await client.producer(1, schema={"name": "s", "schema_data": choice("q"), "type": 4})
+    new = {"name": "s", "schema_data": definition, "type": 4}
+    for error, message in (
+        await offered(client, new),
+        await refused(client, client.ask_producer(2, schema=new)),
+        await refused(client, client.ask_consumer(3, schema=new)),
+    ):
+        assert (ServerError.IncompatibleSchema, True) == (error, problem in message), message
+    await client.producer(4)
+
+
+@with_brokers()
+async def test_schemas_are_compared_beside_the_event_loop(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PING behind a comparison is answered before it ends. Of two schemas that do not fit each other, one is registered."""
+    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
+    go_on = threading.Event()
+
+    def slow(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
+        assert go_on.wait(60)
+        return misfit_of_producer(schema, known, strategy)
+
+    monkeypatch.setattr(admission, "misfit_of_producer", slow)
+    one, other = await running.owner_of().client(), await running.owner_of().client()
+    await one.producer(1, schema=schema(ID))
+    optional: list[dict[str, object]] = [{"name": "note", "type": ["null", kind], "default": None} for kind in ("string", "long")]
+    asked = []
+    for client, field in zip((one, other), optional, strict=True):
+        asked.append(client.ask_producer(2, schema=schema(ID, field)))
+        client.write(frame_of(T.PING))
+        await client.receive(T.PONG)
+    go_on.set()
+    await one.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == asked[0])
+    assert "at /fields/1" in (await refused(other, asked[1]))[1]

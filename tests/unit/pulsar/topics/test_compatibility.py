@@ -7,7 +7,14 @@ import json
 import pytest
 
 from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.pulsar.topics.compatibility import KINDS, misfit_of_consumer, misfit_of_producer
+from equipoise.brokers.pulsar.topics.compatibility import (
+    COMPARED_BYTES_MAX,
+    COMPARED_VERSIONS_MAX,
+    KINDS,
+    misfit_of_consumer,
+    misfit_of_producer,
+    problem_of_definition,
+)
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 C = Compatibility
@@ -66,3 +73,63 @@ def test_types_without_records_agree_and_unknown_ones_are_refused() -> None:
     other = Schema(name="s", kind=KINDS.index("KEY_VALUE"), definition=b"y", properties=())
     assert "cannot be compared" in (misfit_of_producer(other, [pair], C.FULL) or "")
     assert "not an Avro schema" in (misfit_of_producer(ONE, [Schema(name="s", kind=4, definition=b"\xff", properties=())], C.FULL) or "")
+
+
+def union(count: int, prefix: str) -> Schema:
+    """A choice of records, which are compared each with each."""
+    records = [{"type": "record", "name": f"{prefix}{index}", "fields": []} for index in range(count)]
+    return Schema(name="s", kind=KINDS.index("AVRO"), definition=json.dumps(records).encode(), properties=())
+
+
+def nested(depth: int) -> Schema:
+    """Arrays in arrays."""
+    definition = b'{"type":"array","items":' * depth + b'"int"' + b"}" * depth
+    return Schema(name="s", kind=KINDS.index("AVRO"), definition=definition, properties=())
+
+
+def test_large_schemas_are_not_compared() -> None:
+    large = record({"name": "id", "type": "long", "doc": "d" * COMPARED_BYTES_MAX})
+    for new, before in ((large, ONE), (ONE, large)):
+        assert f"more than {COMPARED_BYTES_MAX} bytes are not compared" in (misfit_of_producer(new, [before], C.FORWARD) or "")
+        assert f"more than {COMPARED_BYTES_MAX} bytes are not compared" in (misfit_of_consumer(new, [before], C.FORWARD) or "")
+    assert misfit_of_producer(large, [ONE], C.ALWAYS_COMPATIBLE) is None
+
+
+def test_comparisons_that_take_too_long_are_refused() -> None:
+    """One pair of schemas with too many choices, or too many pairs of schemas."""
+    assert "too many fields and types" in (misfit_of_producer(union(300, "A"), [union(300, "B")], C.BACKWARD) or "")
+    fields = [{"name": f"f{index}", "type": "int", "default": 0} for index in range(600)]
+    known = [record(*fields, {"name": f"g{index}", "type": "int", "default": 0}) for index in range(COMPARED_VERSIONS_MAX)]
+    new = record(*fields, ID | {"default": 0})
+    assert misfit_of_producer(new, known, C.FULL) is None
+    assert "too many fields and types" in (misfit_of_producer(new, known, C.FULL_TRANSITIVE) or "")
+
+
+def test_a_transitive_strategy_looks_at_the_newest_schemas_of_many() -> None:
+    known = [WITH_NOTE, *(record(ID | {"doc": str(index)}) for index in range(COMPARED_VERSIONS_MAX))]
+    again = record(ID, {"name": "note", "type": ["null", "long"], "default": None})
+    assert misfit_of_producer(again, known, C.BACKWARD_TRANSITIVE) is None
+    assert misfit_of_producer(again, known[:-1], C.BACKWARD_TRANSITIVE) is not None
+
+
+def test_schemas_that_are_nested_too_deeply_are_refused() -> None:
+    for new, before in ((nested(2_000), ONE), (ONE, nested(600))):
+        assert "nested too deeply" in (misfit_of_producer(new, [before], C.FULL) or "")
+        assert "nested too deeply" in (misfit_of_consumer(new, [before], C.FULL) or "")
+    assert "nested too deeply" in (problem_of_definition(nested(600)) or "")
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON", "PROTOBUF"])
+@pytest.mark.parametrize("definition", [b"", b"\xff", b"{}", b"7", b'"Order"', b'{"type":"record"}', b"x" * 9_999])
+def test_the_definition_of_a_record_must_be_an_avro_schema(kind: str, definition: bytes) -> None:
+    problem = problem_of_definition(Schema(name="s", kind=KINDS.index(kind), definition=definition, properties=()))
+    assert problem is not None
+    assert f"of type {kind} must be an Avro schema" in problem
+    assert len(problem) < 400
+
+
+def test_names_of_nested_java_classes_are_accepted() -> None:
+    definition = json.dumps({"type": "record", "name": "Order$Line", "namespace": "shop.Order$", "fields": [ID]}).encode()
+    of_java = Schema(name="s", kind=KINDS.index("AVRO"), definition=definition, properties=())
+    assert problem_of_definition(of_java) is None
+    assert misfit_of_producer(of_java, [Schema(name="s", kind=4, definition=definition + b" ", properties=())], C.FULL) is None
