@@ -24,7 +24,7 @@ IMPOSSIBLE: dict[str, Scalar] = {
     **{policy.name: HUGE for policy in TOPIC_POLICIES.values()},
     AUTO_TOPIC_CREATION.name: CREATION % HUGE,
     DISPATCH_RATE.name: DISPATCH % (HUGE, HUGE, HUGE),
-    "publish_rate": '{"publishThrottlingRateInMsg":%s}' % HUGE,
+    "publish_rate": f'{{"publishThrottlingRateInMsg":{HUGE}}}',
     "subscription_types_enabled": f"[{HUGE}]",
 }
 
