@@ -16,7 +16,9 @@ from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict
 from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.peers import Listing
 from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.worker import Worker
@@ -61,12 +63,20 @@ class NamespacesWithTopics(TopicPaths):
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         if not flag_of(request, "force") and namespace.status != "deleting":
-            topics = await self._server.topics_of(namespace.name, TopicsMode.NON_PERSISTENT)
+            topics = await self._topics_in_use(namespace.name)
             if topics:
                 in_use = f"{counted(len(topics), 'topic')} in use, such as {topics[0]}"
                 reason = f"namespace {namespace.name} has {in_use}; stop their clients, or use --force"
                 return conflict(request, reason)
         return await self._namespaces.delete(request)
+
+    async def _topics_in_use(self, namespace: str) -> Sequence[str]:
+        """Return the topics of a namespace, sorted. A bundle without a server has none, and nor has a broker without Pulsar's service."""
+        if self._worker.service_of(namespace) is not self._service:
+            return []
+        answers = await self._server.peers.ask_everyone(f"/admin/v2/{NON_PERSISTENT}/{namespace}", method="GET")
+        listings = [*map(Listing.read, answers), self._server.peers.here(namespace)]
+        return sorted({topic for listing in listings for topic in listing.topics})
 
     async def split(self, request: web.Request) -> web.Response:
         """Split the bundle with the most topics (`LARGEST`), or with the highest throughput (`HOT`); see `Namespaces.split`."""
@@ -102,40 +112,52 @@ class NamespacesWithTopics(TopicPaths):
         return done()
 
     async def unsubscribe(self, request: web.Request) -> web.Response:
-        """Delete a subscription of all topics of a namespace. 412 if it has consumers.
+        """Delete a subscription of all topics of a namespace. 412 if it has consumers, and then it stays on all topics.
 
-        With `local=true` delete those without consumers here, and list the topics where it has some, which is what brokers ask each other.
+        With `local=true` delete those without consumers here, or with `check=true` none, and list the topics where it has some, which is
+        what brokers ask each other.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
-        is_local = flag_of(request, "local")
-        answers = () if is_local else await self._server.peers.ask_all(namespace, request.rel_url.raw_path, method="POST")
-        hosted = self._hosting.bundles.values()
-        served = [each for bundle in hosted if bundle.ownership.bundle.namespace == namespace for each in bundle.topics.values()]
-        in_use = self._unsubscribed(served, request.match_info["subscription"])
-        if is_local:
-            return json_answer(in_use)
-        for answer in answers:
-            in_use += answer if isinstance(answer, list) else []
-        return _unsubscribed(request.match_info["subscription"], in_use)
+        name, path = request.match_info["subscription"], request.rel_url.raw_path
+        if flag_of(request, "local"):
+            if not flag_of(request, "check"):
+                self._unsubscribe(self._topics_here(namespace), name)
+            return json_answer(_in_use(self._topics_here(namespace), name))
+        for question in (f"{path}?check=true", path):  # Delete nothing before all brokers have answered that it is unused.
+            answers = await self._server.peers.ask_all(namespace, question, method="POST")
+            elsewhere = [topic for answer in answers if isinstance(answer, list) for topic in answer]
+            _check_unused(name, [*_in_use(self._topics_here(namespace), name), *elsewhere])
+        self._unsubscribe(self._topics_here(namespace), name)
+        return done()
 
     async def unsubscribe_bundle(self, request: web.Request) -> web.Response:
-        """Delete a subscription of all topics of a bundle. 412 if it has consumers."""
-        bundle = bundle_named(ready_view(self._worker), bundle_of(request))
+        """Delete a subscription of all topics of a bundle. 412 if it has consumers, and then it stays on all topics."""
+        bundle, name = bundle_named(ready_view(self._worker), bundle_of(request)), request.match_info["subscription"]
         await self._here(request, bundle.namespace, bundle.low)
         hosted = self._hosting.bundles.get(bundle.name)
-        in_use = self._unsubscribed([] if hosted is None else [*hosted.topics.values()], request.match_info["subscription"])
-        return _unsubscribed(request.match_info["subscription"], in_use)
+        topics = [] if hosted is None else [*hosted.topics.values()]
+        _check_unused(name, _in_use(topics, name))
+        self._unsubscribe(topics, name)
+        return done()
 
-    def _unsubscribed(self, topics: Sequence[Served], name: str) -> list[str]:
-        """Delete a subscription of topics where it has no consumers. Return the others."""
-        having = [(served, served.topic.subscriptions[name]) for served in topics if name in served.topic.subscriptions]
-        for served, subscription in having:
-            if not subscription.consumers:
+    def _topics_here(self, namespace: str) -> Sequence[Served]:
+        hosted = self._hosting.bundles.values()
+        return [each for bundle in hosted if bundle.ownership.bundle.namespace == namespace for each in bundle.topics.values()]
+
+    def _unsubscribe(self, topics: Sequence[Served], name: str) -> None:
+        """Delete a subscription of topics where it has no consumers."""
+        for served in topics:
+            subscription = served.topic.subscriptions.get(name)
+            if subscription is not None and not subscription.consumers:
                 self._service.delete_subscription(served, name)
-        return sorted(served.name for served, subscription in having if subscription.consumers)
 
 
-def _unsubscribed(name: str, in_use: Sequence[str]) -> web.Response:
+def _in_use(topics: Sequence[Served], name: str) -> Sequence[str]:
+    """Return the names of the topics where a subscription has consumers."""
+    having = [(served.name, served.topic.subscriptions.get(name)) for served in topics]
+    return [topic for topic, subscription in having if subscription is not None and subscription.consumers]
+
+
+def _check_unused(name: str, in_use: Sequence[str]) -> None:
     if in_use:
         raise CallerError(f"subscription {name} has consumers on {counted(len(in_use), 'topic')}, such as {min(in_use)}; stop them first")
-    return done()

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
 import pytest
 
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, with_brokers
+from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy, Transfer
+from equipoise.brokers.balancing.policies import pin_document
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.ranges import even_boundaries
+from tests.unit.http.cluster import Gate
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, brokers, with_brokers
 
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
 
@@ -25,6 +34,34 @@ async def test_a_namespace_in_use_is_deleted_by_force_only(running: Brokers) -> 
 async def test_an_idle_namespace_is_deleted_without_force(running: Brokers) -> None:
     assert 204 == (await running.members[1].ask("DELETE", BASE))[0]
     assert 404 == (await running.members[1].ask("DELETE", BASE))[0]
+
+
+@with_brokers(count=2)
+async def test_a_namespace_that_nobody_may_own_is_deleted_without_force(running: Brokers) -> None:
+    """A bundle without an owner has no topics."""
+    member, gone = running.members
+    pin = pin_document(namespace="acme/lone", brokers=[gone.worker.broker_id])
+    await member.worker.request(SetClusterPolicy(policy="pin/lone", document=pin), timeout_ms=PATIENCE_MS)
+    await gone.stop()
+    await member.worker.request(CreateNamespace(name="acme/lone", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+    assert [None] == [bundle.server for bundle in member.worker.view.bundles_of("acme/lone")]
+    assert (204, "") == await member.ask("DELETE", "/admin/v2/namespaces/acme/lone")
+
+
+async def test_a_namespace_of_a_broker_without_pulsars_service_is_deleted_without_force(tmp_path: Path) -> None:
+    """This owner does not have the path that lists topics, and has none."""
+    log_url = f"memory:{uuid.uuid4()}"
+    values = {"log_url": log_url, "data_dir": tmp_path / "without", "http_port": 0, "drain_ms": 1_000, "balance": False}
+    async with brokers(tmp_path, log_url=log_url) as running, Broker(WorkerConfig.model_validate(values), {"*": Gate()}) as without:
+        (member,) = running.members
+        await without.ready(timeout_ms=PATIENCE_MS)
+        await member.worker.reached(without.view.offset, timeout_ms=PATIENCE_MS)
+        await member.worker.request(
+            Transfer(bundle=running.bundle_of(), destination=without.broker_id, reason="a test"), timeout_ms=PATIENCE_MS
+        )
+        await running.settled()
+        assert without.agent.incarnation == running.view.bundles[running.bundle_of()].server
+        assert (204, "") == await member.ask("DELETE", BASE)
 
 
 @with_brokers(count=2)
@@ -93,3 +130,21 @@ async def test_a_subscription_whose_consumers_did_not_come_back_is_deleted(runni
     assert ["s"] == list(topic.subscriptions)
     assert 204 == (await source.ask("POST", f"{BASE}/unsubscribe/s"))[0]
     assert [] == list(topic.subscriptions)
+
+
+@with_brokers(count=2)
+async def test_a_subscription_that_is_used_on_one_topic_stays_on_all(running: Brokers) -> None:
+    """Whichever broker is asked: the one that serves the unused one, or the other."""
+    source = running.owner_of()
+    destination = running.other_than(source)
+    client = await source.client()
+    await client.consumer(1)
+    await running.transfer(destination)
+    await client.close()
+    names = (f"{TOPIC}{number}" for number in range(200))
+    used = next(name for name in names if running.owner_of(name) is source)
+    await (await source.client()).consumer(1, used)
+    for member in (source, destination):
+        status, answer = await member.ask("POST", f"{BASE}/unsubscribe/s")
+        assert (412, True) == (status, f"on 1 topic, such as {used};" in str(answer))
+        assert ["s"] == list(destination.service.hosting.topics[TOPIC].topic.subscriptions)
