@@ -57,7 +57,7 @@ def make_app(
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
     app.add_routes([typed(denying(worker, route)) for route in first])
-    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(FEATURES)):
+    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(worker, FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
     app.on_shutdown.append(assignment.close)

@@ -132,6 +132,13 @@ async def _unmatched(request: web.Request) -> web.Response:
     return problem_answer(request, HTTPStatus.NOT_FOUND, f"there is no path {_shown(request)} at this broker", "UnknownPath")
 
 
+def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Response:
+    """Return 405 for a method that this server does not support at a path. `allow` lists those that it supports, as the header does."""
+    answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+    answer.headers["Allow"] = allow
+    return answer
+
+
 async def _expected(request: web.Request) -> web.Response | None:
     """Let a client that sends `Expect: 100-continue` send its body. Refuse any other expectation."""
     expectation = request.headers.get("Expect", "")

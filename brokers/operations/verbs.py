@@ -420,7 +420,7 @@ def _tenant_document(view: View, admin_roles: Sequence[str], allowed_clusters: S
     clusters = allowed_clusters or (cluster,)
     unknown = sorted(set(clusters) - {cluster})
     if unknown:
-        raise CallerError(f"there is no cluster {unknown[0]!r}: the only cluster here is {cluster!r}; allow that one")
+        raise CallerError(f"there is no cluster {unknown[0][:64]!r}: the only cluster here is {cluster!r}; allow that one")
     return tenant_document(admin_roles=admin_roles, allowed_clusters=clusters)
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 
+from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.http.answers import done, json_answer
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.bodies import namespace_of
+from equipoise.brokers.http.errors import not_supported
+from equipoise.brokers.http.readiness import ready_view, view_of_cluster
+from equipoise.brokers.runtime.worker import Worker
 
 NOTHING: Final = object()
 """In place of a default: even the question is refused."""
@@ -39,6 +42,7 @@ def _policy(name: str, why: str, *, methods: str = "GET POST DELETE", default: o
     return Feature(methods=methods, path=f"/admin/v2/namespaces/{{tenant}}/{{namespace}}/{name}", why=why, default=default)
 
 
+_CLUSTER: Final = "/admin/v2/clusters/{cluster}"
 _NO_STORE: Final = "this server stores no messages"
 _NO_BACKLOG: Final = f"{_NO_STORE}, so there is no backlog: a consumer gets what is published while it is connected"
 _NO_REPLICATION: Final = "this server does not replicate: its clusters know nothing of each other"
@@ -81,7 +85,7 @@ FEATURES: Final = (
     ),
     Feature(
         methods="GET POST",
-        path="/admin/v2/clusters/{cluster}/migrate",
+        path=f"{_CLUSTER}/migrate",
         why="a cluster cannot be migrated to another one; start new clients with the address of the other cluster",
         default={"migrated": False, "migratedClusterUrl": None},
     ),
@@ -119,7 +123,8 @@ FEATURES: Final = (
 class Absent:
     """The paths of features that this server does not have. Add them after all paths that it has."""
 
-    def __init__(self, features: Sequence[Feature]) -> None:
+    def __init__(self, worker: Worker, features: Sequence[Feature]) -> None:
+        self._worker = worker
         self._features = features
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -131,7 +136,15 @@ class Absent:
         ]
 
     async def answer(self, feature: Feature, request: web.Request) -> web.Response:
-        """Return the default to a GET, if there is one. Otherwise refuse with 405, as Pulsar does where it lacks a feature."""
-        if request.method != "GET" or feature.default is NOTHING:
-            return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, feature.why, "NotSupported")
+        """Return the default to a GET, if there is one. Otherwise refuse with 405, as Pulsar does where it lacks a feature.
+
+        404 if the namespace or the cluster of the path does not exist.
+        """
+        if feature.path.startswith(f"{_CLUSTER}/"):
+            view_of_cluster(self._worker, request)
+        elif feature.path.startswith("/admin/v2/") and "namespace" in request.match_info:  # Names of Pulsar 1 cannot exist.
+            namespace_named(ready_view(self._worker), namespace_of(request))
+        has_answer = "GET" in feature.methods.split() and feature.default is not NOTHING
+        if request.method != "GET" or not has_answer:
+            return not_supported(request, feature.why, allow="GET" if has_answer else "")
         return done() if feature.default is None else json_answer(feature.default)

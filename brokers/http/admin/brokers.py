@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -17,7 +16,7 @@ from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import bundle_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain
 from equipoise.brokers.runtime.worker import Worker
@@ -108,7 +107,7 @@ class Brokers(Admin):
         """End the process of this broker as SIGTERM does: it drains first. Answered before. 405 inside another program."""
         if self._end is None:
             why = "this broker runs inside another program and cannot end it; end that program, or drain the broker"
-            return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+            return not_supported(request, why)
         self._end()
         return done()
 

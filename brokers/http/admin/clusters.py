@@ -6,7 +6,6 @@ The only cluster is the one of this log: it begins with its first broker, and it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ from equipoise.brokers.http.admin.cluster_policies import documents_of, key_of
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import FAILURE_DOMAIN_BODY, PEERS_BODY, body_of, required_body_of
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
 from equipoise.channel.core.errors import CallerError
@@ -68,13 +67,13 @@ class Clusters(Admin):
             action, reason = "create cluster", Reason.ILLEGAL_TRANSITION
             raise Rejected(key=cluster, reason=reason, problem=problem, offset=None, action=action, advice=advice)
         why = f"a log holds one cluster, and this one holds {view.cluster!r}; start a broker with another log to create another cluster"
-        return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+        return not_supported(request, why, allow="GET, DELETE")
 
     async def update(self, request: web.Request) -> web.Response:
         """Refuse: the addresses of the cluster are those that its brokers advertise."""
         view_of_cluster(self._worker, request)
         why = "the addresses of the cluster are those of its brokers; start brokers with the addresses that they should advertise"
-        return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
+        return not_supported(request, why, allow="GET, DELETE")
 
     async def delete(self, request: web.Request) -> web.Response:
         """Refuse: the cluster is in use while a broker can answer."""
@@ -90,7 +89,7 @@ class Clusters(Admin):
         """Check that no peer is named, because there is no other cluster."""
         view = view_of_cluster(self._worker, request)
         for peer in await body_of(request, PEERS_BODY) or ():
-            raise CallerError(f"cluster {peer!r} cannot be a peer: {view.cluster!r} is the only cluster here; name no peers")
+            raise CallerError(f"cluster {peer[:64]!r} cannot be a peer: {view.cluster!r} is the only cluster here; name no peers")
         return done()
 
     async def domains(self, request: web.Request) -> web.Response:

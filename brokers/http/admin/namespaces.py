@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of
+from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of, tenant_named
 from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
     ON_CHANNEL_LOSS,
@@ -21,7 +21,7 @@ from equipoise.brokers.balancing.namespace_policies import (
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.balancing.topic_policies import pulsar_document
-from equipoise.brokers.errors import Cancelled
+from equipoise.brokers.errors import Cancelled, InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
 from equipoise.brokers.http.bodies import (
@@ -88,8 +88,9 @@ class Namespaces(Admin):
     # --- namespaces ---
 
     async def list_namespaces(self, request: web.Request) -> web.Response:
-        """List the namespaces of a tenant by full name, sorted."""
-        return json_answer(namespaces_of(ready_view(self._worker), check_tenant(request.match_info["tenant"])))
+        """List the namespaces of a tenant by full name, sorted; 404 for an unknown tenant."""
+        view, tenant = ready_view(self._worker), check_tenant(request.match_info["tenant"])
+        return json_answer(namespaces_of(view, tenant_named(view, tenant).name))
 
     async def policies(self, request: web.Request) -> web.Response:
         """Return the policies of a namespace in Pulsar's form."""
@@ -125,7 +126,11 @@ class Namespaces(Admin):
 
         The body is the name, as JSON or as it is: Pulsar's tools send it without quotes.
         """
-        text = (await request.text()).strip()
+        try:
+            text = (await request.read()).decode().strip()
+        except UnicodeDecodeError as error:
+            problem = f"it is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+            raise InvalidRequest(what="the body", problem=problem) from None
         group = await required_body_of(request, GROUP_BODY, "the name of the group") if text[:1] in ("", '"') else text
         return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
 

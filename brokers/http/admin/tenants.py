@@ -6,7 +6,6 @@ A tenant exists if it was created or has a namespace. `brokers.balancing.policie
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
@@ -15,7 +14,7 @@ from equipoise.brokers.balancing.named import tenant_named, tenants_in
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import TENANT_BODY, TenantBody, body_of, flag_of, required_body_of
-from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.operations import verbs
 from equipoise.channel.core.ranges import check_tenant
@@ -62,7 +61,7 @@ class Tenants(Admin):
         tenant = _tenant_of(request)
         if flag_of(request, "force"):
             reason = "a tenant cannot be deleted together with its namespaces; delete them one by one first"
-            return problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "NotSupported")
+            return not_supported(request, reason, allow="GET, PUT, POST")
         return await self._done(verbs.delete_tenant(tenant))
 
 

@@ -43,7 +43,7 @@ class PulsarAdmin:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes, with those that are refused."""
-        return [*self.documented(), *Absent(FEATURES_OF_TOPICS).routes(), *Refused(self._worker).routes()]
+        return [*self.documented(), *Absent(self._worker, FEATURES_OF_TOPICS).routes(), *Refused(self._worker).routes()]
 
     def is_pulsars(self, topic: TopicName) -> bool:
         """Return whether Pulsar's service serves a topic, and not another one. Raise `NotServed` for a persistent topic."""

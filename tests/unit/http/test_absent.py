@@ -14,7 +14,7 @@ from tests.unit.http.cluster import NAMESPACE, Broker, cluster
 def concrete(feature: Feature) -> str:
     """The path of a feature in the namespace of the tests. Of alternatives it has the first one."""
     tenant, _, namespace = NAMESPACE.partition("/")
-    path = feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace)
+    path = feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace).replace("{cluster}", "equipoise")
     return re.sub(r"{\w+}", "x", re.sub(r"{\w+:(\w+)[^}]*}", r"\1", path))
 
 
@@ -32,6 +32,17 @@ async def check(broker: Broker, feature: Feature, method: str) -> None:
         assert (204, None) == (answer.status, feature.default) or (200, feature.default) == (answer.status, answer.json())
     else:
         assert (405, {"reason": feature.why, "error": "NotSupported"}) == (answer.status, answer.json())
+        has_answer = "GET" in feature.methods.split() and feature.default is not NOTHING
+        assert ("GET" if has_answer else "") == answer.headers["Allow"]
+
+
+async def test_a_feature_of_what_does_not_exist_is_answered_404(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        for method in ("GET", "POST"):
+            for path in ("namespaces/no/where/retention", "clusters/nowhere/migrate"):
+                answer = await broker.ask(method, f"/admin/v2/{path}")
+                assert (404, True) == (answer.status, "where" in answer.reason), path
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.path)

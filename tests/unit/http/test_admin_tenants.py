@@ -40,6 +40,24 @@ async def test_a_tenant_that_was_created_is_kept(tmp_path: Path) -> None:
         assert {} == brokers.view.policies
 
 
+async def test_an_unknown_tenant_has_no_list_of_namespaces(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        answer = await broker.get("/admin/v2/namespaces/nobody")
+        assert (404, True) == (answer.status, answer.reason.startswith("there is no tenant 'nobody'; "))
+        assert [NAMESPACE] == (await broker.get("/admin/v2/namespaces/acme")).json()
+
+
+async def test_a_refusal_repeats_no_long_text(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as brokers:
+        (broker,) = brokers.brokers
+        long = "x" * 100_000
+        for body in ({"adminRoles": [long], "allowedClusters": ["equipoise"]}, {"allowedClusters": [long]}):
+            answer = await broker.put(f"{TENANTS}/new", body)
+            assert (412, True) == (answer.status, len(answer.reason) < 300)
+        assert {} == brokers.view.policies
+
+
 async def test_a_tenant_is_created_once_if_both_brokers_are_asked_at_once(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
         answers = await asyncio.gather(*(broker.put(f"{TENANTS}/new", IN_THIS_CLUSTER) for broker in brokers.brokers))

@@ -153,6 +153,10 @@ async def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
         for impossible, status in (("", 412), (" x", 412)):
             assert status == (await post(broker, ANTI_AFFINITY, impossible)).status
         assert 400 == (await broker.ask("POST", ANTI_AFFINITY, data=b"")).status
+        not_utf8 = await broker.ask("POST", ANTI_AFFINITY, data=b"Or\xffders")
+        assert (400, "the body cannot be used: it is not UTF-8: byte 2 is 0xff") == (not_utf8.status, not_utf8.reason)
+        odd = {"Content-Type": "application/json; charset=nope"}
+        assert 204 == (await broker.ask("POST", ANTI_AFFINITY, data=b"Orders", headers=odd)).status
         assert b"Orders" == (await broker.get(ANTI_AFFINITY)).body
         for _ in range(2):
             assert 204 == (await broker.ask("DELETE", ANTI_AFFINITY)).status
