@@ -62,6 +62,11 @@ REFUSED = {
     "a page of a damaged origin": (RequestHead(method="POST", path=ORDER, hosts=(ME,), origin="http://[::1"), 403, "[::1"),
     "another site": (RequestHead(method="POST", path=ORDER, hosts=(ME,), site="cross-site"), 403, "Sec-Fetch-Site: cross-site"),
     "the same site": (RequestHead(method="DELETE", path=ORDER, hosts=(ME,), site="same-site"), 403, "Sec-Fetch-Site: same-site"),
+    "a foreign page, to end the broker": (
+        RequestHead(method="POST", path="/admin/v2/brokers/shutdown", hosts=(ME,), origin="http://evil.example"),
+        403,
+        "'http://evil.example'",
+    ),
     "a page for a service": (RequestHead(method="POST", path="/counter/a/b/c", hosts=(ME,), origin="http://evil.example"), 403, "Origin"),
     "text": (
         RequestHead(method="POST", path=ORDER, hosts=(ME,), has_body=True, content_type="text/plain"),

@@ -425,7 +425,7 @@ async def test_absent_features_are_explained(tmp_path: Path) -> None:
         (member,) = running.members
         for feature in FEATURES_OF_TOPICS:
             for method in feature.methods.split():
-                path = concrete(feature).replace("/x/x/", f"/{NAMESPACE}/")
+                path = concrete(feature).replace("/acme/shop/", f"/{NAMESPACE}/")
                 status, answer = await member.ask(method, path)
                 if method == "GET" and feature.default is not NOTHING:
                     assert ((204, "") if feature.default is None else (200, feature.default)) == (status, answer), path
