@@ -210,8 +210,8 @@ class PulsarService(Service):
     async def serve(self, topic: TopicName, check: Callable[[TopicName], Awaitable[None]]) -> Served | Peer:
         """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle has no owner or is moving here.
 
-        `check` raises an error if the topic must not be created. It is called when the topic is known not to exist: its bundle is open here,
-        with what the former owner handed over. Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
+        `check` raises an error if the topic must not be created. It is called once the bundle is open here, with what the former owner
+        handed over, so that the topic is known not to exist. Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
         deadline = Deadline.after(timeout_ms=self.settings.hold_ms)
         point, is_checked = topic_hash(topic.full), False
