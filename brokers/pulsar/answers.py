@@ -85,9 +85,14 @@ class Answers:
         self._creations_asked = OrderedDict[tuple[Asked, int], Callable[[], Awaitable[None]]]()
         self._topics_asked = deque[TopicsAsked]()
 
-    def answer(self, request: Request) -> Request | None:
+    def answer(self, request: Request) -> Published | None:
         """Handle one request, or start a task for it. Return what is left of it: answer that in a moment, and before the next request."""
         return self._HANDLERS[type(request)](self, request)
+
+    def rest_ms(self, left: Published) -> int:
+        """Return how long the publish rate of its topic forbids what is left of a request, or 0 if it waits for other clients."""
+        assert isinstance(left.producer, Publishing), "what was attached here"
+        return left.producer.served.topic.rest_ms
 
     def end(self) -> None:
         """Cancel all tasks, because the connection is over."""
@@ -297,7 +302,6 @@ class Answers:
         publishing = Publishing(producer=producer, served=served)
         if connection.producer_opened(request, name, publishing, schema_version=version):
             session.producers[producer] = served
-            session.pace(served.topic)
         else:
             session.drop_producer(producer, served)
 
@@ -434,7 +438,7 @@ class Answers:
             self._session.abort()
         self._session.write_soon()
 
-    _HANDLERS: Final[Mapping[type, Callable[..., Request | None]]] = {
+    _HANDLERS: Final[Mapping[type, Callable[..., Published | None]]] = {
         Published: _on_published,
         Damaged: _on_damaged,
         Flowed: _on_flowed,

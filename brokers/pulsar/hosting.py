@@ -142,14 +142,13 @@ class Hosting:
         """Replace a topic of an open bundle by a new one with the given state. Return the new one."""
         return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
 
-    def limit(self, namespace: str, *, now_ms: int) -> Sequence[Topic]:
-        """Apply the limits of a namespace to its topics, because they have changed. Return the topics."""
+    def limit(self, namespace: str, *, now_ms: int) -> None:
+        """Apply the limits of a namespace to its topics, because they have changed."""
         limits = self._limits(namespace)
-        of_namespace = (hosted for hosted in self._bundles.values() if hosted.ownership.bundle.namespace == namespace)
-        topics = [served.topic for hosted in of_namespace for served in hosted.topics.values()]
-        for topic in topics:
-            topic.limit(limits, now_ms)
-        return topics
+        for hosted in self._bundles.values():
+            if hosted.ownership.bundle.namespace == namespace:
+                for served in hosted.topics.values():
+                    served.topic.limit(limits, now_ms)
 
     def of_namespace(self, namespace: str) -> Iterator[str]:
         """Return the sorted full names of a namespace's topics."""

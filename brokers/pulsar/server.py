@@ -349,7 +349,11 @@ class Server:
                 await asyncio.sleep(self.settings.tick_ms / 1_000)
                 continue
             for namespace in changed:
-                self.service.apply_policies(namespace)
+                try:
+                    self.service.hosting.limit(namespace, now_ms=now_ms())
+                except Exception:  # Policies of other namespaces must still apply.
+                    about = {"broker": self.broker_id, "namespace": namespace}
+                    _logger.exception("the policies of a namespace could not be applied to its topics", extra=about)
 
     def new_producer_name(self) -> str:
         """Return a name that is unique in the cluster, across restarts of this broker."""

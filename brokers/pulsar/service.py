@@ -262,17 +262,18 @@ class PulsarService(Service):
         self.hosting.forget_if_idle(served)
 
     def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> Sequence[Sent]:
-        """Publish entries of one producer, in order. Return those that must wait a moment for permits of consumers: publish them again.
+        """Publish entries of one producer, in order. Return those that must wait (`Topic.room_for`): publish them again.
 
-        Without a valid ownership they get no receipt, and the client sends them again.
+        Without a valid ownership they get no receipt, and the client sends them again. So it does if the producer was removed meanwhile.
         """
-        while entries:
-            room = served.topic.room_for(producer, entries, now_ms())
+        topic, patience = served.topic, session_of(producer).patience
+        while entries and topic.producers.get(producer.name) is producer:
+            room = topic.room_for(producer, entries, patience, now_ms())
             if not room:
-                break
+                return entries
             self._publish(served, producer, entries[:room])
             entries = entries[room:]
-        return entries
+        return ()
 
     def _publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> None:
         topic = served.topic
@@ -287,22 +288,9 @@ class PulsarService(Service):
         first_id = topic.last_entry_id + 1
         outcome = topic.publish(producer, entries, now_ms())
         served.works |= dict.fromkeys(range(first_id, topic.last_entry_id + 1), work)
-        messages, bytes_ = sum(entry.messages for entry in entries), sum(len(entry.block) for entry in entries)
-        self.counts.published += messages
-        self.counts.published_bytes += bytes_
+        self.counts.published += sum(entry.messages for entry in entries)
+        self.counts.published_bytes += sum(len(entry.block) for entry in entries)
         self.carry_out(served, outcome)
-        bucket = topic.publish_bucket
-        if bucket is not None:
-            bucket.refill(now_ms())
-            bucket.spend(messages, bytes_)
-            if bucket.is_empty:
-                session_of(producer).throttle(topic)
-
-    def apply_policies(self, namespace: str) -> None:
-        """Apply the policies of a namespace to its topics, because they have changed."""
-        for topic in self.hosting.limit(namespace, now_ms=now_ms()):
-            for producer in topic.producers.values():
-                session_of(producer).pace(topic)
 
     def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
         """Add to a consumer's permits and deliver. Without a valid ownership only note the permits."""

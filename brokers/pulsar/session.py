@@ -17,11 +17,12 @@ from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer
-from equipoise.brokers.pulsar.topics.topic import Receipt, Topic
+from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import Violation
-from equipoise.brokers.pulsar.wire.requests import Ended, Request
+from equipoise.brokers.pulsar.wire.requests import Ended, Published, Request
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -37,16 +38,15 @@ _LAST_READ_S: Final = 1.0
 # turn may deliver to thousands of clients, and none can read before it ends.
 _WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 
-# The work for a client of a throttled topic per turn, as `Limits.turn_cost_max`: at most so many entries exceed the rate at once.
-_THROTTLED_TURN_COST: Final = 16
-_REST_MS: Final = 500
-
 # After this much of a client's input the other connections have a turn. Otherwise uvloop would read 32 chunks of 256 KiB from a producer
 # before it reads the FLOW of a consumer.
 _TURN_BYTES: Final = 64 * 1024
 
 # How soon to try again what waits for other clients: they have had several turns.
-_WAIT_S: Final = 0.001
+_WAIT_MS: Final = 1
+
+# The same for what waits for a publish rate, at most: a policy that changes meanwhile is noticed.
+_REST_MS: Final = 500
 
 # Linux only. Elsewhere acknowledgements are delayed as the system likes.
 _QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
@@ -60,18 +60,19 @@ class Session(asyncio.Protocol):
         "_has_delivered",
         "_has_left",
         "_is_busy",
+        "_is_throttled",
         "_is_write_due",
         "_probes",
         "_requests",
         "_server",
         "_service",
-        "_throttled_by",
         "_transport",
         "address",
         "client_version",
         "connection",
         "consumers",
         "is_writable",
+        "patience",
         "producers",
         "taken_at_ms",
     )
@@ -82,7 +83,8 @@ class Session(asyncio.Protocol):
         self._service = server.service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
-        self._throttled_by: Topic | None = None
+        # Whether reading is paused by the publish rate of a topic.
+        self._is_throttled = False
         self._is_write_due = False
         self._has_left = False
         self._has_delivered = False
@@ -94,6 +96,7 @@ class Session(asyncio.Protocol):
         self.address = ""
         self.client_version = ""
         self.is_writable = True
+        self.patience = Patience(wait_ms=self._service.settings.topics.permits_wait_ms, now_ms=now_ms())
         self.producers: dict[Producer, Served] = {}
         self.consumers: dict[Consumer, Served] = {}
         self._answers = Answers(self, server)
@@ -117,8 +120,9 @@ class Session(asyncio.Protocol):
             self._answer_probes()
         self.write_soon()
         reader = self.connection.reader
-        self._server.keeps_unfinished(self, reader.pending_bytes, came_bytes=len(data))
-        if reader.has_more or len(data) >= _TURN_BYTES or self._throttled_by is not None:
+        # Whole frames that are left for later are no unfinished frame. They are one read of the transport at most.
+        self._server.keeps_unfinished(self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data))
+        if reader.has_more or len(data) >= _TURN_BYTES:
             self._pause(0)
         elif data and reader.pending_bytes:
             self._acknowledge()
@@ -130,47 +134,20 @@ class Session(asyncio.Protocol):
             with suppress(OSError):  # The client may have reset the connection.
                 self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, ms: int) -> None:
         """Pause reading until this time has passed, so that at most one chunk of the transport accumulates."""
         if not self._is_busy:
-            asyncio.get_running_loop().call_later(seconds, self._go_on)
+            asyncio.get_running_loop().call_later(ms / 1_000, self._go_on)
             self._set_busy(is_busy=True)
 
     def _go_on(self) -> None:
-        """Handle the requests that waited, and more of the bytes read, once the topic that throttles this client lets it publish again."""
-        rest_ms = self._rest_ms()
-        if rest_ms:
-            asyncio.get_running_loop().call_later(rest_ms / 1_000, self._go_on)
-            return
-        self._is_busy = False
+        """Handle the requests that waited, and more of the bytes read."""
+        self._is_busy = self._is_throttled = False
         self._take(())
         if not self._is_busy:
             self.data_received(b"")
         if not self._is_busy:
             self._set_busy(is_busy=False)
-
-    def throttle(self, topic: Topic) -> None:
-        """Read no more from this client until the topic lets it publish again. As in Pulsar, all that the client sends waits meanwhile."""
-        self._throttled_by = topic
-        self.pace(topic)
-
-    def pace(self, topic: Topic) -> None:
-        """Take less from this client per turn if a topic that it publishes to has a publish rate, so that it exceeds the rate by little."""
-        turn_cost = self._server.limits.turn_cost_max
-        self.connection.turn_cost_max = turn_cost if topic.publish_bucket is None else _THROTTLED_TURN_COST
-
-    def _rest_ms(self) -> int:
-        """Return how long to read nothing, or 0. A policy that changes meanwhile is noticed within `_REST_MS`."""
-        topic = self._throttled_by
-        if topic is None or self._has_left:
-            return 0
-        bucket = None if topic.is_fenced else topic.publish_bucket
-        if bucket is not None:
-            bucket.refill(now_ms())
-            if bucket.is_empty:
-                return min(bucket.wait_ms, _REST_MS)
-        self._throttled_by = None
-        return 0
 
     def _set_busy(self, *, is_busy: bool) -> None:
         self._is_busy = is_busy
@@ -230,9 +207,8 @@ class Session(asyncio.Protocol):
             self.abort()
 
     def tick(self, now_ms: int) -> None:
-        """Send a keep-alive, or abort a silent connection. A throttled one is not silent: nothing is read from it."""
-        if self._throttled_by is None:
-            self._take(self.connection.tick(now_ms))
+        """Send a keep-alive, or abort a silent connection. A throttled one only fails if its client has closed it."""
+        self._take(self.connection.tick(now_ms, is_read=not self._is_throttled))
         self.write_soon()
         self._count_behind()
 
@@ -301,11 +277,12 @@ class Session(asyncio.Protocol):
         self._service.hosting.forget_if_idle(served)
 
     async def is_alive(self) -> bool:
-        """Return whether the client answers a PING in time."""
+        """Return whether the client answers a PING in time, or cannot because nothing is read from it."""
+        was_throttled = self._is_throttled
         # Reuse a pending PING: otherwise a client that wants its place could make it answer forever.
         probe = self._probes[-1][1] if self._probes else self._probe()
-        done, _ = await asyncio.wait([probe], timeout=self._server.settings.probe_ms / 1_000)
-        return any(not probe.cancelled() for probe in done)
+        await asyncio.wait([probe], timeout=self._server.settings.probe_ms / 1_000)
+        return not self._has_left and (probe.done() or was_throttled or self._is_throttled)
 
     def taken(self) -> asyncio.Future[None] | None:
         """Return a future that is done once the client has received everything written, or None if it already has.
@@ -355,10 +332,12 @@ class Session(asyncio.Protocol):
                 else:
                     left = self._answers.answer(request)
                     self.write_soon()
-                    if left is not None:
-                        self._requests.appendleft(left)
-                        self._pause(_WAIT_S)
-                        return
+                    if left is not None and not self._has_left:
+                        if not self.connection.is_ended:
+                            self._wait(left)
+                            return
+                        # The client gets no more receipts, and sends again what waits. Skip to what ended the connection.
+                        self._requests = deque([self._requests[-1]])
             except Exception:
                 # A failing request must neither end the broker nor leave its connection in an inconsistent state.
                 about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
@@ -366,6 +345,13 @@ class Session(asyncio.Protocol):
                 self.abort()
             if self._has_left:
                 return
+
+    def _wait(self, left: Published) -> None:
+        """Let a request wait for permits of consumers or for the publish rate of its topic. As in Pulsar, all behind it waits meanwhile."""
+        self._requests.appendleft(left)
+        rest_ms = self._answers.rest_ms(left)
+        self._is_throttled = rest_ms > 0
+        self._pause(min(rest_ms, _REST_MS) or _WAIT_MS)
 
     def _end(self, ended: Ended) -> None:
         self._server.disconnected(self, ended.counted_as, ended.problem)

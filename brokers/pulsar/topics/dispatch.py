@@ -320,7 +320,12 @@ class KeySharing:
 
 def _room_for(entries: Sequence[Sent], consumers: Iterable[Consumer | None]) -> int:
     """Return how many entries fit into the permits of these consumers, any of which may take any entry."""
-    permits = sum(each.permits for each in consumers if each is not None and each.is_ready)
+    messages, permits = sum(entry.messages for entry in entries), 0
+    for each in consumers:
+        if each is not None and each.is_ready:
+            permits += each.permits
+            if permits >= messages:  # The first of many consumers usually suffice.
+                return len(entries)
     for place, entry in enumerate(entries):
         if permits <= 0:
             return place

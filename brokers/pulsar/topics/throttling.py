@@ -14,8 +14,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.topics.arrivals import Entry
     from equipoise.brokers.pulsar.topics.subscription import Delivery, Subscription
+    from equipoise.brokers.pulsar.wire.requests import Sent
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
+
+# The largest debt of a bucket, in periods. A producer with a rate per second thus waits at most 10 s for the next entry, which is less than
+# clients wait for the answer to a PING.
+_DEBT_PERIODS_MAX: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +36,7 @@ class Bucket:
     """A token bucket for messages and bytes. It starts full, and holds the tokens of one period at most.
 
     A caller may spend more than there is, because an entry is never divided. The bucket is then empty until the debt is paid, so that the
-    rate over a longer time is the allowed one.
+    rate over a longer time is the allowed one. Only an entry so large that it takes more than 10 periods exceeds it: more debt is forgiven.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_bytes_per_ms", "_messages", "_messages_max", "_messages_per_ms", "_refilled_ms")
@@ -55,8 +60,18 @@ class Bucket:
 
     def spend(self, messages: int, bytes_: int) -> None:
         """Take tokens, also if there are not enough."""
-        self._messages -= messages
-        self._bytes -= bytes_
+        self._messages = max(self._messages - messages, -_DEBT_PERIODS_MAX * self._messages_max)
+        self._bytes = max(self._bytes - bytes_, -_DEBT_PERIODS_MAX * self._bytes_max)
+
+    def room_for(self, entries: Sequence[Sent]) -> int:
+        """Return how many of these entries to spend before the bucket is empty, with the one that empties it."""
+        messages, bytes_ = self._messages, self._bytes
+        for place, entry in enumerate(entries):
+            if messages <= 0 or bytes_ <= 0:
+                return place
+            messages -= entry.messages
+            bytes_ -= len(entry.block)
+        return len(entries)
 
     @property
     def is_empty(self) -> bool:

@@ -182,21 +182,27 @@ class Topic:
         # None: no limit of the rate at which producers publish, and at which subscriptions deliver.
         self.publish_bucket: Bucket | None = None
         self._dispatch: DispatchThrottle | None = None
-        self._limit_rates(now_ms)
+        self._limit_publishing(now_ms)
+        self._limit_dispatch(now_ms)
         if expected is not None:
             self._expect(expected, now_ms)
 
     def limit(self, limits: TopicLimits, now_ms: int) -> None:
         """Apply other limits from now on. Clients that are connected stay, also if there are too many of them now."""
-        if limits == self._limits:
-            return
-        self._limits = limits
+        former, self._limits = self._limits, limits
         self._producers.count_max = limits.producers_max
-        self._limit_rates(now_ms)
+        # A new bucket is full, so the buckets of a rate that stays the same stay, too.
+        if limits.publish_rate != former.publish_rate:
+            self._limit_publishing(now_ms)
+        if (limits.dispatch_rate, limits.subscription_dispatch_rate) != (former.dispatch_rate, former.subscription_dispatch_rate):
+            self._limit_dispatch(now_ms)
 
-    def _limit_rates(self, now_ms: int) -> None:
+    def _limit_publishing(self, now_ms: int) -> None:
+        rate = self._limits.publish_rate
+        self.publish_bucket = None if rate is None else Bucket(rate, now_ms=now_ms)
+
+    def _limit_dispatch(self, now_ms: int) -> None:
         limits = self._limits
-        self.publish_bucket = None if limits.publish_rate is None else Bucket(limits.publish_rate, now_ms=now_ms)
         self._dispatch = None
         for subscription in self._subscriptions.values():
             subscription.bucket = None
@@ -342,24 +348,37 @@ class Topic:
             del self._homes[consumer]
         return consumers
 
-    def room_for(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> int:
-        """Return how many of these entries to publish now. If 0, call this again in a moment, until it returns more.
+    def room_for(self, producer: Producer, entries: Sequence[Sent], of_connection: Patience, now_ms: int) -> int:
+        """Return how many of these entries to publish now. If 0, call this again in a moment or after `rest_ms`, until it returns more.
 
-        Entries wait for consumers without permits, but not long: see `Patience`. Then they are published, and dropped for these consumers.
+        * Entries above the publish rate wait.
+        * Entries wait for consumers without permits, but not long: the topic and the producer's connection each have a `Patience`. Then
+          they are published, and dropped for these consumers.
         """
+        if self.is_fenced:
+            return len(entries)
         room, lacking = len(entries), list[Subscription]()
-        for subscription in () if self.is_fenced else self._subscriptions.values():
+        if self.publish_bucket is not None:
+            self.publish_bucket.refill(now_ms)
+            room = self.publish_bucket.room_for(entries)
+        for subscription in self._subscriptions.values() if room else ():
             fitting = subscription.room_for(entries, producer.link)
             if fitting:
                 room = min(room, fitting)
             else:
                 lacking.append(subscription)
-        if lacking and self._patience.wait(now_ms):
+        if lacking and self._patience.wait(now_ms) and of_connection.wait(now_ms):
             return 0
         self._patience.stop(now_ms)
+        of_connection.stop(now_ms)
         for subscription in lacking:
             subscription.is_awaited = False
         return room
+
+    @property
+    def rest_ms(self) -> int:
+        """How long nothing may be published here, as far as the last `room_for` knows; 0 if the publish rate allows more now."""
+        return 0 if self.publish_bucket is None else self.publish_bucket.wait_ms
 
     def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
         """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""
@@ -386,6 +405,8 @@ class Topic:
             receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
             if self._holding and len(self._held) > self._limits.waiting_entries_max:
                 self._stop_holding(outcome)
+        if self.publish_bucket is not None:
+            self.publish_bucket.spend(total_messages, total_bytes)
         for meter in (producer.published, self.published):
             meter.messages += total_messages
             meter.bytes += total_bytes

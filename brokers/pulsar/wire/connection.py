@@ -119,15 +119,18 @@ class KeepAlive:
         if now_ms - self._opened_ms >= self._handshake_ms:
             raise PulsarProtocolError(Violation.NO_HANDSHAKE, f"no CONNECT came within {self._handshake_ms} ms")
 
-    def check_silence(self, now_ms: int) -> bool:
-        """Return whether a PING is due. Raise `PulsarProtocolError` if the client did not answer the last one in time."""
-        if self._asked_ms is None:
-            is_silent = now_ms - self._heard_ms >= self._keep_alive_ms
-            self._asked_ms = now_ms if is_silent else None
-            return is_silent
-        if now_ms - self._asked_ms >= self._keep_alive_ms:
+    def check_silence(self, now_ms: int, *, is_read: bool) -> bool:
+        """Return whether a PING is due. Raise `PulsarProtocolError` if the client did not answer the last one in time.
+
+        While nothing is read from the client, a PING is due every time, and no answer is.
+        """
+        since_ms = self._heard_ms if self._asked_ms is None else self._asked_ms
+        if now_ms - since_ms < self._keep_alive_ms:
+            return False
+        if is_read and self._asked_ms is not None:
             raise PulsarProtocolError(Violation.NO_ANSWER, f"nothing came within {self._keep_alive_ms} ms of a PING")
-        return False
+        self._asked_ms = now_ms
+        return True
 
 
 class Connection:
@@ -149,13 +152,11 @@ class Connection:
         "_waiting",
         "is_ended",
         "reader",
-        "turn_cost_max",
     )
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
         """Start with a connection that was just accepted."""
         self._limits = limits
-        self.turn_cost_max = limits.turn_cost_max
         # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
@@ -197,7 +198,7 @@ class Connection:
                     self._take(frame)
                 data = b""
             if self._is_connected:
-                for frame in self.reader.feed(data, cost_max=self.turn_cost_max):
+                for frame in self.reader.feed(data, cost_max=self._limits.turn_cost_max):
                     self._take(frame)
             if self.reader.problem is not None:
                 self._end(self.reader.problem)
@@ -205,15 +206,15 @@ class Connection:
             self._end(problem)
         return self._take_requests()
 
-    def tick(self, now_ms: int) -> list[Request]:
-        """Send a PING if it is due, or end a silent connection."""
+    def tick(self, now_ms: int, *, is_read: bool = True) -> list[Request]:
+        """Send a PING if it is due, or end a silent connection. One that is not read at the moment is not silent."""
         if self.is_ended:
             return []
         self._now_ms = now_ms
         try:
             if not self._is_connected:
                 self._keep_alive.check_handshake(now_ms)
-            elif self._keep_alive.check_silence(now_ms):
+            elif self._keep_alive.check_silence(now_ms, is_read=is_read):
                 self.probe()
         except PulsarProtocolError as problem:
             self._end(problem)

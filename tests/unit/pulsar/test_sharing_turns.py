@@ -1,4 +1,4 @@
-"""Test how a fast producer leaves turns of the loop to other clients, and waits for the permits of consumers."""
+"""Test how a fast producer leaves turns of the loop to other clients, and waits for the permits of consumers or for a rate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Final
 import pytest
 import uvloop
 
+from equipoise.brokers.pulsar.answers import Answers
+from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError
+from equipoise.brokers.pulsar.wire.requests import Published, Request
 from tests.pulsar.pulsar_speech import close_producer, connect, entry, ping, producer, send
-from tests.unit.pulsar.wire_client import TOPIC, T, brokers
+from tests.unit.pulsar.test_session import metric_becomes
+from tests.unit.pulsar.wire_client import TOPIC, Member, T, brokers
 
 # One read of uvloop.
 _CHUNK_BYTES: Final = 256 * 1024
@@ -173,3 +179,142 @@ async def test_a_producer_waits_for_no_consumer_that_leaves(tmp_path: Path) -> N
         await subscriber.close()
         await publisher.receipt(1, 1)
         assert 0 == await member.metric("messages_dropped_total"), "no subscription is left"
+
+
+def throttle(member: Member, topic: str = TOPIC) -> None:
+    """Allow one more message on a topic, and then none for hours."""
+    bucket = Bucket(Rate(bytes=1, period_ms=3_600_000), now_ms=now_ms())
+    member.service.hosting.topics[topic].topic.publish_bucket = bucket
+
+
+def release(member: Member, topic: str = TOPIC) -> None:
+    """Let all through."""
+    member.service.hosting.topics[topic].topic.publish_bucket = None
+
+
+async def several_turns(member: Member) -> None:
+    """Wait while another client is served a few times."""
+    client = await member.client()
+    for _ in range(20):
+        client.write(ping())
+        await client.receive(T.PONG)
+    await client.close()
+
+
+def messages(*texts: str, producer_id: int = 1) -> bytes:
+    """SENDs, to write at once."""
+    return b"".join(send(producer_id, number, entry(f"hello {text}".encode())) for number, text in enumerate(texts))
+
+
+async def test_a_throttled_client_that_leaves_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks the protocol behind messages that wait. It gets no receipt for them, so it need not wait for them to be cut off."""
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        await publisher.producer(1)
+        throttle(member)
+        publisher.write(messages(*"abcd") + b"\0\0\0\0\0\0\0\0")
+        await publisher.closed()
+        assert 1 == await member.metric("disconnections_total", reason="malformed_frame")
+        turns = list[Session]()
+        go_on = Session._go_on  # noqa: SLF001 - what would spin has no other name
+
+        def counting(session: Session) -> None:
+            turns.append(session)
+            go_on(session)
+
+        monkeypatch.setattr(Session, "_go_on", counting)
+        await several_turns(member)
+        assert len(turns) <= 1
+        assert 0 == await member.metric("producers")
+
+
+async def test_a_throttled_client_keeps_its_name(tmp_path: Path) -> None:
+    """Its PONG is not read."""
+    async with brokers(tmp_path, settings=Settings(probe_ms=50)) as running:
+        (member,) = running.members
+        holder, other = await member.client(), await member.client()
+        await holder.producer(1, name="mine")
+        throttle(member)
+        holder.write(messages(*"abcd"))
+        await holder.receipt(1, 0)
+        other.ask_producer(1, name="mine", epoch=1)
+        assert ServerError.ProducerBusy == (await other.receive(T.ERROR)).error.error
+        release(member)
+        for number in range(1, 4):
+            await holder.receipt(1, number)
+
+
+async def test_each_topic_of_a_connection_keeps_its_rate(tmp_path: Path) -> None:
+    other = f"{TOPIC}-other"
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        for producer_id, topic in ((1, TOPIC), (2, other)):
+            await publisher.producer(producer_id, topic)
+            throttle(member, topic)
+        publisher.write(messages("a", "b") + messages("c", "d", producer_id=2))
+        await several_turns(member)
+        assert 1 == member.service.counts.published
+        release(member)
+        await publisher.receipt(2, 0)
+        await several_turns(member)
+        assert 3 == member.service.counts.published
+        release(member, other)
+        await publisher.receipt(2, 1)
+
+
+async def test_what_waits_is_not_published_for_a_producer_that_was_removed(tmp_path: Path) -> None:
+    """Its client sends it again."""
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        await publisher.producer(1, name="removed")
+        await publisher.producer(2)
+        throttle(member)
+        publisher.write(messages("a", "b", "c") + messages("d", producer_id=2))
+        await publisher.receipt(1, 0)
+        served = member.service.hosting.topics[TOPIC]
+        member.service.forget_producers(served, [served.topic.producers["removed"]])
+        release(member)
+        await publisher.receipt(2, 0)
+        assert 2 == member.service.counts.published
+
+
+async def test_nothing_waits_for_a_client_that_left_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publish may disconnect its own client, which does not read."""
+    left = list[Session]()
+    answer = Answers.answer
+
+    def leaving(answers: Answers, request: Request) -> Published | None:
+        if isinstance(request, Published):
+            session = answers._session  # noqa: SLF001 - the session of these answers, which nothing else names
+            left.append(session)
+            session.abort()
+            return request
+        return answer(answers, request)
+
+    monkeypatch.setattr(Answers, "answer", leaving)
+    async with brokers(tmp_path) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        await publisher.producer(1)
+        publisher.publish(1, 0, "a")
+        await publisher.closed()
+        await several_turns(member)
+        assert [0] == [len(session._requests) for session in left]  # noqa: SLF001 - what would stay for ever
+
+
+async def test_a_throttled_client_that_vanishes_is_noticed(tmp_path: Path) -> None:
+    """Nothing is read from it, but PINGs are written."""
+    async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
+        (member,) = running.members
+        publisher = await member.client()
+        await publisher.producer(1)
+        throttle(member)
+        publisher.write(messages("a", "b"))
+        await publisher.receipt(1, 0)
+        for _ in range(3):
+            await publisher.receive(T.PING)
+        publisher.vanish()
+        await metric_becomes(member, "connections", 0)

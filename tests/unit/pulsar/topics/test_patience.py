@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.pulsar_speech import entry
@@ -24,6 +27,11 @@ def produced() -> tuple[Topic, Producer]:
     topic, producer = make_topic(limits=LIMITS), make_producer(link="the producer's")
     topic.add_producer(producer)
     return topic, producer
+
+
+def room_for(topic: Topic, producer: Producer, sent: Sequence[Sent], now_ms: int) -> int:
+    """How many entries to publish, for a producer on a connection that has not waited yet."""
+    return topic.room_for(producer, sent, Patience(wait_ms=100, now_ms=now_ms), now_ms)
 
 
 def waited_ms(patience: Patience, *, from_ms: int, to_ms: int) -> int:
@@ -64,11 +72,11 @@ def test_entries_beyond_the_permits_wait_until_more_are_granted(kind: Subscripti
     topic, producer = produced()
     consumer = joined(topic, "c", "s", kind, permits=2)
     sent = entries("a", "b", "c")
-    assert 2 == topic.room_for(producer, sent, 0)
+    assert 2 == room_for(topic, producer, sent, 0)
     assert 0 == topic.publish(producer, sent[:2], 0).dropped
-    assert 0 == topic.room_for(producer, sent[2:], 0)
+    assert 0 == room_for(topic, producer, sent[2:], 0)
     topic.flow(consumer, 1, 5)
-    assert 1 == topic.room_for(producer, sent[2:], 6)
+    assert 1 == room_for(topic, producer, sent[2:], 6)
     assert 0 == topic.publish(producer, sent[2:], 6).dropped
 
 
@@ -77,9 +85,9 @@ def test_entries_wait_for_a_consumer_that_does_not_read_for_a_moment(kind: Subsc
     topic, producer = produced()
     consumer = joined(topic, "c", "s", kind)
     topic.writable(consumer, is_writable=False, now_ms=0)
-    assert 0 == topic.room_for(producer, entries("a"), 0)
+    assert 0 == room_for(topic, producer, entries("a"), 0)
     topic.writable(consumer, is_writable=True, now_ms=1)
-    assert 1 == topic.room_for(producer, entries("a"), 1)
+    assert 1 == room_for(topic, producer, entries("a"), 1)
 
 
 def test_a_consumer_that_stalls_costs_one_wait() -> None:
@@ -88,12 +96,12 @@ def test_a_consumer_that_stalls_costs_one_wait() -> None:
     consumer = joined(topic, permits=1)
     send(topic, producer)
     sent = entries("a", "b")
-    waits = [now_ms for now_ms in range(3_000) if topic.room_for(producer, sent, now_ms) == 0]
+    waits = [now_ms for now_ms in range(3_000) if room_for(topic, producer, sent, now_ms) == 0]
     assert list(range(len(waits))) == waits
     assert 100 <= len(waits) < 115
     assert 2 == topic.publish(producer, sent, 3_000).dropped
     topic.flow(consumer, 1, 3_000)
-    assert 1 == topic.room_for(producer, sent, 3_000)
+    assert 1 == room_for(topic, producer, sent, 3_000)
 
 
 def test_only_the_subscription_that_stalls_loses_messages() -> None:
@@ -103,13 +111,13 @@ def test_only_the_subscription_that_stalls_loses_messages() -> None:
     joined(topic, "steady", "s2", permits=3)
     send(topic, producer)
     sent = entries("a", "b", "c")
-    assert 2 == next(room for now_ms in range(3_000) if (room := topic.room_for(producer, sent, now_ms)))
+    assert 2 == next(room for now_ms in range(3_000) if (room := room_for(topic, producer, sent, now_ms)))
 
 
 def test_nothing_waits_for_a_consumer_that_never_granted_permits() -> None:
     topic, producer = produced()
     joined(topic, permits=0)
-    assert 1 == topic.room_for(producer, entries("a"), 0)
+    assert 1 == room_for(topic, producer, entries("a"), 0)
 
 
 def test_nothing_waits_for_permits_that_come_behind_it() -> None:
@@ -117,13 +125,45 @@ def test_nothing_waits_for_permits_that_come_behind_it() -> None:
     topic, producer = produced()
     joined(topic, permits=1).link = producer.link
     send(topic, producer)
-    assert 2 == topic.room_for(producer, entries("a", "b"), 0)
+    assert 2 == room_for(topic, producer, entries("a", "b"), 0)
 
 
 def test_nothing_waits_on_a_topic_that_moves() -> None:
     topic, producer = produced()
     joined(topic, permits=1)
     send(topic, producer)
-    assert 0 == topic.room_for(producer, entries("a"), 0)
+    assert 0 == room_for(topic, producer, entries("a"), 0)
     topic.fence()
-    assert 1 == topic.room_for(producer, entries("a"), 1)
+    assert 1 == room_for(topic, producer, entries("a"), 1)
+
+
+def test_the_topics_of_one_connection_share_its_patience() -> None:
+    """All topics together delay what else comes on the connection by a tenth of the time."""
+    of_connection, waited = Patience(wait_ms=100, now_ms=0), 0
+    stalled = []
+    for number in range(20):
+        topic, producer = produced()
+        stalled.append((topic, producer, joined(topic, f"c{number}", permits=0)))
+    now_ms = 0
+    while now_ms < 10_000:
+        for topic, producer, consumer in stalled:
+            topic.flow(consumer, 1, now_ms)
+            send(topic, producer, now_ms=now_ms)
+            while not topic.room_for(producer, entries("a"), of_connection, now_ms):
+                now_ms, waited = now_ms + 1, waited + 1
+            now_ms += 1
+    assert 500 < waited < 1_200
+
+
+def test_a_pause_by_the_publish_rate_costs_no_patience() -> None:
+    topic, producer = produced()
+    joined(topic, permits=1)
+    of_connection = Patience(wait_ms=100, now_ms=0)
+    send(topic, producer)
+    assert 0 == topic.room_for(producer, entries("a"), of_connection, 0), "it waits for permits"
+    topic.publish_bucket = Bucket(Rate(messages=1), now_ms=0)
+    topic.publish_bucket.spend(2, 0)
+    assert 0 == topic.room_for(producer, entries("a"), of_connection, 1), "it waits for the rate"
+    assert 999 < topic.rest_ms <= 1_000
+    waits = [now_ms for now_ms in range(1_001, 2_000) if topic.room_for(producer, entries("a"), of_connection, now_ms) == 0]
+    assert 95 <= len(waits)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
-from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.topics import delivered, expecting, joined, make_consumer, make_producer, produced, receipted, refused_as, send, state_of
 
 
@@ -40,6 +43,32 @@ def test_a_debt_is_paid_before_the_next_entry() -> None:
     assert has_tokens(bucket)
 
 
+def test_a_debt_is_at_most_ten_periods() -> None:
+    bucket = Bucket(Rate(messages=10, bytes=10), now_ms=0)
+    bucket.spend(1_000, 5_000_000)
+    assert 10_000 <= bucket.wait_ms <= 10_001
+
+
+def test_a_producer_exceeds_its_rate_by_one_entry() -> None:
+    topic, producer = produced(limits=TopicLimits(publish_rate=Rate(messages=5)))
+    patience = Patience(wait_ms=0, now_ms=0)
+    sent = [Sent(number, 0, 2, b"block") for number in range(9)]
+    assert 3 == topic.room_for(producer, sent, patience, 0)
+    topic.publish(producer, sent[:3], 0)
+    assert (0, 201) == (topic.room_for(producer, sent[3:], patience, 0), topic.rest_ms)
+    assert (1, 0) == (topic.room_for(producer, sent[3:], patience, 201), topic.rest_ms)
+
+
+def test_a_policy_without_rates_fills_no_bucket() -> None:
+    rates: dict[str, Any] = {"publish_rate": Rate(messages=1), "dispatch_rate": Rate(messages=1)}
+    topic, producer = produced(limits=TopicLimits(**rates))
+    joined(topic)
+    assert 1 == len(send(topic, producer, now_ms=0).deliveries)
+    topic.limit(TopicLimits(producers_max=5, **rates), 0)
+    assert 0 == len(send(topic, producer, now_ms=0).deliveries)
+    assert topic.rest_ms > 1_000
+
+
 def test_an_idle_time_saves_the_tokens_of_one_period_only() -> None:
     bucket = Bucket(Rate(messages=5), now_ms=0)
     bucket.refill(3_600_000)
@@ -48,7 +77,7 @@ def test_an_idle_time_saves_the_tokens_of_one_period_only() -> None:
 
 
 @given(
-    messages=st.integers(1, 1_000),
+    messages=st.integers(10, 1_000),
     period_ms=st.integers(1, 10_000),
     steps=st.lists(st.tuples(st.integers(0, 5_000), st.integers(1, 100)), max_size=50),
 )

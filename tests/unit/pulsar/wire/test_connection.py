@@ -142,6 +142,16 @@ def test_a_silent_client_gets_one_ping_and_is_then_disconnected() -> None:
     assert Violation.NO_ANSWER is violation(connection.tick(200))
 
 
+def test_a_client_that_is_not_read_gets_pings_and_is_not_silent() -> None:
+    """Afterwards it has the whole time to answer."""
+    connection = connected(Limits(keep_alive_ms=100))
+    for now_ms in range(0, 1_050, 50):
+        assert [] == connection.tick(now_ms, is_read=False)
+    assert ["PING"] * 10 == outgoing(connection)
+    assert [] == connection.tick(1_099)
+    assert Violation.NO_ANSWER is violation(connection.tick(1_100))
+
+
 def test_any_byte_is_a_sign_of_life() -> None:
     connection = connected(Limits(keep_alive_ms=100))
     connection.tick(100)
