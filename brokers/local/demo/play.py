@@ -41,6 +41,9 @@ _CALLS_PER_SECOND: Final = 300.0
 _STUBBORN_KEYS: Final = 4
 _STUBBORN_CALLS_PER_SECOND: Final = 5.0
 
+# All clients are threads of one Python program, and Python lets a thread wait 5 ms for another. By default, brokers wait 2 ms.
+_SETTLE_MS: Final = 20
+
 # Quick enough to watch. The default of 5 s suits clusters that live longer than a minute.
 _BALANCE_INTERVAL_MS: Final = 2_000
 
@@ -123,7 +126,7 @@ def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
         brokers=_BROKERS,
         pulsar_port=0 if MESSAGES in namespaces else None,
         services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
-        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS, "cpu_cores": CORES},
+        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS, "cpu_cores": CORES, "pulsar_settle_ms": _SETTLE_MS},
         environment={"EQUIPOISE_COUNTER_STORE": str(_store(options.directory))},
         evidence=True,
         load_workers=_LOAD_WORKERS if is_on_kafka and can_run() else 0,
