@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityResult, SchemaCompatibilityType
@@ -42,33 +42,35 @@ _TRANSITIVE: Final = frozenset({Compatibility.BACKWARD_TRANSITIVE, Compatibility
 
 def misfit_of_producer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
     """Return why producers of a topic must not use a new schema; None if they may. `known` are the topic's schemas, the newest last."""
-    if not is_new(schema, known, strategy):
-        return None
-    if strategy is Compatibility.ALWAYS_INCOMPATIBLE:
-        return "the topic has another schema, and the strategy ALWAYS_INCOMPATIBLE allows no second one"
-    steps = _Steps()
-    for before in known[-versions_compared(strategy) :]:
-        problem = _misfit_of_kinds(schema, before, strategy)
-        if problem is None and strategy in _BACKWARD:
+
+    def compare(before: Schema, steps: _Steps) -> str | None:
+        problem = None
+        if strategy in _BACKWARD:
             problem = _misfit_of_reader(schema, before, "the new schema cannot read messages of the one before", steps)
         if problem is None and strategy in _FORWARD:
             problem = _misfit_of_reader(before, schema, "the schema before cannot read messages of the new one", steps)
-        if problem is not None:
-            return f"{problem} (strategy {strategy})"
-    return None
+        return problem
+
+    return _misfit(schema, known, strategy, compare)
 
 
 def misfit_of_consumer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
     """Return why a consumer must not read a topic with a schema; None if it may. It must be able to read what producers send."""
+    what = "the consumer's schema cannot read messages of the topic's"
+    return _misfit(schema, known, strategy, lambda before, steps: _misfit_of_reader(schema, before, what, steps))
+
+
+def _misfit(
+    schema: Schema, known: Sequence[Schema], strategy: Compatibility, compare: Callable[[Schema, _Steps], str | None]
+) -> str | None:
+    """Return why a schema does not fit the newest known ones. `compare` compares it with one of the same type."""
     if not is_new(schema, known, strategy):
         return None
     if strategy is Compatibility.ALWAYS_INCOMPATIBLE:
         return "the topic has another schema, and the strategy ALWAYS_INCOMPATIBLE allows no second one"
     steps = _Steps()
     for before in known[-versions_compared(strategy) :]:
-        problem = _misfit_of_kinds(schema, before, strategy) or _misfit_of_reader(
-            schema, before, "the consumer's schema cannot read messages of the topic's", steps
-        )
+        problem = _misfit_of_kinds(schema, before, strategy) or compare(before, steps)
         if problem is not None:
             return f"{problem} (strategy {strategy})"
     return None

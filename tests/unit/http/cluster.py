@@ -126,6 +126,18 @@ class Broker:
         return await self.ask("PUT", path, data=None if body is None else json.dumps(body).encode())
 
 
+async def post(broker: Broker, path: str, body: object) -> Answer:
+    """One POST with a JSON body."""
+    return await broker.ask("POST", path, data=json.dumps(body).encode())
+
+
+def told(answer: Answer) -> tuple[int, str]:
+    """Status and kind of an error."""
+    document = answer.json()
+    assert isinstance(document, dict)
+    return answer.status, document["error"]
+
+
 @dataclass(kw_only=True)
 class Cluster:
     """Brokers with one namespace of four bundles, all of them owned."""

@@ -7,24 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.http.cluster import Answer, Broker, cluster
+from tests.unit.http.cluster import cluster, post, told
 
 pytestmark = pytest.mark.integration
 
 CLUSTERS = "/admin/v2/clusters"
 OURS = f"{CLUSTERS}/equipoise"
 DOMAINS = f"{OURS}/failureDomains"
-
-
-async def post(broker: Broker, path: str, body: object) -> Answer:
-    return await broker.ask("POST", path, data=json.dumps(body).encode())
-
-
-def told(answer: Answer) -> tuple[int, str]:
-    """Status and kind of an error."""
-    document = answer.json()
-    assert isinstance(document, dict)
-    return answer.status, document["error"]
 
 
 async def test_the_only_cluster_is_this_one(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.balancing.policies import isolation_document
-from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, until
+from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, post, told, until
 
 pytestmark = pytest.mark.integration
 
@@ -26,17 +25,6 @@ def body_for(*primary: Broker, namespaces: str = "acme/.*") -> dict[str, object]
         "secondary": [],
         "auto_failover_policy": {"policy_type": "min_available", "parameters": {"min_limit": "1", "usage_threshold": "80"}},
     }
-
-
-async def post(broker: Broker, path: str, body: object) -> Answer:
-    return await broker.ask("POST", path, data=json.dumps(body).encode())
-
-
-def told(answer: Answer) -> tuple[int, str]:
-    """Status and kind of an error."""
-    document = answer.json()
-    assert isinstance(document, dict)
-    return answer.status, document["error"]
 
 
 async def test_an_isolation_policy_is_set_in_pulsars_form(tmp_path: Path) -> None:
