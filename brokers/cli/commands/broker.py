@@ -5,6 +5,7 @@ This sets up logs, services and the event loop; `brokers.server.main` runs the b
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -57,6 +58,10 @@ EvidenceOption = Annotated[
 ]
 
 PULSAR_PORT: Final = 6650
+
+# The parameters of glibc's `mallopt`, and what they are set to: a message has at most 5 MiB.
+_TRIM_THRESHOLD, _TRIM_BYTES = -1, 16 * 1024 * 1024
+_MMAP_THRESHOLD, _MMAP_BYTES = -3, 8 * 1024 * 1024
 
 
 @app.command()
@@ -136,6 +141,7 @@ def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof
     from equipoise.brokers.server.main import run_broker
 
     configure(sys.stderr)
+    keep_freed_memory()
     if conf is not None:
         log_entries(conf)
     if stop_on_eof:
@@ -153,6 +159,18 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
             raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
         pairs[name] = value
     return pairs
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 16 MiB of freed memory in this process. No-op without glibc.
+
+    By default, glibc returns the memory of a large message to the system, and takes it back page by page for the next message. That cost a
+    third of a core at 300 MB/s.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _TRIM_BYTES)
+        mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def _loop_factory() -> Callable[[], AbstractEventLoop] | None:

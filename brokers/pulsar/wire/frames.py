@@ -40,33 +40,52 @@ class Frame(NamedTuple):
 class FrameReader:
     """Splits a stream into frames. It keeps at most one unfinished frame, and what `cost_max` left for later.
 
-    The same stream gives the same frames, however it is chunked.
+    The same stream gives the same frames, however it is chunked. A byte is copied once into its frame, and once more if its frame comes in
+    several chunks.
     """
 
-    __slots__ = ("_command_bytes_max", "_has_begun", "_needed_bytes", "_unfinished", "frame_bytes_max", "has_more", "problem")
+    __slots__ = (
+        "_command_bytes_max",
+        "_cost",
+        "_has_begun",
+        "_left",
+        "_left_at",
+        "_needed_bytes",
+        "_unfinished",
+        "frame_bytes_max",
+        "problem",
+    )
 
     def __init__(self, *, frame_bytes_max: int, command_bytes_max: int) -> None:
         """`frame_bytes_max` bounds a frame without its first size, `command_bytes_max` its command."""
         self.frame_bytes_max = frame_bytes_max
         self._command_bytes_max = command_bytes_max
         self._has_begun = False
+        # The start of a frame, and how many bytes of it are needed to read on.
         self._unfinished = bytearray()
         self._needed_bytes = 0
-        self.has_more = False
-        """Whether `feed` left complete frames for later. Call it again, with or without more bytes."""
+        # A chunk of which `feed` left frames for later, and where they begin.
+        self._left = b""
+        self._left_at = 0
+        self._cost = 0
         self.problem: PulsarProtocolError | None = None
         """The damage behind the frames returned so far. No more frames follow, because their start is unknown."""
 
     @property
+    def has_more(self) -> bool:
+        """Whether `feed` left bytes for later. Call it again, with or without more bytes."""
+        return bool(self._left)
+
+    @property
     def pending_bytes(self) -> int:
         """The number of bytes kept: an unfinished frame, or frames left for later."""
-        return len(self._unfinished)
+        return len(self._unfinished) + len(self._left) - self._left_at
 
     def clear(self) -> None:
         """Drop all bytes kept."""
         self._unfinished.clear()
         self._needed_bytes = 0
-        self.has_more = False
+        self._left, self._left_at = b"", 0
 
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:
         """Return the frames that `data` completes, in order. Stop once handling them costs `cost_max`.
@@ -75,44 +94,54 @@ class FrameReader:
         """
         if self.problem is not None:
             return []
-        if self._unfinished:
-            if len(self._unfinished) + len(data) < self._needed_bytes:
-                self._unfinished += data
-                return []
-            data = b"".join((self._unfinished, data))
-            self._unfinished.clear()
+        data, at = self._left + data if data else self._left, self._left_at
+        self._left, self._left_at, self._cost = b"", 0, 0
         frames: list[Frame] = []
-        at = end = cost = 0
-        length = len(data)
-        self.has_more = False
+        unfinished = self._unfinished
         try:
-            while not self.has_more:
-                start = at + 2 * _SIZE_BYTES
-                if length < start:
-                    end = self._end_of_next_size(data, at)
-                    break
-                frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
-                self._check_sizes(frame_bytes, command_bytes)
-                end = at + _SIZE_BYTES + frame_bytes
-                if end > length:
-                    break
-                command_end = start + command_bytes
-                block = data[command_end:end] if end > command_end else None
-                frames.append(Frame(data[start:command_end], block))
-                cost += _COMMAND_COST if block is None else _ENTRY_COST
-                at = end
-                # Stop before the next frame is checked: the frames returned may change its bounds.
-                self.has_more = cost_max is not None and cost >= cost_max and at < length
+            while unfinished and (missing := self._needed_bytes - len(unfinished)) <= len(data) - at:
+                unfinished += data[at : at + missing]
+                at += missing
+                with memoryview(unfinished) as start:
+                    is_whole = self._split(start, 0, frames, cost_max) > 0
+                if is_whole:
+                    unfinished.clear()
+            if not unfinished:
+                at = self._split(data, at, frames, cost_max)
         except PulsarProtocolError as problem:
-            is_start = not self._has_begun and at == 0
-            self.problem = (_other_protocol(data) if is_start else None) or problem
+            is_start = not self._has_begun and not frames
+            self.problem = (_other_protocol(bytes(unfinished) + data) if is_start else None) or problem
             return frames
-        self._has_begun = self._has_begun or at > 0
-        self._needed_bytes = end - at
-        self._unfinished += data[at:]
+        self._has_begun = self._has_begun or bool(frames)
+        if cost_max is not None and self._cost >= cost_max and at < len(data):
+            self._left, self._left_at = data, at
+        else:
+            unfinished += data[at:]
         return frames
 
-    def _end_of_next_size(self, data: bytes, at: int) -> int:
+    def _split(self, data: bytes | memoryview, at: int, frames: list[Frame], cost_max: int | None) -> int:
+        """Append the complete frames of `data` from `at` on. Return where they end, and set `_needed_bytes` for the next one."""
+        length = len(data)
+        # Stop before the next frame is checked: the frames returned may change its bounds.
+        while at < length and (cost_max is None or self._cost < cost_max):
+            start = at + 2 * _SIZE_BYTES
+            if length < start:
+                self._needed_bytes = self._end_of_next_size(data, at) - at
+                break
+            frame_bytes, command_bytes = _SIZES.unpack_from(data, at)
+            self._check_sizes(frame_bytes, command_bytes)
+            end = at + _SIZE_BYTES + frame_bytes
+            if end > length:
+                self._needed_bytes = end - at
+                break
+            command_end = start + command_bytes
+            block = bytes(data[command_end:end]) if end > command_end else None
+            frames.append(Frame(bytes(data[start:command_end]), block))
+            self._cost += _COMMAND_COST if block is None else _ENTRY_COST
+            at = end
+        return at
+
+    def _end_of_next_size(self, data: bytes | memoryview, at: int) -> int:
         """Return where the first missing size of a frame ends. Raise on an impossible size."""
         if len(data) - at < _SIZE_BYTES:
             return at + _SIZE_BYTES
