@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
     from equipoise.channel.system.deadline import Deadline
-    from equipoise.shedder.bundle_load import BundleLoad
+    from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 __all__ = [
     "Bundle",
@@ -24,6 +24,7 @@ __all__ = [
     "ClientInThread",
     "Cluster",
     "Deadline",
+    "Messaging",
     "Ownership",
     "Peer",
     "Service",
@@ -41,6 +42,7 @@ _MODULES: Final = {
     "ClientInThread": "brokers.client.client",
     "Cluster": "brokers.testing.virtual_cluster",
     "Deadline": "channel.system.deadline",
+    "Messaging": "shedder.bundle_load",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
     "Service": "brokers.runtime.service",

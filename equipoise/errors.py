@@ -3,7 +3,7 @@
 This module only re-exports names.
 """
 
-from equipoise.brokers.errors import NotProposed, Rejected, UnknownNamespace
+from equipoise.brokers.errors import InvalidConfig, InvalidRequest, NotProposed, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
 from equipoise.brokers.testing.virtual_cluster import NotServed, NotSplit
 from equipoise.channel.core.errors import (
@@ -11,6 +11,7 @@ from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,
     EquipoiseError,
+    InvalidName,
     LogUnavailable,
     NotFound,
     OperatorError,
@@ -24,6 +25,9 @@ __all__ = [
     "CallerError",
     "DeadlineExceeded",
     "EquipoiseError",
+    "InvalidConfig",
+    "InvalidName",
+    "InvalidRequest",
     "LogUnavailable",
     "NotFound",
     "NotProposed",

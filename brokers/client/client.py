@@ -16,7 +16,7 @@ from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
-from equipoise.channel.core.errors import CallerError, Overloaded
+from equipoise.channel.core.errors import CallerError, Overloaded, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.system.deadline import Deadline
 
@@ -52,9 +52,10 @@ class Client:
 
         Raises `CallerError` for anything else.
         """
+        self._shown = ", ".join(map(without_password, sources))
         are_http = [source.startswith(_HTTP) for source in sources]
         if not sources or (not all(are_http) and len(sources) > 1):
-            raise CallerError(f"a client takes one log URL, or the http:// addresses of brokers, not {sources!r}")
+            raise CallerError(f"a client takes one log URL, or the http:// addresses of brokers, not {self._shown}")
         self._source: Source
         if all(are_http):
             self._source = HttpSource(sources, changed=self._wake)
@@ -64,6 +65,9 @@ class Client:
         self._waiting: dict[asyncio.Future[None], None] = {}
         # Owners reported as wrong, by bundle: the broker, its token, and until when to avoid it.
         self._distrusted: dict[str, tuple[str, int, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._shown}, {'running' if self._problem is None else 'not running'}>"
 
     def in_thread(self) -> ClientInThread:
         """Return the same client with a thread of its own, as a plain context, for callers without an event loop."""
@@ -106,7 +110,7 @@ class Client:
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
         """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected, or cannot be reached).
 
-        `owner` does not return this broker again until the bundle's entry changes or `DISTRUST_MS` has passed.
+        `owner` does not return this broker again until the bundle's entry changes or one second has passed.
         Raises `UnknownNamespace`, `InvalidName`, and `CallerError` outside the context.
         """
         assigned = self._find(namespace, key_hash(key))

@@ -41,8 +41,11 @@ class InThread:
         self._problem = "it has not been started"
         self._stopping = asyncio.Event()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._context!r}>"
+
     def __enter__(self) -> Self:
-        """Start. Raise the context's own errors, `DeadlineExceeded`, and `CallerError` the second time."""
+        """Start. Raises the context's own errors, `DeadlineExceeded`, and `CallerError` the second time."""
         if self._thread is not None:
             raise not_running(what=self._what, problem="it was started before")
         self._loop = loop = asyncio.new_event_loop()
@@ -63,9 +66,9 @@ class InThread:
             self._stop()
 
     def run(self, coroutine: Coroutine[None, None, T], *, timeout_ms: int, what: str) -> T:
-        """Return the result of a coroutine on the loop.
+        """Return the result of a coroutine on the loop, after `timeout_ms` milliseconds at most. `what` names it in errors.
 
-        Raise its errors; `DeadlineExceeded` with `what`, after cancelling it; and `CallerError` outside the context.
+        Raises its errors; `DeadlineExceeded`, after cancelling it; and `CallerError` outside the context.
         """
         with self._lock:
             if self._loop is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from reprlib import repr as shortened
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A hash range of a namespace. `high` is exclusive, except for the last bundle of the hash space."""
+    """A hash range of a namespace.
+
+    * `name`: `TENANT/NAMESPACE/0xLOW_0xHIGH`, with eight hexadecimal digits each.
+    * `low`, `high`: hash points, from 0 to 2**32 - 1. `high` is exclusive, except in the last bundle of the namespace.
+    """
 
     name: str
     namespace: str
@@ -31,13 +36,13 @@ class Bundle:
     high: int
 
     def contains(self, point: int) -> bool:
-        """Return whether a hash point lies in the bundle."""
+        """Return whether a hash point, such as the `key_hash` of a key, lies in the bundle."""
         return bundle_contains(self.low, self.high, point)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another broker. `addresses` maps a protocol (`http`) to the address for clients."""
+    """Another broker, by its id. `addresses` maps a protocol (`http`) to the address for clients, such as `http://host:8080`."""
 
     broker: str
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +105,13 @@ class Ownership:
 
     Give `token` to every store that you write to, and have the store refuse a smaller one than it has seen: a process can
     stall between the second check and the store, and only the store can tell.
+
+    * `bundle`: the bundle that it is about.
+    * `fetch`: a function that asks the former owner's service for state that its `close` did not return, or None if no broker can be
+      asked. It returns None if that service has nothing, and raises `PeerError` if it does not answer.
+    * `handover_problem`: the reason why `open` got no handover although the former owner closed the bundle and left one. Otherwise it is
+      None: the handover came; there was none; the former owner died or did not close in time; the log was truncated before this broker
+      read the handover.
     """
 
     __slots__ = ("_clock", "_handle", "_record", "bundle", "fetch", "handover_problem")
@@ -112,12 +124,7 @@ class Ownership:
         record: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
-        """Only the worker creates one. `fetch` asks the former owner's service for state that its `close` did not return.
-
-        `handover_problem` is the reason why `open` got no handover although the former owner closed the bundle and left one. Otherwise it
-        is None: the handover came; there was none; the former owner died or did not close in time; the log was truncated before this broker
-        read the handover.
-        """
+        """Only the worker creates one."""
         self._handle = handle
         self._clock = clock
         self._record = record
@@ -127,7 +134,7 @@ class Ownership:
 
     @property
     def token(self) -> int:
-        """The fencing token of this ownership; over any key tokens only rise."""
+        """Return the fencing token of this ownership, from 1 to 2**63 - 1; over any key tokens only rise."""
         return self._handle.token
 
     @property
@@ -135,13 +142,19 @@ class Ownership:
         """Return whether work may start now."""
         return self._handle.passes(self._clock.now())
 
+    def __repr__(self) -> str:
+        return f"<Ownership of {self.bundle.name}, token {self.token}, {'good' if self.is_good else 'lost'}>"
+
     def begin(self, key: str) -> Work:
         """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the bundle does not hold the key."""
         return Work(self._handle, key, self._clock, self._record)
 
 
 class Work:
-    """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end."""
+    """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end.
+
+    A context that ends with an exception does not call `finish`. `key` is the key of the work, `token` its fencing token.
+    """
 
     __slots__ = ("_by_token", "_clock", "_handle", "_point", "_record", "_started_ns", "key", "token")
 
@@ -161,6 +174,9 @@ class Work:
         self._by_token = handle.serves_on and not handle.lease.good(now)
         # Read inside the two checks, so that the evidence never claims more time than was checked.
         self._started_ns = clock.boot_ns()
+
+    def __repr__(self) -> str:
+        return f"<Work on {shortened(self.key)} of {self._handle.bundle}, token {self.token}>"
 
     @property
     def is_recorded(self) -> bool:
@@ -293,10 +309,10 @@ class Service(ABC):
         """Take note that `left` and `right` have become one bundle, owned here. Sessions continue."""
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        """Return where to cut `bundle`, as hash points strictly inside it.
+        """Return where to cut `bundle`, as hash points that rise and lie strictly inside it.
 
-        The default knows no topics, so it finds only the halves and the given positions: see
-        `brokers.balancing.splitting.split_points`.
+        `algorithm` is a name that Pulsar gives, such as `range_equally_divide`. `positions` are the hash points that an operator asks
+        for, or None. The default knows no topics, so it finds only the halves and the given positions.
         """
         return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
 

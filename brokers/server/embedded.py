@@ -22,6 +22,7 @@ from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_run
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker as Host
 from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.errors import without_password
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
 from equipoise.channel.log.open_log import log_path
 
@@ -36,7 +37,7 @@ class Worker:
     """One broker of the cluster whose log is at `log_url`, while the context `async with Worker(...)` lasts.
 
     Entering the context waits until the broker is a member. Leaving it moves the bundles of the broker to other brokers first.
-    Everything runs on the event loop that enters.
+    Everything runs on the event loop that enters. Outside the context calls raise `CallerError`.
 
     A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then:
 
@@ -66,7 +67,7 @@ class Worker:
         * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`.
         * `settings`: any other setting of a broker, by name.
 
-        Raises `InvalidConfig`. The start raises `CallerError`.
+        Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together.
         """
         self._services = service if isinstance(service, Mapping) else {"*": service}
         self._listens = http_port is not None
@@ -89,13 +90,24 @@ class Worker:
         self._parts = AsyncExitStack()
         self._host: Host | None = None
 
+    def __repr__(self) -> str:
+        host = self._host
+        broker = self._config.broker_id if host is None else host.broker_id
+        state = "not running" if host is None else "running" if host.ended is None else "ended"
+        return f"<Worker {broker or 'without an id yet'} on {without_password(self._config.log_url)}, {state}>"
+
     def in_thread(self) -> WorkerInThread:
         """Return the same worker in a thread of its own, as a plain context, for a program without an event loop."""
         start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
         return WorkerInThread(self, start_ms=start_ms, stop_ms=self._config.stop_ms + CROSSING_MS)
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until the broker is a member. Raises the error that prevents this, or `DeadlineExceeded`."""
+        """Start, and wait until the broker is a member, for 60 s at most. Raises the error that prevents this.
+
+        * `CallerError`: the log URL or a service cannot be used.
+        * `OperatorError`: the log, the data directory or the port cannot be used.
+        * `PeerError`: the log is away for longer than `log_wait_ms` (`LogUnavailable`), or the time is over (`DeadlineExceeded`).
+        """
         async with AsyncExitStack() as parts:
             config = self._config
             if self._data_dir is None:
@@ -129,7 +141,8 @@ class Worker:
     async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
         """Return this broker's ownership of `key`, or the other broker that serves it. Waits while no broker does.
 
-        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key in time; `WorkerEnded`.
+        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within `timeout_ms`; `Overloaded` if too many callers
+        wait; `WorkerEnded`.
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
@@ -138,11 +151,12 @@ class Worker:
     ) -> None:
         """Create a namespace of 1 to 4,096 bundles, unless it exists. An existing one keeps its bundles and policies.
 
-        Its bundles are free on return: the leader places them, or the first caller of a key has it placed. With `serve` the owners
-        serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two owners apart.
+        Its bundles are free on return: the leader places them, or the first caller of a key has it placed. `on_channel_loss` is `fence`
+        or `serve`. With `serve` the owners serve on while they have lost the channel, and only fencing tokens, checked by your store,
+        keep two owners apart.
 
-        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and errors of a log
-        that takes no records, such as `LogUnavailable`.
+        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `Overloaded`, `WorkerEnded`, and errors of a
+        log that takes no records, such as `LogUnavailable`.
         """
         host = self._running
         check_namespace(namespace)

@@ -78,6 +78,8 @@ class Cluster(Generic[S]):
     cluster waits for it, at most `patience_ms` of real time. After that the call counts as hanging.
 
     The leader places a free bundle, as in production, unless the test has taken the bundle.
+
+    Outside the context, and while no broker runs, calls raise `CallerError`.
     """
 
     def __init__(
@@ -104,6 +106,11 @@ class Cluster(Generic[S]):
         self._stuck: set[asyncio.Task[object]] = set()
         self._reasons: dict[str, str] = {}
         self._last_reason = "none"
+
+    def __repr__(self) -> str:
+        running = ", ".join(self.brokers[:_NAMES_SHOWN_MAX]) or "no broker"
+        more = len(self.brokers) - _NAMES_SHOWN_MAX
+        return f"<Cluster of {running}{f' and {more} more' if more > 0 else ''} at {self.now_ms} ms>"
 
     def __enter__(self) -> Self:
         """Start the brokers; each is a member when this returns. Raises `CallerError` the second time, and in a coroutine."""
@@ -162,7 +169,10 @@ class Cluster(Generic[S]):
         self._run(start())
 
     def kill(self, broker: str) -> None:
-        """End a broker without notice. The others notice when its lease has run out: see `advance`. Raises `NotFound`."""
+        """End a broker without notice. The others notice when its lease has run out: see `advance`.
+
+        Raises `NotFound` if the broker does not run.
+        """
         member = self._member(broker)
         member.end("is killed by the test", killed=True)
         self._run(member.runner.stop())
@@ -249,17 +259,21 @@ class Cluster(Generic[S]):
 
     @property
     def now_ms(self) -> int:
-        """Return the time of the cluster's clock."""
+        """Return the time of the cluster's clock, in milliseconds."""
         return self._clock.boot_ms
 
     def advance(self, ms: int) -> None:
-        """Let time pass. After 4 seconds the bundles of a killed broker have new owners: its lease of 3 s, the grace period, and a step."""
+        """Let `ms` milliseconds pass on the cluster's clock.
+
+        After 4 seconds the bundles of a killed broker have new owners: its lease of 3 s, the grace period, and a step.
+        """
         self._run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
 
     def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
         """Run a coroutine of the test on the event loop of the services, and return its result.
 
-        Meanwhile time passes, at most `within_ms`. Then the coroutine is cancelled, and `DeadlineExceeded` is raised.
+        Meanwhile time passes, at most `within_ms` milliseconds. Raises the errors of the coroutine, and `DeadlineExceeded` if it does not
+        end in that time. It is then cancelled.
         """
 
         async def run() -> T:

@@ -5,6 +5,8 @@ A lost race on the channel is not an error: it is a `Verdict` with a reason.
 
 from __future__ import annotations
 
+import re
+
 
 class EquipoiseError(Exception):
     """The root of all errors that Equipoise raises on purpose."""
@@ -313,10 +315,16 @@ def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
     return CallerError(f"the boundaries of {subject} cannot be used: {problem}")
 
 
+def without_password(url: str) -> str:
+    """Return the URL of a log or broker for messages, with a mask instead of a user and password."""
+    return re.sub(r"^(kafka|https?):.*@", r"\1://***@", url, flags=re.DOTALL)
+
+
 def invalid_log_url(*, url: str, problem: str) -> CallerError:
-    """Return the error for a log URL that this installation cannot open."""
+    """Return the error for a log URL that this installation cannot open. It never repeats a password."""
     return CallerError(
-        f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
+        f"cannot open a log at {without_password(url)!r}: {problem}; "
+        "use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
     )
 
 

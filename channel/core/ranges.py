@@ -83,7 +83,7 @@ class TopicName(NamedTuple):
 
 
 def key_hash(key: str) -> int:
-    """Return the hash point of a user's key: the CRC-32 (zlib's) of its UTF-8 bytes.
+    """Return the hash point of a user's key, from 0 to 2**32 - 1: the CRC-32 (zlib's) of its UTF-8 bytes.
 
     Total: a lone surrogate, which UTF-8 cannot express, counts as `?`, as in Java.
     """

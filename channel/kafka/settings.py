@@ -110,9 +110,8 @@ def address_of(url: str) -> KafkaAddress:
     """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `CallerError`, which never repeats a password."""
     rest = url.removeprefix("kafka:")
     if "@" in rest.partition("?")[0]:
-        masked = "kafka://" + MASK + rest[rest.rindex("@") :]
         problem = "a URL must not contain a user or password; use the settings sasl.username and sasl.password"
-        raise invalid_log_url(url=masked, problem=problem)
+        raise invalid_log_url(url=url, problem=problem)
     if not rest.startswith("//"):
         raise invalid_log_url(url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC")
     place, _, options = rest.removeprefix("//").partition("?")

@@ -23,13 +23,16 @@ class Deadline:
     started_ns: int
     timeout_ms: int
 
+    def __repr__(self) -> str:
+        return f"<Deadline: {self.remaining_ms()} of {self.timeout_ms} ms left>"
+
     @classmethod
     def after(cls, *, timeout_ms: int) -> Deadline:
         """Return the deadline that is `timeout_ms` from now."""
         return cls(started_ns=time.monotonic_ns(), timeout_ms=timeout_ms)
 
     def remaining_ms(self) -> int:
-        """Return the time left; 0 once it is over. It rounds up, so that no caller spins through the last millisecond."""
+        """Return the time left in milliseconds; 0 once it is over. It rounds up, so that no caller spins through the last millisecond."""
         return max(0, self.timeout_ms - (time.monotonic_ns() - self.started_ns) // 1_000_000)
 
     def exceeded(self, what: str) -> DeadlineExceeded:

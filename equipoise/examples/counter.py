@@ -40,7 +40,7 @@ class Counter(Service):
         """Return the calls per second of each bundle since the last request."""
         now = time.monotonic()
         seconds, self._counted_since = max(now - self._counted_since, 0.001), now
-        calls, self._calls = self._calls, Tally()
+        calls, self._calls = self._calls, Tally[str]()
         return {bundle: BundleLoad(calls_per_second=count / seconds) for bundle, count in calls.items()}
 
     async def increment(self, request: web.Request) -> web.Response:

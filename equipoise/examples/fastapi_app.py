@@ -8,7 +8,7 @@ Start any number of programs, each with its own address:
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -50,7 +50,7 @@ def make_app(log_url: str, address: str) -> FastAPI:
     worker = Worker(log_url, visits, advertised_addresses={"http": address})
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         async with worker:
             await worker.create_namespace(NAMESPACE)
             yield  # Serve; then hand the pages over to the other programs, and leave.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import equipoise
-from equipoise import errors
+from equipoise import BundleLoad, Client, Cluster, Deadline, Messaging, Ownership, Peer, Worker, errors
+from equipoise.examples.fastapi_app import Visits
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,6 +37,78 @@ def test_every_public_name_is_declared_for_type_checkers() -> None:
     declared = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert set(equipoise.__all__) <= declared
     assert set(equipoise.__all__) == set(dir(equipoise))
+
+
+NAMESPACE = "web/pages"
+BUNDLE = f"{NAMESPACE}/0x00000000_0xffffffff"
+PLANTED = "planted-secret"
+
+
+def shown() -> dict[str, tuple[object, str]]:
+    """Return an object of each public class, with a pattern of what a debugger shows of it."""
+    with Cluster(Visits, brokers=1) as cluster:
+        cluster.create(NAMESPACE, bundles=1)
+        ownership = cluster.ownership(NAMESPACE, "home")
+        work = ownership.begin("home" * 100)
+        within = repr(cluster)
+    assert within == "<Cluster of broker-1 at 1000000 ms>"
+    worker = Worker(f"kafka://me:{PLANTED}@host:9092/channel", Visits())
+    named = Worker("sqlite:visits.db", Visits(), broker_id="a")
+    client = Client(f"http://me:{PLANTED}@one:8080", "http://two:8080")
+    numbers = "messages_in_per_second=0.0, bytes_in_per_second=0.0, messages_out_per_second=0.0, bytes_out_per_second=0.0, producers=2"
+    return {
+        "Bundle": (ownership.bundle, f"Bundle(name='{BUNDLE}', namespace='{NAMESPACE}', low=0, high=4294967295)"),
+        "BundleLoad": (BundleLoad(sessions=2), "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, sessions=2, messaging=None)"),
+        "Client": (client, "<Client of http://***@one:8080, http://two:8080, not running>"),
+        "ClientInThread": (client.in_thread(), "<ClientInThread of <Client of http://***@one:8080, http://two:8080, not running>>"),
+        "Cluster": (Cluster(Visits), "<Cluster of no broker at 1000000 ms>"),
+        "Deadline": (Deadline(started_ns=0, timeout_ms=0), "<Deadline: 0 of 0 ms left>"),
+        "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
+        "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
+        "Peer": (Peer(broker="a", addresses={"http": "http://a"}), "Peer(broker='a', addresses={'http': 'http://a'})"),
+        "Work": (work, f"<Work on 'homehomehome...ehomehomehome' of {BUNDLE}, token {work.token}>"),
+        "Worker": (named, "<Worker a on sqlite:visits.db, not running>"),
+        "WorkerInThread": (worker.in_thread(), f"<WorkerInThread of {worker!r}>"),
+    }
+
+
+def test_a_debugger_shows_what_an_object_stands_for() -> None:
+    """Shortly, and without secrets. Of the classes that users implement, theirs does."""
+    found = shown()
+    users_own = {"Service", "ServiceHost", "key_hash"}
+    assert set(equipoise.__all__) - users_own == set(found)
+    for name, (each, expected) in found.items():
+        assert type(each).__name__ == name
+        assert repr(each) == expected
+        assert PLANTED not in repr(each)
+
+
+async def test_a_debugger_shows_the_state_of_a_worker_and_a_client() -> None:
+    """The id of a broker that was given none is known before it runs."""
+    worker = Worker("memory:shown", Visits())
+    before = repr(worker)
+    async with worker, Client("memory:shown") as client:
+        assert repr(worker) == f"<Worker {worker.broker_id} on memory:shown, running>" == before.replace("not running", "running")
+        assert repr(client) == "<Client of memory:shown, running>"
+        await worker.create_namespace(NAMESPACE, bundles=1)
+        ownership = await worker.route(NAMESPACE, "home")
+        assert isinstance(ownership, Ownership)
+        assert repr(ownership) == f"<Ownership of {BUNDLE}, token {ownership.token}, good>"
+    assert repr(ownership) == f"<Ownership of {BUNDLE}, token {ownership.token}, lost>"
+    assert repr(worker) == before
+
+
+def test_a_wrong_address_is_refused_without_its_password() -> None:
+    with pytest.raises(errors.CallerError, match=r"http://\*\*\*@one") as caught:
+        Client(f"http://me:{PLANTED}@one", "sqlite:channel.db")
+    assert PLANTED not in str(caught.value)
+
+
+def test_type_checkers_see_each_public_name_used() -> None:
+    """In the program that `make check` has them look at."""
+    tree = ast.parse((ROOT / "tests" / "unit" / "examples" / "public_names.py").read_text(encoding="utf-8"))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert {*equipoise.__all__, *errors.__all__} <= used
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

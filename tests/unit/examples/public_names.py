@@ -1,0 +1,137 @@
+"""A program that uses each public name, for type checkers. `make check` has mypy and basedpyright look at it; nobody runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_type
+
+from equipoise import (
+    Bundle,
+    BundleLoad,
+    Client,
+    ClientInThread,
+    Cluster,
+    Deadline,
+    Messaging,
+    Ownership,
+    Peer,
+    Service,
+    ServiceHost,
+    Work,
+    Worker,
+    WorkerInThread,
+    errors,
+    key_hash,
+)
+from equipoise.errors import (
+    Bug,
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidConfig,
+    InvalidName,
+    InvalidRequest,
+    LogUnavailable,
+    NotFound,
+    NotProposed,
+    NotServed,
+    NotSplit,
+    OperatorError,
+    OutcomeUnknown,
+    Overloaded,
+    OwnershipLost,
+    PeerError,
+    Rejected,
+    UnknownNamespace,
+    WorkerEnded,
+)
+
+
+class Notes(Service):
+    """A service with a method of its own."""
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Use what an ownership has."""
+        assert_type(ownership.token, int)
+        assert_type(ownership.handover_problem, str | None)
+        if ownership.fetch is not None:
+            assert_type(await ownership.fetch(), bytes | None)
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        """Use what a bundle, a peer and a deadline have."""
+        assert_type(bundle.contains(key_hash(bundle.name)), bool)
+        if moved_to is not None:
+            assert_type(moved_to.addresses, Mapping[str, str])
+        return await deadline.wait(self.flush(), what="the flush")
+
+    async def flush(self) -> bytes:
+        """Return a state."""
+        return b""
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """Return the load of a bundle of topics."""
+        return {"shop/carts/0x00000000_0xffffffff": BundleLoad(messaging=Messaging(topics=1))}
+
+    async def served(self, key: str) -> int | Mapping[str, str]:
+        """Return the token of a piece of work, or where to send its caller."""
+        assert_type(self.host, ServiceHost)
+        served = await self.host.route("shop/carts", key, timeout_ms=1_000)
+        if isinstance(served, Peer):
+            return served.addresses
+        with served.begin(key) as work:
+            assert_type(work, Work)
+            return work.token
+
+
+async def serve() -> None:
+    """Run a worker and a client on a loop."""
+    async with Worker("memory:notes", {"shop/*": Notes()}, lease_ms=3_000) as worker, Client("memory:notes") as client:
+        await worker.create_namespace("shop/carts", on_channel_loss="serve")
+        assert_type(worker.ownership("shop/carts", "key"), Ownership | None)
+        assert_type(await worker.route("shop/carts", "key"), Ownership | Peer)
+        assert_type(await client.owner("shop/carts", "key"), Peer)
+
+
+def serve_in_threads() -> None:
+    """Run the same in threads."""
+    with Worker("memory:notes", Notes()).in_thread() as worker, Client("memory:notes").in_thread() as client:
+        assert_type(worker, WorkerInThread)
+        assert_type(client, ClientInThread)
+        assert_type(worker.route("shop/carts", "key"), Ownership | Peer)
+        assert_type(client.owner("shop/carts", "key"), Peer)
+
+
+def try_out() -> None:
+    """Test the service."""
+    with Cluster(Notes, brokers=2) as cluster:
+        assert_type(cluster, Cluster[Notes])
+        notes = cluster.service(cluster.brokers[0])
+        assert_type(notes, Notes)
+        assert_type(cluster.call(notes.flush(), within_ms=10), bytes)
+
+
+def advice(error: EquipoiseError) -> str | None:
+    """Return what a program may do about an error, by what each has."""
+    match error:
+        case InvalidConfig():
+            return assert_type(error.problems, tuple[str, ...])[0]
+        case InvalidName() | InvalidRequest():
+            return assert_type(error.what, str)
+        case DeadlineExceeded():
+            return f"{assert_type(error.waited_ms, int)} ms"
+        case Overloaded():
+            return f"{assert_type(error.limit, int)}"
+        case OwnershipLost() | NotServed() | NotSplit():
+            return assert_type(error.bundle, str)
+        case NotProposed() | WorkerEnded():
+            return assert_type(error.broker, str)
+        case Rejected():
+            return assert_type(error.reason, str)
+        case UnknownNamespace():
+            return assert_type(error.namespace, str)
+        case LogUnavailable() | OutcomeUnknown():
+            return assert_type(error.log, str)
+        case NotFound() | CallerError() | OperatorError() | PeerError() | Bug():
+            return str(error)
+        case _:
+            return errors.__doc__
