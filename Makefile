@@ -72,6 +72,8 @@ check: setup ## Check format, lint, types and the arrows between packages
 	@$(BIN)/python -m ruff check --quiet
 	@echo "== check: mypy (strict)"
 	@$(BIN)/python -m mypy
+	@echo "== check: basedpyright (what users see of the types)"
+	@$(BIN)/basedpyright --warnings
 	@echo "== check: import-linter (arrows)"
 	@$(BIN)/lint-imports --no-logo
 

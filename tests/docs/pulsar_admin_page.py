@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.docs.reference_pages import FOLDER, cell, table
+from tests.docs.markdown import cell, table
+from tests.docs.reference_pages import FOLDER
 from tests.pulsar.admin_script import NOT_HERE, WORKS, Group, read_groups
 
 PAGE: Final = FOLDER / "pulsar-admin.md"

@@ -17,7 +17,9 @@ from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PH
 from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
+from tests.docs.markdown import WRITTEN_BY, cell, mermaid, table
 from tests.docs.openapi import document
+from tests.docs.python_page import python_page
 from tests.docs.record_schema import json_schema
 from tests.house.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from typer._click import Parameter
 
 FOLDER: Final = ROOT / "docs" / "reference"
-WRITTEN_BY: Final = "<!-- Written by `python -m tests.docs.reference_pages`; do not edit. -->"
 TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
 
 COMMON: Final = {"--log", "--kafka-config", "--kafka-config-file", "--json", "--timeout", "--as", "--help"}
@@ -74,17 +75,6 @@ REASONS: Final = {
 FINDINGS_ABOUT: Final = {"bundle": "Bundles", "namespace": "Namespaces", "broker": "Brokers", "log": "The log"}
 
 ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms")
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    columns = list(head)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
-
-
-def mermaid(lines: Iterable[str]) -> str:
-    """A state diagram of lines `from --> to: label`. A label ends at a second colon, so it must not have one."""
-    return "\n".join(("```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"))
 
 
 # --- the life of a bundle ---
@@ -309,11 +299,6 @@ def option_row(parameter: Parameter) -> tuple[str, str, str]:
     return shown, text.strip(), "required" if parameter.required else default
 
 
-def cell(text: str) -> str:
-    """Return a text as one cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
 def commands_page() -> str:
     """Return docs/reference/commands.md."""
     parts = [
@@ -389,6 +374,7 @@ def pages() -> dict[str, bytes]:
         "findings.md": findings_page().encode(),
         "archive.md": archive_page().encode(),
         "lifecycle.md": lifecycle_page().encode(),
+        "python.md": python_page().encode(),
         "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),
         "openapi.json": orjson.dumps(document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
