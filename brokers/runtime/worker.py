@@ -35,7 +35,7 @@ from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
 from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
 from equipoise.brokers.runtime.router import Located, Router
-from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded
+from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.channel.core.difference import Resync
@@ -124,10 +124,7 @@ class Worker:
         )
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
-            self.services,
-            broker=self.broker_id,
-            clock=self.clock,
-            fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
+            self.services, broker=self.broker_id, clock=self.clock, fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2)
         )
         self.resources = Resources()  # As last measured; zeros before.
         self._listeners = Listeners(broker=self.broker_id)
@@ -137,6 +134,7 @@ class Worker:
         self.ended: WorkerEnded | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._caught_up = False
+        self._ready_as: int | None = None  # The incarnation whose join was logged.
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
         self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
@@ -208,6 +206,7 @@ class Worker:
             return
         try:
             if not self._finished.done():
+                _logger.info("stopping", extra={"broker": self.broker_id})
                 now = self.clock.now()
                 self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
                 waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_RECORDS_MS) / 1_000
@@ -298,6 +297,8 @@ class Worker:
                 for effect in effects:
                     self._carry_out(effect)
                 self._recorders.stepped(taken, self.agent)
+                if self.agent.incarnation != self._ready_as:
+                    self._note_membership()
                 # A mere check must not make all waiting callers check again.
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
@@ -311,6 +312,14 @@ class Worker:
         finally:
             self._stepping = False
         self._arm_timer()
+
+    def _note_membership(self) -> None:
+        """Log each join, also the one after this broker was declared dead."""
+        if not self.agent.is_ready:
+            return
+        self._ready_as = self.agent.incarnation
+        fields = {"broker": self.broker_id, "incarnation": self._ready_as, "address": own_http(self.profile.addresses)}
+        _logger.info("ready", extra=fields)
 
     def _arm_timer(self) -> None:
         if self._timer is not None:

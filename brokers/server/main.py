@@ -131,28 +131,24 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
             return
         asked = asyncio.ensure_future(stopping.wait())
         ended = asyncio.ensure_future(worker.finished())
-        announced = asyncio.ensure_future(_announce(worker))
+        reporting = asyncio.ensure_future(_report_unready(worker))
         await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
-        for task in (asked, announced):
+        for task in (asked, reporting):
             task.cancel()
-        _logger.info("stopping", extra={"broker": worker.broker_id})
     await ended
 
 
-async def _announce(worker: Worker) -> None:
-    """Log when the worker is ready, and until then that it is not. A worker that ends logs this itself."""
+async def _report_unready(worker: Worker) -> None:
+    """Log that the worker is not ready, until it is. That it is ready or has ended, it logs itself."""
     while True:
         try:
             await worker.ready(timeout_ms=_READY_MS)
-            break
         except DeadlineExceeded as error:
             _logger.warning("not ready yet: %s", error, extra={"broker": worker.broker_id})
         except EquipoiseError:
             return
-    _logger.info(
-        "ready",
-        extra={"broker": worker.broker_id, "incarnation": worker.agent.incarnation, "address": worker.config.http_url},
-    )
+        else:
+            return
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:

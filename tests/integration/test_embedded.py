@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 import uuid
@@ -20,6 +21,7 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, 
 from equipoise.brokers.server.embedded import Worker, WorkerInThread
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced, OperatorError
 from equipoise.channel.system.deadline import Deadline
+from tests.house.house_rules import ROOT
 
 pytestmark = pytest.mark.integration
 
@@ -78,6 +80,30 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
         served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
         assert all(isinstance(each, Ownership) for each in served)
         assert b"goes" in keeper.handed_over
+
+
+async def test_an_embedded_broker_logs_its_joins_and_moves(tmp_path: Path, log_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """At level info, to the loggers and with the fields that docs/reference/log-lines.md names."""
+    caplog.set_level("INFO", logger="equipoise")
+    async with (
+        Worker(log_url, Keeper(), broker_id="stays", data_dir=tmp_path / "stays"),
+        Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes,
+    ):
+        await goes.create_namespace(NAMESPACE, bundles=8)
+        owned = [await goes.route(NAMESPACE, str(key)) for key in range(40)]
+        assert any(isinstance(each, Ownership) for each in owned)
+    lines = [record.__dict__ for record in caplog.records]
+    page = (ROOT / "docs/reference/log-lines.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(equipoise[.\w]+)` \| (.+) \|$", page, flags=re.MULTILINE)
+    documented = {(logger, event) for logger, events in rows for event in re.findall("`([^`]+)`", events)}
+    seen = {(line["name"], line["message"]) for line in lines if line["levelname"] == "INFO"}
+    runtime = "equipoise.brokers.runtime"
+    moves = {(f"{runtime}.bundle_lines", event) for event in ("opened", "closed", "moved")}
+    assert {(f"{runtime}.worker", "ready"), (f"{runtime}.worker", "stopping"), *moves} <= seen & documented
+    assert ["stays", "goes"] == [line["broker"] for line in lines if line["message"] == "ready"]
+    moved = next(line for line in lines if line["message"] == "moved" and line["destination"] == "stays")
+    assert "goes" == moved["source"]
+    assert {"broker", "bundle", "token", "offset", "kind", "result", "reason", "took_ms"} <= set(moved)
 
 
 async def test_a_worker_may_serve_http() -> None:

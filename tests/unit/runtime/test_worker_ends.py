@@ -156,6 +156,23 @@ async def test_alarms_and_failed_appends_name_their_record(benches: Benches, cap
     assert ("a", True) == (death.__dict__["key"], death.__dict__["offset"] > 0)
 
 
+async def test_each_join_and_the_stop_are_logged(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+    """Once each, also the join after this broker was declared dead."""
+    caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.worker")
+    async with benches.started() as bench:
+        await bench.serve()
+        former = bench.worker.view.brokers["a"]
+        bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
+        await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
+        again = bench.worker.agent.incarnation
+    lines = [record.__dict__ for record in caplog.records if record.message in ("ready", "stopping")]
+    assert [("ready", former.incarnation), ("ready", again), ("stopping", None)] == [
+        (line["message"], line.get("incarnation")) for line in lines
+    ]
+    assert {("a", logging.INFO)} == {(line["broker"], line["levelno"]) for line in lines}
+    assert ["http://a", "http://a", None] == [line.get("address") for line in lines]
+
+
 async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory is free at once."""
     may_open = threading.Event()
