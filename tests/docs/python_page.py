@@ -41,14 +41,14 @@ ELSEWHERE: Final = "[*]"
 
 LIFE: Final[Mapping[tuple[str, str], str]] = {
     (ELSEWHERE, "prepare"): "this broker shall serve the bundle",
-    ("prepare", "open"): "no other broker serves it any more",
+    ("prepare", "open"): "no other broker serves it",
     ("prepare", "discard"): "the move was cancelled",
     ("prepare", ELSEWHERE): "it failed, the bundle stays where it is",
     ("discard", ELSEWHERE): "",
     ("open", ELSEWHERE): "it failed, another broker is tried",
-    ("open", "close"): "the bundle moves, or this broker ends",
-    ("close", ELSEWHERE): "another broker serves the bundle",
-    ("close", "open"): "the other broker has died before that",
+    ("open", "close"): "it leaves this broker",
+    ("close", ELSEWHERE): "another broker serves it",
+    ("close", "open"): "its next owner died",
 }
 """What follows a call about a bundle at one broker, and why. A test lets each of these happen, and sees that nothing else does."""
 
@@ -185,7 +185,12 @@ def error_parts(names: frozenset[str]) -> Iterator[str]:
         if errors_of(call)
     ]
     yield "## Errors"
-    yield "Import them from `equipoise.errors`. A call documents the errors that a caller can handle. Their bases tell who must act."
+    yield linked(
+        "Import them from `equipoise.errors`. The base of an error shows who must act: the program (`CallerError`), the operator "
+        "(`OperatorError`), or nobody (`PeerError`): a later retry may work. `Bug` is a defect of Equipoise.",
+        "",
+        names,
+    )
     yield table(("call", "raises"), rows)
     for name in errors.__all__:
         error = getattr(errors, name)
