@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.pulsar.topics.compatibility import is_new, misfit_of_consumer, misfit_of_producer, versions_compared
+from equipoise.brokers.pulsar.topics.compatibility import UNCOMPARED, compared_with, misfit_of_consumer, misfit_of_producer
 from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, partitions_in
 from equipoise.brokers.pulsar.topics.schemas import version_of
@@ -76,14 +76,14 @@ class Admission:
             problem += f", which {added} more would exceed; delete topics, or raise the policy with set-max-topics-per-namespace"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
 
-    async def fetch_schema(self, topic: TopicName) -> None:
-        """Fetch the newest schema of a topic from other brokers, if none is known here and the policies need it."""
+    def depends_on_schemas(self, topic: TopicName, schema: Schema | None, *, is_consumers: bool) -> bool:
+        """Return whether the answer to a producer or a consumer with `schema` depends on the schemas that its topic has."""
         document = self._server.policies_of(topic.namespace)
-        names = (policies.COMPATIBILITY, policies.AUTO_UPDATE_SCHEMA, policies.SCHEMA_ENFORCED)
-        if any(each.name in document for each in names) and not self._known(topic):
-            found = await self._server.schemas.find(topic, None)
-            if found is not None:
-                self._schemas.add(_whole(topic), found[1])
+        if schema is None:
+            return not is_consumers and bool(policies.SCHEMA_ENFORCED.value_in(document))
+        if not is_consumers and policies.AUTO_UPDATE_SCHEMA.value_in(document) is False:
+            return True
+        return self.strategy_of(topic.namespace) not in UNCOMPARED
 
     async def once_compared(self, decide: Callable[[], Awaitable[T]]) -> T:
         """Return what `decide` returns. Call it again after each comparison of schemas that it lacks, one at a time in a thread.
@@ -127,7 +127,7 @@ class Admission:
         if policies.AUTO_UPDATE_SCHEMA.value_in(document) is False and known and schema not in known:
             message = f"Schema not found and schema auto updating is disabled for {topic.full}"
             return Refusal(error=ServerError.INCOMPATIBLE_SCHEMA, message=message)
-        return self._incompatible(topic, schema, misfit_of_producer)
+        return self._incompatible(topic, schema, misfit_of_producer, is_consumers=False)
 
     def strategy_of(self, namespace: str) -> Compatibility:
         """Return the compatibility strategy of the schemas of a namespace."""
@@ -139,18 +139,17 @@ class Admission:
         document = self._server.policies_of(topic.namespace)
         if not document or schema is None:
             return None
-        return self._incompatible(topic, schema, misfit_of_consumer)
+        return self._incompatible(topic, schema, misfit_of_consumer, is_consumers=True)
 
-    def _incompatible(self, topic: TopicName, schema: Schema, misfit: _Misfit) -> Refusal | None:
+    def _incompatible(self, topic: TopicName, schema: Schema, misfit: _Misfit, *, is_consumers: bool) -> Refusal | None:
         """Return the refusal of a schema by a comparison; None if it is not refused. Raise `UncomparedError` before the comparison."""
         strategy = self.strategy_of(topic.namespace)
-        known = self._schemas.all_of(_whole(topic))
-        if not is_new(schema, [each for _, each in known], strategy):
+        compared = compared_with(schema, self._known(topic), strategy, is_consumers=is_consumers)
+        if not compared:
             return None
-        compared = known[-versions_compared(strategy) :]
-        key = (misfit, version_of(schema), tuple(version for version, _ in compared), strategy)
+        key = (misfit, version_of(schema), tuple(version_of(each) for each in compared), strategy)
         if key not in self._verdicts:
-            raise UncomparedError(key, partial(misfit, schema, [each for _, each in compared], strategy))
+            raise UncomparedError(key, partial(misfit, schema, compared, strategy))
         problem = self._verdicts[key]
         if problem is None:
             return None

@@ -56,6 +56,7 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.ranges import TopicName
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -282,7 +283,7 @@ class Answers:
             return answer if isinstance(answer, Refusal) else (producer, answer)
 
         try:
-            served, (producer, replaced) = await self._let_in(request.topic, enter)
+            served, (producer, replaced) = await self._let_in(request.topic, request.schema, enter, is_consumers=False)
         except ServedElsewhere as error:
             self._server.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
@@ -298,9 +299,10 @@ class Answers:
         if replaced is not None:
             session.producers.pop(replaced.former, None)
             served.forget_works(replaced.forgotten)
-        version = self._register_schema(request.topic, request.schema, is_newest=True)
+        if request.schema is not None:
+            self._service.schemas.add(partitioned_name(served.name), request.schema)
         publishing = Publishing(producer=producer, served=served)
-        if connection.producer_opened(request, name, publishing, schema_version=version):
+        if connection.producer_opened(request, name, publishing, schema_version=version_of(request.schema)):
             session.producers[producer] = served
         else:
             session.drop_producer(producer, served)
@@ -337,7 +339,7 @@ class Answers:
                     error=ServerError.NOT_ALLOWED,
                     problem="this topic cannot be read compacted; subscribe without it",
                 )
-            served, (consumer, changes) = await self._let_in(request.topic, enter)
+            served, (consumer, changes) = await self._let_in(request.topic, request.schema, enter, is_consumers=True)
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
@@ -347,27 +349,31 @@ class Answers:
         except EquipoiseError as error:
             connection.consumer_refused(request, *_refusal_of(error))
             return
-        self._register_schema(request.topic, request.schema, is_newest=False)
+        whole = partitioned_name(served.name)
+        if request.schema is not None and not self._service.schemas.all_of(whole):
+            self._service.schemas.add(whole, request.schema)  # As in Pulsar, only a consumer that comes first registers its schema.
         if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
             send_active_changes(changes)
         else:
             session.drop_consumer(consumer, served)
 
-    def _register_schema(self, topic: str, schema: Schema | None, *, is_newest: bool) -> bytes:
-        """Register the schema of an accepted producer or consumer. Return its version, or b"" for no schema."""
-        if schema is not None:
-            self._service.schemas.add(partitioned_name(served_topic(topic).full), schema, is_newest=is_newest)
-        return version_of(schema)
-
-    async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
+    async def _let_in(
+        self, topic: str, schema: Schema | None, enter: Callable[[Topic], Refusal | T], *, is_consumers: bool
+    ) -> tuple[Served, T]:
         """Return the topic and the result of `enter` on it. If a dead client holds the place, remove it and call `enter` again.
+
+        If the result depends on the topic's schemas, fetch those that other brokers know before.
 
         Raises `NotServed` with the refusal, `ServedElsewhere`, and any error of serving the topic.
         """
+        name = served_topic(topic)
 
         async def attempt() -> tuple[Served, Refusal | T]:
             served = await self._served(topic)
+            while not served.has_schemas and self._server.admission.depends_on_schemas(name, schema, is_consumers=is_consumers):
+                await self._fetch_schemas(name, served)
+                served = await self._served(topic)  # It may have moved, or been dropped.
             try:
                 return served, enter(served.topic)
             except UncomparedError:
@@ -386,7 +392,6 @@ class Answers:
     async def _served(self, topic: str) -> Served:
         """Return the topic once this broker serves it. Wait while its owner is undecided."""
         name = served_topic(topic)
-        await self._server.admission.fetch_schema(name)
         here = self._service.served_now(name)
         if here is not None:
             return here
@@ -394,6 +399,15 @@ class Answers:
         if isinstance(served, Peer):
             raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
         return served
+
+    async def _fetch_schemas(self, topic: TopicName, served: Served) -> None:
+        """Fetch the schemas of a topic that other brokers know."""
+        try:
+            await self._server.schemas.fetch(topic)
+        except BaseException:
+            self._service.hosting.forget_if_idle(served)
+            raise
+        served.has_schemas = True
 
     async def _declared_dead(self, holder: object) -> bool:
         """Return whether the holder's connection was dead and is now removed."""

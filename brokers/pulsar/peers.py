@@ -164,16 +164,26 @@ class Peers:
                 if answer is not None:
                     return answer
         others = [each for each in self._others() if each.broker not in asked]
-        for answer in await asyncio.gather(*(self._ask(broker, path) for broker in others), return_exceptions=True):
+        answers = await self._answers_of(others, path, failed)
+        return answers[0] if answers else None
+
+    async def answers(self, path: str) -> Sequence[object]:
+        """Return the answers of the other brokers that have one to a GET of a path. Raise `NotAnswered` if there is none and one failed."""
+        return await self._answers_of(self._others(), path)
+
+    async def _answers_of(self, brokers: Sequence[BrokerEntry], path: str, failed: NotAnswered | None = None) -> Sequence[object]:
+        """Return the answers of those brokers that have one. If there is none, raise the last failure, or `failed`."""
+        answers = []
+        for answer in await asyncio.gather(*(self._ask(broker, path) for broker in brokers), return_exceptions=True):
             if isinstance(answer, NotAnswered):
                 failed = answer
             elif isinstance(answer, BaseException):
                 raise answer
             elif answer is not None:
-                return answer
-        if failed is not None:
+                answers.append(answer)
+        if failed is not None and not answers:
             raise failed
-        return None
+        return answers
 
     def _owner(self, topic: TopicName) -> BrokerEntry | None:
         view = self._worker.view

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Final
 from urllib.parse import quote
 
 from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.topics.compatibility import COMPARED_VERSIONS_MAX
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, Schemas
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import TopicName
+
+# In place of a version: all schemas of a topic.
+_ALL: Final = b"*"
 
 # Different schemas being searched at a time: each question goes to all other brokers and is answered within 5 s.
 _ASKED_MAX: Final = 256
@@ -47,27 +52,38 @@ class SchemaSearch:
             return known
         if version is not None and len(version) != VERSION_BYTES:
             return None
-        # Concurrent equal questions share one answer.
-        asked = self._asked.get((topic.full, version))
-        if asked is None:
-            if len(self._asked) >= _ASKED_MAX:
-                raise Overloaded(what="the list of running schema searches", limit=_ASKED_MAX)
-            asked = self._asked[topic.full, version] = asyncio.get_running_loop().create_task(self._ask(topic, version))
-            asked.add_done_callback(lambda done: self._finished(topic, version, done))
         try:
-            return await asyncio.shield(asked) or known
+            return await self._shared((topic.full, version), lambda: self._ask(topic, version)) or known
         except NotAnswered:
             if known is None:
                 raise
             return known
+
+    async def fetch(self, topic: TopicName) -> None:
+        """Store the schemas of a topic that other brokers know, so that the newest is the same as at its former owner. Raises as `find`."""
+        await self._shared((topic.full, _ALL), lambda: self._fetch(topic))
+
+    def newest(self, topic: TopicName) -> Sequence[Schema]:
+        """Return the schemas of a topic that are known here and that another broker needs, the newest last."""
+        return [schema for _, schema in self._schemas.all_of(partitioned_name(topic.full))][-COMPARED_VERSIONS_MAX:]
+
+    async def _shared(self, key: tuple[str, bytes | None], ask: Callable[[], Coroutine[None, None, Found | None]]) -> Found | None:
+        """Share one answer among concurrent equal questions."""
+        asked = self._asked.get(key)
+        if asked is None:
+            if len(self._asked) >= _ASKED_MAX:
+                raise Overloaded(what="the list of running schema searches", limit=_ASKED_MAX)
+            asked = self._asked[key] = asyncio.get_running_loop().create_task(ask())
+            asked.add_done_callback(lambda done: self._finished(key, done))
+        return await asyncio.shield(asked)
 
     async def forget(self, topic: TopicName) -> None:
         """Delete all schemas of a topic, here and at every other broker. Raise `NotAnswered` if another broker does not answer."""
         self._schemas.forget(partitioned_name(topic.full))
         await self._peers.ask_everyone(_path_of(topic), method="DELETE")
 
-    def _finished(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
-        del self._asked[topic.full, version]
+    def _finished(self, key: tuple[str, bytes | None], task: asyncio.Task[Found | None]) -> None:
+        del self._asked[key]
         if not task.cancelled():
             task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
 
@@ -79,6 +95,14 @@ class SchemaSearch:
         schema = read(answer)
         made = self._schemas.add(partitioned_name(topic.full), schema, is_newest=False)
         return None if version is not None and made != version else (made, schema)
+
+    async def _fetch(self, topic: TopicName) -> None:
+        answers = await self._peers.answers(f"{_path_of(topic)}s")
+        lists = [[read(each) for each in answer] for answer in answers if isinstance(answer, list)]
+        # Each owner fetched the schemas of the one before, so the longest list is that of the last owner.
+        longest = max(lists, key=len, default=None)
+        if longest:
+            self._schemas.learn(partitioned_name(topic.full), longest)
 
 
 def _path_of(topic: TopicName) -> str:

@@ -83,8 +83,14 @@ class SchemaPaths(TopicPaths):
         return json_answer(schema_document(*found))
 
     async def schemas(self, request: web.Request) -> web.Response:
-        """Return the schemas of a topic that its owner knows, oldest first."""
+        """Return the schemas of a topic that its owner knows, oldest first.
+
+        With `local=true` the newest that are known here, as brokers ask each other; 204 if none is.
+        """
         topic = topic_of(request)
+        if flag_of(request, "local"):
+            newest = self._server.schemas.newest(topic)
+            return json_answer([schema_search.document(each) for each in newest]) if newest else done()
         await self._here(request, topic.namespace, topic_hash(topic.full))
         known = self._service.schemas.all_of(partitioned_name(topic.full))
         if not known:
@@ -137,7 +143,8 @@ class SchemaPaths(TopicPaths):
 
     async def _refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
         """Return why producers of a topic must not use a schema; None if they may. Raise `UncomparedError`."""
-        await self._server.admission.fetch_schema(topic)
+        if self._server.admission.depends_on_schemas(topic, schema, is_consumers=False):
+            await self._server.schemas.fetch(topic)
         return self._server.admission.schema_refused(topic, schema)
 
     async def version(self, request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityResult, SchemaCompatibilityType
@@ -35,6 +35,9 @@ _ERROR_CHARACTERS_MAX: Final = 200
 
 _UNCHECKED: Final = frozenset({KINDS.index("KEY_VALUE"), KINDS.index("PROTOBUF_NATIVE")})
 
+UNCOMPARED: Final = frozenset({Compatibility.UNDEFINED, Compatibility.ALWAYS_COMPATIBLE})
+"""The strategies that allow every schema."""
+
 _BACKWARD: Final = frozenset({Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE, Compatibility.FULL, Compatibility.FULL_TRANSITIVE})
 _FORWARD: Final = frozenset({Compatibility.FORWARD, Compatibility.FORWARD_TRANSITIVE, Compatibility.FULL, Compatibility.FULL_TRANSITIVE})
 _TRANSITIVE: Final = frozenset({Compatibility.BACKWARD_TRANSITIVE, Compatibility.FORWARD_TRANSITIVE, Compatibility.FULL_TRANSITIVE})
@@ -42,43 +45,49 @@ _TRANSITIVE: Final = frozenset({Compatibility.BACKWARD_TRANSITIVE, Compatibility
 
 def misfit_of_producer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
     """Return why producers of a topic must not use a new schema; None if they may. `known` are the topic's schemas, the newest last."""
-
-    def compare(before: Schema, steps: _Steps) -> str | None:
-        problem = None
-        if strategy in _BACKWARD:
-            problem = _misfit_of_reader(schema, before, "the new schema cannot read messages of the one before", steps)
-        if problem is None and strategy in _FORWARD:
-            problem = _misfit_of_reader(before, schema, "the schema before cannot read messages of the new one", steps)
-        return problem
-
-    return _misfit(schema, known, strategy, compare)
+    compared = compared_with(schema, known, strategy, is_consumers=False)
+    return _misfit(schema, compared, strategy, reads=strategy in _BACKWARD, is_read=strategy in _FORWARD)
 
 
 def misfit_of_consumer(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
-    """Return why a consumer must not read a topic with a schema; None if it may. It must be able to read what producers send."""
-    what = "the consumer's schema cannot read messages of the topic's"
-    return _misfit(schema, known, strategy, lambda before, steps: _misfit_of_reader(schema, before, what, steps))
+    """Return why a consumer must not read a topic with a schema; None if it may. It must be able to read what producers send.
+
+    As in Pulsar, FULL_TRANSITIVE also demands the reverse.
+    """
+    compared = compared_with(schema, known, strategy, is_consumers=True)
+    return _misfit(schema, compared, strategy, reads=True, is_read=strategy is Compatibility.FULL_TRANSITIVE)
 
 
-def _misfit(
-    schema: Schema, known: Sequence[Schema], strategy: Compatibility, compare: Callable[[Schema, _Steps], str | None]
-) -> str | None:
-    """Return why a schema does not fit the newest known ones. `compare` compares it with one of the same type."""
-    if not is_new(schema, known, strategy):
-        return None
-    if strategy is Compatibility.ALWAYS_INCOMPATIBLE:
+def compared_with(schema: Schema, known: Sequence[Schema], strategy: Compatibility, *, is_consumers: bool) -> Sequence[Schema]:
+    """Return the `known` schemas of a topic that a producer's or a consumer's schema is compared with, the newest last.
+
+    They are the newest, or all for transitive strategies, without the schema itself. A schema that the topic has is not new for a
+    producer, and is compared with none. As in Pulsar, FORWARD_TRANSITIVE compares a consumer's schema with the newest only.
+    """
+    if strategy in UNCOMPARED:
+        return ()
+    content = (schema.kind, schema.definition)
+    if not is_consumers and any((each.kind, each.definition) == content for each in known):
+        return ()
+    is_transitive = strategy in _TRANSITIVE and not (is_consumers and strategy is Compatibility.FORWARD_TRANSITIVE)
+    newest = known[-COMPARED_VERSIONS_MAX:] if is_transitive else known[-1:]
+    return [each for each in newest if (each.kind, each.definition) != content]
+
+
+def _misfit(schema: Schema, compared: Sequence[Schema], strategy: Compatibility, *, reads: bool, is_read: bool) -> str | None:
+    """Return why a schema does not fit others. `reads`: it must read their messages. `is_read`: they must read its messages."""
+    if compared and strategy is Compatibility.ALWAYS_INCOMPATIBLE:
         return "the topic has another schema, and the strategy ALWAYS_INCOMPATIBLE allows no second one"
     steps = _Steps()
-    for before in known[-versions_compared(strategy) :]:
-        problem = _misfit_of_kinds(schema, before, strategy) or compare(before, steps)
+    for other in compared:
+        problem = _misfit_of_kinds(schema, other, strategy)
+        if problem is None and reads:
+            problem = _misfit_of_reader(schema, other, "the schema cannot read messages of the topic's", steps)
+        if problem is None and is_read:
+            problem = _misfit_of_reader(other, schema, "the topic's schema cannot read messages of the new one", steps)
         if problem is not None:
             return f"{problem} (strategy {strategy})"
     return None
-
-
-def versions_compared(strategy: Compatibility) -> int:
-    """Return how many schemas of a topic, the newest ones, a strategy compares with a new one."""
-    return COMPARED_VERSIONS_MAX if strategy in _TRANSITIVE else 1
 
 
 def problem_of_definition(schema: Schema) -> str | None:
@@ -90,13 +99,6 @@ def problem_of_definition(schema: Schema) -> str | None:
     except _NOT_AVRO as error:
         return f"the definition of a schema of type {_kind_name(schema)} must be an Avro schema: {_brief(error)}"
     return None
-
-
-def is_new(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> bool:
-    """Return whether a schema must be compared with those before."""
-    if strategy in {Compatibility.UNDEFINED, Compatibility.ALWAYS_COMPATIBLE} or not known:
-        return False
-    return all((each.kind, each.definition) != (schema.kind, schema.definition) for each in known)
 
 
 def _misfit_of_kinds(schema: Schema, before: Schema, strategy: Compatibility) -> str | None:

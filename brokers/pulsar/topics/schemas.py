@@ -7,6 +7,7 @@ same on every broker. Clients send their schema whenever they connect, so a move
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -34,21 +35,32 @@ class Schemas:
         self._bytes = 0
 
     def add(self, topic: str, schema: Schema, *, is_newest: bool = True) -> bytes:
-        """Store a schema and return its version.
+        """Store a schema and return its version. A schema that the topic does not have yet becomes its newest.
 
-        If `is_newest` is False (a consumer's schema), it becomes the newest version only if the topic has no other.
+        If `is_newest` is False (it comes from another broker), it becomes the newest only if the topic has no other.
         """
+        version = self._store(topic, schema)
+        versions = self._versions.setdefault(topic, OrderedDict())
+        if version not in versions:
+            versions[version] = None
+            versions.move_to_end(version, last=is_newest)
+        self._drop_surplus()
+        return version
+
+    def learn(self, topic: str, schemas: Sequence[Schema]) -> None:
+        """Store the schemas of a topic that another broker knows, the newest last. Schemas that only this broker knows are newer."""
+        learned = [self._store(topic, schema) for schema in schemas]
+        versions = self._versions.setdefault(topic, OrderedDict())
+        here = [version for version in versions if version not in learned]
+        self._versions[topic] = OrderedDict.fromkeys((*learned, *here))
+        self._drop_surplus()
+
+    def _store(self, topic: str, schema: Schema) -> bytes:
         version = version_of(schema)
         before = self._schemas.get((topic, version))
         self._bytes += size_of(schema) - (0 if before is None else size_of(before))
         self._schemas[topic, version] = schema
         self._schemas.move_to_end((topic, version))
-        versions = self._versions.setdefault(topic, OrderedDict())
-        if is_newest or version not in versions:
-            versions[version] = None
-            versions.move_to_end(version, last=is_newest)
-        while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
-            self._forget_one()
         return version
 
     def forget(self, topic: str) -> None:
@@ -60,12 +72,13 @@ class Schemas:
         """Return the known schemas of a topic with their versions, the newest last."""
         return [(version, self._schemas[topic, version]) for version in self._versions.get(topic, ())]
 
-    def _forget_one(self) -> None:
-        (topic, version), schema = self._schemas.popitem(last=False)
-        self._bytes -= size_of(schema)
-        del self._versions[topic][version]
-        if not self._versions[topic]:
-            del self._versions[topic]
+    def _drop_surplus(self) -> None:
+        while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
+            (topic, version), schema = self._schemas.popitem(last=False)
+            self._bytes -= size_of(schema)
+            del self._versions[topic][version]
+            if not self._versions[topic]:
+                del self._versions[topic]
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
         """Return a topic's schema and its version, or None if it is unknown. `version` None means the newest."""

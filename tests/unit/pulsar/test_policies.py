@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.brokers.balancing.topic_policies import Compatibility
 from equipoise.brokers.pulsar import admission
+from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.topics.compatibility import misfit_of_producer
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
@@ -342,6 +343,50 @@ async def test_an_incompatible_schema_is_refused(running: Brokers) -> None:
     assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
     await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
     await client.producer(4, schema=schema(ID, NOTE))
+
+
+@with_brokers(count=2)
+async def test_the_newest_schema_of_a_topic_is_the_same_after_a_move(running: Brokers) -> None:
+    """It is the last that was new, although producers with an older one reconnect after it."""
+    await put(running, "schemaCompatibilityStrategy", "FORWARD", "PUT")
+    source = running.owner_of()
+    destination = running.other_than(source)
+    for owner in (source, destination):
+        client = await owner.client()
+        await client.producer(1, schema=schema(ID), name="old")
+        await client.producer(2, schema=schema(ID, NOTE), name="new")
+        await client.producer(3, schema=schema(ID), name="old again")
+        await refused(client, client.ask_producer(4, schema=schema(NOTE)))
+        await client.close()
+        if owner is source:
+            await running.transfer(destination)
+    path = f"/admin/v2/schemas/{NAMESPACE}/orders/schemas"
+    definitions = [json.loads(each["data"])["fields"] for each in (await destination.get(path))["getSchemaResponses"]]
+    assert [[ID], [ID, NOTE]] == definitions
+
+
+@with_brokers(count=2)
+async def test_other_brokers_are_asked_for_schemas_once_and_only_if_the_answer_matters(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    usual = Peers.answers
+
+    async def answers(peers: Peers, path: str) -> Sequence[object]:
+        asked.append(path)
+        return await usual(peers, path)
+
+    monkeypatch.setattr(Peers, "answers", answers)
+    client = await running.owner_of().client()
+    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
+    await client.producer(1, schema=schema(ID))
+    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
+    await client.producer(2)
+    await client.consumer(3)
+    assert [] == asked
+    await client.producer(4, schema=schema(ID))
+    await client.consumer(5, schema=schema(ID), subscription="other")
+    assert 1 == len(asked)
 
 
 @with_brokers()

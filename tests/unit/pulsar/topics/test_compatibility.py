@@ -60,10 +60,30 @@ def test_the_first_schema_of_a_topic_is_allowed() -> None:
     assert all(misfit_of_producer(ONE, [], strategy) is None for strategy in C)
 
 
-@pytest.mark.parametrize("strategy", [C.BACKWARD, C.FORWARD, C.FULL, C.FULL_TRANSITIVE])
+@pytest.mark.parametrize("strategy", [C.BACKWARD, C.BACKWARD_TRANSITIVE, C.FORWARD, C.FORWARD_TRANSITIVE, C.FULL])
 def test_a_consumer_must_read_what_producers_send(strategy: Compatibility) -> None:
     assert misfit_of_consumer(ONE, [WITH_NOTE], strategy) is None
     assert "at /" in (misfit_of_consumer(WITH_NOTE, [ONE], strategy) or "")
+
+
+def test_producers_must_be_read_by_a_consumer_and_read_it_with_full_transitive() -> None:
+    assert "the topic's schema cannot read" in (misfit_of_consumer(ONE, [WITH_NOTE], C.FULL_TRANSITIVE) or "")
+    assert misfit_of_consumer(WITH_OPTIONAL, [ONE], C.FULL_TRANSITIVE) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_refused"), {C.FORWARD_TRANSITIVE: False, C.BACKWARD_TRANSITIVE: True, C.FULL_TRANSITIVE: True}.items()
+)
+def test_a_consumer_is_compared_with_all_schemas_or_the_newest(strategy: Compatibility, is_refused: bool) -> None:
+    """It reads the newest one, but not the one before, which has another type."""
+    known = [record({"name": "id", "type": "string"}), ONE]
+    assert is_refused == (misfit_of_consumer(WITH_OPTIONAL, known, strategy) is not None)
+
+
+def test_a_consumer_must_read_the_newest_schema_also_if_the_topic_had_its_own_before() -> None:
+    assert misfit_of_consumer(WITH_NOTE, [WITH_NOTE, ONE], C.FORWARD) is not None
+    assert misfit_of_consumer(ONE, [WITH_NOTE, ONE], C.FORWARD) is None
+    assert misfit_of_producer(WITH_NOTE, [WITH_NOTE, ONE], C.FORWARD) is None
 
 
 def test_types_without_records_agree_and_unknown_ones_are_refused() -> None:

@@ -15,13 +15,13 @@ def schema(definition: bytes, kind: int = 2) -> Schema:
 
 
 def test_the_newest_schema_is_found_and_older_ones_by_version() -> None:
-    """A schema that is added again is the newest again."""
+    """A schema that is added again, by a producer that comes back, is no newer than before."""
     schemas = Schemas()
     first, second = schemas.add("t", schema(b"1")), schemas.add("t", schema(b"2"))
     assert (second, schema(b"2")) == schemas.find("t", None)
     assert (first, schema(b"1")) == schemas.find("t", first)
     assert first == schemas.add("t", schema(b"1"))
-    assert (first, schema(b"1")) == schemas.find("t", None)
+    assert (second, schema(b"2")) == schemas.find("t", None)
     assert schemas.find("other", None) is None
     assert schemas.find("t", b"12345678") is None
 
@@ -65,11 +65,20 @@ def test_schemas_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [False, True, True] == [schemas.find(topic, None) is not None for topic in "abc"]
 
 
-def test_a_consumers_schema_is_the_newest_only_if_it_is_the_only_one() -> None:
+def test_the_schema_of_another_broker_is_the_newest_only_if_it_is_the_only_one() -> None:
     schemas = Schemas()
-    read_by = schemas.add("t", schema(b"1"), is_newest=False)
-    assert (read_by, schema(b"1")) == schemas.find("t", None)
+    elsewhere = schemas.add("t", schema(b"1"), is_newest=False)
+    assert (elsewhere, schema(b"1")) == schemas.find("t", None)
     newest = schemas.add("t", schema(b"2"))
     for definition in (b"1", b"2", b"3"):
         schemas.add("t", schema(definition), is_newest=False)
     assert (newest, schema(b"2")) == schemas.find("t", None)
+
+
+def test_schemas_of_a_former_owner_are_older_than_those_known_here_only() -> None:
+    schemas = Schemas()
+    for definition in (b"4", b"2"):
+        schemas.add("t", schema(definition))
+    schemas.learn("t", [schema(b"1"), schema(b"2"), schema(b"3")])
+    assert [b"1", b"2", b"3", b"4"] == [each.definition for _, each in schemas.all_of("t")]
+    assert [] == schemas.all_of("other")
