@@ -145,12 +145,11 @@ class Hosting:
         return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
 
     def limit(self, namespace: str, *, now_ms: int) -> None:
-        """Apply the limits of a namespace to its topics, because they have changed."""
-        limits = self._limits(namespace)
+        """Apply the limits of a namespace to its topics, which have changed. A deleted one has no topics, and is not looked up."""
         for hosted in self._bundles.values():
             if hosted.ownership.bundle.namespace == namespace:
                 for served in hosted.topics.values():
-                    served.topic.limit(limits, now_ms)
+                    served.topic.limit(self._limits(namespace), now_ms)
 
     def of_namespace(self, namespace: str) -> Iterator[str]:
         """Return the sorted full names of a namespace's topics."""

@@ -6,11 +6,13 @@ import pytest
 
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.pulsar.hosting import Hosting
+from equipoise.brokers.pulsar.topics.policies import PolicyTable
 from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicLimits, TopicState
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, topic_hash
+from equipoise.channel.core.records import Document
 from tests.pulsar.topics import make_producer
 from tests.unit.runtime.test_ownership import clock_at_start, good_lease
 
@@ -52,6 +54,25 @@ def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
     tables.reshape([left.bundle, right.bundle], [whole])
     assert {whole.bundle.name: NAMES} == filed(tables)
     assert NAMES == sorted(tables.topics)
+
+
+def test_the_policies_of_a_deleted_namespace_are_forgotten() -> None:
+    """All its bundles are closed before it is deleted."""
+    table, policies, none = PolicyTable(TopicLimits()), dict[str, Document](), {}
+    table.current = lambda namespace: policies.get(namespace, none)
+    tables = Hosting(limits=table.limits_of, topics_max=9)
+    whole, policies[NAMESPACE] = ownership(), {"max_producers_per_topic": 1}
+    tables.open(whole, {}, now_ms=0)
+    tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
+    policies[NAMESPACE] = {}
+    assert [NAMESPACE] == table.changed()
+    tables.limit(NAMESPACE, now_ms=0)
+    tables.close(whole.bundle.name)
+    del policies[NAMESPACE]
+    assert [NAMESPACE] == table.changed()
+    tables.limit(NAMESPACE, now_ms=0)
+    policies[NAMESPACE] = {}
+    assert [] == table.changed()
 
 
 def test_a_closed_bundle_takes_its_topics_along() -> None:
