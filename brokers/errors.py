@@ -78,7 +78,7 @@ class NotProposed(PeerError):
 
 
 class Rejected(PeerError):
-    """The channel rejected a proposal, or would have. The message speaks to an operator; `reason` is for programs."""
+    """The channel rejected a proposal or would have, or a request contradicts what exists. Programs read `reason`, people the message."""
 
     def __init__(
         self, *, key: str, reason: str, problem: str | None, offset: int | None, action: str = "change", advice: str | None = None
@@ -280,6 +280,11 @@ def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
 def decision_log_unavailable(*, log: str, problem: str) -> PeerError:
     """Return the error for a decision log that cannot be written or read. Balancing goes on."""
     return PeerError(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
+
+
+def conflict(key: str, problem: str, *, action: str, advice: str, reason: Reason = Reason.ILLEGAL_TRANSITION) -> Rejected:
+    """Return the refusal of a request that contradicts what exists, before anything is appended. The arguments are those of `Rejected`."""
+    return Rejected(key=key, reason=reason, problem=problem, offset=None, action=action, advice=advice)
 
 
 def counted(count: int, what: str) -> str:

@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.destinations import Destinations, isolated, mea
 from equipoise.brokers.balancing.failure_domains import domains_in
 from equipoise.brokers.balancing.named import namespaces_of
 from equipoise.brokers.balancing.policies import TENANT, FailureDomain, Isolation, Pin, Tenant, parse_policy, policies_in, read_policies
-from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, Rejected
+from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, conflict
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document, Reason
 from equipoise.channel.core.view import View
@@ -48,8 +48,8 @@ def _check_is_empty(view: View, tenant: str) -> None:
     namespaces = namespaces_of(view, tenant)
     if namespaces:
         more = f" and {len(namespaces) - 1} more" if len(namespaces) > 1 else ""
-        problem, advice, action = f"it still has namespace {namespaces[0]}{more}", "delete its namespaces first", "delete tenant"
-        raise Rejected(key=tenant, reason=Reason.BUNDLES_IN_USE, problem=problem, offset=None, action=action, advice=advice)
+        problem, advice = f"it still has namespace {namespaces[0]}{more}", "delete its namespaces first"
+        raise conflict(tenant, problem, action="delete tenant", advice=advice, reason=Reason.BUNDLES_IN_USE)
 
 
 def _check_is_alone(view: View, policy: FailureDomain) -> None:
@@ -58,9 +58,8 @@ def _check_is_alone(view: View, policy: FailureDomain) -> None:
     for broker in policy.brokers:
         other = policies.get(broker, policy)
         if other.name != policy.name:
-            problem, advice = f"broker {broker} is in the failure domain {other.domain}", "remove it there first"
-            action, reason = "set failure domain", Reason.ILLEGAL_TRANSITION
-            raise Rejected(key=policy.domain, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+            problem = f"broker {broker} is in the failure domain {other.domain}"
+            raise conflict(policy.domain, problem, action="set failure domain", advice="remove it there first")
 
 
 def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | None, document: Document | None) -> None:

@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected
+from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, conflict
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts
@@ -44,12 +44,8 @@ def check_request(view: View, intent: Intent) -> None:
             check_policy_change(view, policy, document)
         case CreateNamespace(name=name) if name in view.namespaces:
             count, created = len(view.bundles_of(name)), view.namespaces[name].created
-            problem, advice = (
-                f"it already exists (created at offset {created})",
-                f"see its {count} bundles: equipoise namespaces bundles {name}",
-            )
-            action, reason = action_of(intent), Reason.ILLEGAL_TRANSITION
-            raise Rejected(key=name, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+            advice = f"see its {count} bundles: equipoise namespaces bundles {name}"
+            raise conflict(name, f"it already exists (created at offset {created})", action=action_of(intent), advice=advice)
         case MergeBundles(left=name) if name in view.bundles:
             _check_merge(view, view.bundles[name])
 
@@ -58,8 +54,7 @@ def _check_merge(view: View, left: BundleEntry) -> None:
     right = view.right_neighbour(left)
     if right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
         key, problem = f"{left.name} and {right.name}", f"they belong to {owner_of(view, left)} and {owner_of(view, right)}"
-        advice, reason = "transfer one of them first", Reason.ILLEGAL_TRANSITION
-        raise Rejected(key=key, reason=reason, problem=problem, offset=None, action="merge", advice=advice)
+        raise conflict(key, problem, action="merge", advice="transfer one of them first")
 
 
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:

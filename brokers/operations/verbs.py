@@ -40,7 +40,7 @@ from equipoise.brokers.balancing.policies import TENANT, tenant_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import Rejected, counted
+from equipoise.brokers.errors import conflict, counted
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
@@ -57,7 +57,7 @@ from equipoise.brokers.operations.steps import (
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id, check_tenant, even_boundaries
-from equipoise.channel.core.records import Document, Reason, Scalar
+from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
@@ -391,9 +391,8 @@ def create_tenant(name: str, *, admin_roles: Sequence[str] = (), allowed_cluster
     check_tenant(name)
     view = (yield from Look()).view
     if name in tenants_in(view):
-        problem, advice = "it already exists", f"see its namespaces: equipoise namespaces list {name}"
-        reason, action = Reason.ILLEGAL_TRANSITION, "create tenant"
-        raise Rejected(key=name, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+        advice = f"see its namespaces: equipoise namespaces list {name}"
+        raise conflict(name, "it already exists", action="create tenant", advice=advice)
     document = _tenant_document(view, admin_roles, allowed_clusters)
     accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=document, expected=None))
     return _accepted(accepted.offset, f"tenant {name} is created", tenant=name)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import policy_named
 from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, failure_domain_document, items_of
-from equipoise.brokers.errors import Rejected, counted
+from equipoise.brokers.errors import conflict, counted
 from equipoise.brokers.http.admin.cluster_policies import documents_of, key_of
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer
@@ -22,7 +22,7 @@ from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import delete_cluster_policy, set_cluster_policy
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.core.records import Document, Reason
+from equipoise.channel.core.records import Document
 
 _CLUSTERS: Final = "/admin/v2/clusters"
 _CLUSTER: Final = f"{_CLUSTERS}/{{cluster}}"
@@ -63,9 +63,8 @@ class Clusters(Admin):
         """Refuse: 409 for the name of this cluster, 405 for another one."""
         cluster, view = request.match_info["cluster"], ready_view(self._worker)
         if cluster == view.cluster:
-            problem, advice = "it already exists", f"see its addresses: pulsar-admin clusters get {cluster}"
-            action, reason = "create cluster", Reason.ILLEGAL_TRANSITION
-            raise Rejected(key=cluster, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+            advice = f"see its addresses: pulsar-admin clusters get {cluster}"
+            raise conflict(cluster, "it already exists", action="create cluster", advice=advice)
         why = f"a log holds one cluster, and this one holds {view.cluster!r}; start a broker with another log to create another cluster"
         return not_supported(request, why, allow="GET, DELETE")
 

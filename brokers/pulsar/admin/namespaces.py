@@ -9,12 +9,12 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import counted
+from equipoise.brokers.errors import conflict, counted
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH, Namespaces
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
-from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.peers import Listing
 from equipoise.brokers.pulsar.server import Server
@@ -66,8 +66,8 @@ class NamespacesWithTopics(TopicPaths):
             topics = await self._topics_in_use(namespace.name)
             if topics:
                 in_use = f"{counted(len(topics), 'topic')} in use, such as {topics[0]}"
-                reason = f"namespace {namespace.name} has {in_use}; stop their clients, or use --force"
-                return conflict(request, reason)
+                advice = "stop their clients, or use --force"
+                raise conflict(namespace.name, f"it has {in_use}", action="delete namespace", advice=advice)
         return await self._namespaces.delete(request)
 
     async def _topics_in_use(self, namespace: str) -> Sequence[str]:

@@ -9,10 +9,10 @@ from aiohttp import web
 from pydantic import BaseModel, TypeAdapter
 
 from equipoise.brokers.agent.intents import SetPolicy
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, no_properties, topic_of
 from equipoise.brokers.pulsar.admin.topics import check_unused, clients_in
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
 from equipoise.brokers.pulsar.topics.stats import Stats, internal_stats, metadata_of, partitioned_stats
@@ -29,6 +29,7 @@ class PartitionsBody(BaseModel):
     properties: dict[str, str] | None = None
 
 
+_CREATE: Final = "create partitioned topic"
 _PARTITIONS_BODY: Final = TypeAdapter[int | PartitionsBody | None](Integer | PartitionsBody | None)
 
 
@@ -58,9 +59,10 @@ class Partitions(TopicPaths):
         partitions = self._partitions(topic)
         self._server.check_namespace(topic.namespace)
         if partitions:
-            return conflict(request, f"topic {topic.full} already exists, with {partitions} partitions")
+            advice = "add partitions with update-partitioned-topic"
+            raise conflict(topic.full, f"it already exists, with {partitions} partitions", action=_CREATE, advice=advice)
         if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
-            return conflict(request, f"topic {topic.full} already exists, without partitions; delete it first")
+            raise conflict(topic.full, "it already exists, without partitions", action=_CREATE, advice="delete it first")
         await self._server.admission.check_room(topic, count)
         await self._set_partitions(topic, count, before=None)
         return done()

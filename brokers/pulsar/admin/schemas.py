@@ -12,11 +12,11 @@ from aiohttp import web
 from pydantic import BaseModel, Field, TypeAdapter
 
 from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
 from equipoise.brokers.pulsar import schema_search
-from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, conflict, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
 from equipoise.brokers.pulsar.topics.compatibility import KINDS, problem_of_definition
 from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name
@@ -49,6 +49,9 @@ class SchemaBody(BaseModel):
 
 
 _SCHEMA_BODY: Final = TypeAdapter[SchemaBody | None](SchemaBody | None)
+_OTHER_SCHEMA: Final = (
+    "use another schema, or change the policy of the namespace (set-schema-compatibility-strategy, set-is-allow-auto-update-schema)"
+)
 _EXPECTED: Final = "a schema with type, schema and properties"
 
 
@@ -113,7 +116,7 @@ class SchemaPaths(TopicPaths):
 
         version = await self._server.admission.once_compared(register)
         if isinstance(version, Refusal):
-            return conflict(request, version.message)
+            raise conflict(topic.full, version.message, action="upload a schema for", advice=_OTHER_SCHEMA)
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
 
     async def delete(self, request: web.Request) -> web.Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote
 
@@ -12,7 +11,6 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.server import Server
@@ -101,8 +99,3 @@ def no_topic(topic: TopicName) -> NotFound:
 def no_properties() -> InvalidRequest:
     """Return the error of a topic that is to be created with properties."""
     return InvalidRequest(what="the body", problem="this server keeps no properties of topics; create the topic without them")
-
-
-def conflict(request: web.Request, reason: str) -> web.Response:
-    """Return 409: the request contradicts what exists."""
-    return problem_answer(request, HTTPStatus.CONFLICT, reason, "Conflict")

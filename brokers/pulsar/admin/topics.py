@@ -8,10 +8,10 @@ from typing import Final
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import body_of, flag_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, conflict, no_properties, path_of, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, no_properties, path_of, topic_of
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.stats import Stats, consumers_in, internal_stats, producers_in, topic_stats
 from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServerError
@@ -19,6 +19,7 @@ from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
 
+_CREATE: Final = "create topic"
 _PROPERTIES_BODY: Final = TypeAdapter[dict[str, str] | None](dict[str, str] | None)
 
 
@@ -50,13 +51,14 @@ class Topics(TopicPaths):
             raise no_properties()
         self._server.check_namespace(topic.namespace)
         if self._partitions(topic):
-            return conflict(request, f"topic {topic.full} already exists, with {self._partitions(topic)} partitions")
+            problem = f"it already exists, with {self._partitions(topic)} partitions"
+            raise conflict(topic.full, problem, action=_CREATE, advice="use it, or delete it with delete-partitioned-topic first")
         await self._here(request, topic.namespace, topic_hash(topic.full))
         served = await self._service.serve(topic, self._server.admission.check_room)
         if isinstance(served, Peer):
             raise NotAnswered(f"topic {topic.full} is moving to another broker; try again")
         if served.is_kept or not served.topic.is_idle:
-            return conflict(request, f"topic {topic.full} already exists")
+            raise conflict(topic.full, "it already exists", action=_CREATE, advice="use it, or delete it first")
         self._service.keep(served)
         return done()
 
@@ -65,7 +67,7 @@ class Topics(TopicPaths):
         topic = topic_of(request)
         is_forced = flag_of(request, "force")
         if self._partitions(topic):
-            return conflict(request, f"topic {topic.full} has partitions; delete it with delete-partitioned-topic")
+            raise conflict(topic.full, "it has partitions", action="delete topic", advice="delete it with delete-partitioned-topic")
         served = await self._served(request, topic)
         if not is_forced:
             check_unused(topic, [topic_stats(served.topic, owner_broker=self._worker.broker_id)])

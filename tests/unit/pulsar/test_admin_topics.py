@@ -41,7 +41,7 @@ async def test_a_created_topic_exists_until_it_is_deleted(running: Brokers) -> N
     """Every broker gives the same answers."""
     for member in running.members:
         assert 204 == (await member.ask("PUT", PATH, {}))[0]
-        assert (409, f"topic {TOPIC} already exists") == await refused(member, "PUT", PATH)
+        assert (409, f"cannot create topic {TOPIC}: it already exists; use it, or delete it first") == await refused(member, "PUT", PATH)
         assert [TOPIC] == await member.get(TOPICS)
         assert [] == field(await member.get(f"{PATH}/stats"), "publishers")
         assert [] == await member.get(f"{PATH}/subscriptions")
@@ -77,12 +77,16 @@ async def test_a_created_topic_that_nobody_uses_goes(running: Brokers) -> None:
 async def test_a_topic_is_created_only_once_with_partitions_or_without(running: Brokers) -> None:
     (member,) = running.members
     await member.ask("PUT", f"{PATH}/partitions", 2)
-    assert (409, f"topic {TOPIC} already exists, with 2 partitions") == await refused(member, "PUT", PATH)
+    told = f"cannot create topic {TOPIC}: it already exists, with 2 partitions; use it, or delete it with delete-partitioned-topic first"
+    assert (409, told) == await refused(member, "PUT", PATH)
     assert (409, True) == ((told := await refused(member, "DELETE", PATH))[0], "delete-partitioned-topic" in told[1])
     assert 409 == (await refused(member, "PUT", f"{PATH}/partitions", 2))[0]
     await member.ask("PUT", f"{PATH}-plain")
     status, reason = await refused(member, "PUT", f"{PATH}-plain/partitions", 2)
-    assert (409, f"topic {TOPIC}-plain already exists, without partitions; delete it first") == (status, reason)
+    assert (409, f"cannot create partitioned topic {TOPIC}-plain: it already exists, without partitions; delete it first") == (
+        status,
+        reason,
+    )
     named = {"properties": {"owner": "erin"}, "partitions": 2}
     for asked in (("PUT", f"{PATH}-other", named["properties"]), ("PUT", f"{PATH}-other/partitions", named)):
         assert (400, True) == ((told := await refused(member, *asked))[0], "keeps no properties" in told[1])
