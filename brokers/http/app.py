@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,7 +15,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
-from equipoise.brokers.http.admin.namespaces import Namespaces
+from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
 from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.answers import SERVER
 from equipoise.brokers.http.assignment import Assignment
@@ -44,19 +44,19 @@ def make_app(
     *,
     is_pulsars: Callable[[TopicName], bool] | None = None,
     end: Callable[[], None] | None = None,
-    first: Sequence[web.RouteDef] = (),
+    topics: NamespaceTopics | None = None,
 ) -> web.Application:
-    """Return an application with all paths of one worker. Errors become typed answers. `is_pulsars` is for `Lookup`, `end` for `Brokers`.
+    """Return an application with all paths of one worker. Errors become typed answers.
 
-    `first` are routes that take requests before the others.
+    `is_pulsars` is for `Lookup`, `end` for `Brokers`, and `topics` for `Namespaces`.
 
     Add the routes of services as `typed`, too, and `unmatched` after them.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
-    of_channel = (Clusters(worker), Tenants(worker), Namespaces(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
-    app.add_routes([typed(denying(worker, route)) for route in first])
+    namespaces = Namespaces(worker, topics)
+    of_channel = (Clusters(worker), Tenants(worker), namespaces, Policies(worker), Brokers(worker, end), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(worker, FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -40,6 +40,7 @@ _HTTP_PORT: Final = 80
 _SHOWN_CHARACTERS_MAX: Final = 4_096
 
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
+_TOPICS_PATH: Final = "/admin/v2/non-persistent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,19 @@ def _document_of(broker: BrokerEntry, answer: Answer) -> object:
         in_doubt = answer.status != HTTPStatus.SERVICE_UNAVAILABLE
         raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer), in_doubt=in_doubt)
     return _document(answer.text)
+
+
+def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
+    """Return the topics of a namespace, sorted, by asking each live broker that serves Pulsar's clients.
+
+    Raises `BrokerUnreachable` if one does not answer, and `CallerError` with its objection.
+    """
+    topics = set[str]()
+    for broker in access.view.live_brokers():
+        if "pulsar" in broker.joined.addresses:
+            listing = _document_of(broker, ask(broker, "GET", f"{_TOPICS_PATH}/{namespace}?local=true", deadline=access.deadline))
+            topics |= set(listing["topics"]) if isinstance(listing, dict) else set()
+    return sorted(topics)
 
 
 # --- one broker ---

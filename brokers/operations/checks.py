@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, conflict
+from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, conflict, counted
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts
@@ -55,6 +55,13 @@ def _check_merge(view: View, left: BundleEntry) -> None:
     if right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
         key, problem = f"{left.name} and {right.name}", f"they belong to {owner_of(view, left)} and {owner_of(view, right)}"
         raise conflict(key, problem, action="merge", advice="transfer one of them first")
+
+
+def check_unused(namespace: str, topics: Sequence[str]) -> None:
+    """Raise `Rejected` if a namespace that is to be deleted has topics with clients."""
+    if topics:
+        problem = f"it has {counted(len(topics), 'topic')} in use, such as {topics[0]}"
+        raise conflict(namespace, problem, action="delete namespace", advice="stop their clients, or use --force")
 
 
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:

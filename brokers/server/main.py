@@ -179,7 +179,7 @@ async def _serving(
     if topics is None:
         app = make_app(worker, lookups, end=end)
     else:
-        app = make_app(worker, lookups, is_pulsars=topics.is_pulsars, end=end, first=topics.first_routes())
+        app = make_app(worker, lookups, is_pulsars=topics.is_pulsars, end=end, topics=topics.namespaces)
         app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
     NEW_BUNDLES_MAX,
@@ -16,11 +17,14 @@ from equipoise.brokers.balancing.namespace_policies import (
     check_new_bundles,
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading, writing
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.asking import topics_in_use
+from equipoise.brokers.operations.checks import check_unused
+from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.errors import InvalidName, invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
@@ -150,16 +154,21 @@ def delete(
     namespace: NamespaceArgument,
     *,
     log: LogOption,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Delete it even if it has clients, and disconnect them.")] = False,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a namespace with all its bundles.
+    """Delete a namespace with all its bundles. Refused while Pulsar's clients use its topics, unless forced.
 
     The bundles are unloaded first, which takes as long as their owners need. If the command times out, run it again to continue.
     """
     operation = verbs.delete_namespace(namespace) if as_json else verbs.delete_namespace(namespace, progress=print_line)
-    carry_out(operation, log, admin, timeout, as_json=as_json)
+    with writing(log, admin, timeout) as access:
+        if not force and namespace_named(access.view, namespace).status != "deleting":
+            check_unused(namespace, topics_in_use(access, namespace))
+        answer = run(access, operation)
+    print_fact(answer.sentence, answer.document, as_json=as_json)
 
 
 @app.command()

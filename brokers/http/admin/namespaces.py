@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -42,6 +42,8 @@ from equipoise.brokers.http.bodies import (
 from equipoise.brokers.http.errors import error_answer
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations import verbs
+from equipoise.brokers.operations.checks import check_unused
+from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
@@ -56,8 +58,27 @@ UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
 _EXAMPLES_MAX: Final = 3
 
 
+LARGEST: Final = "LARGEST"
+HOT: Final = "HOT"
+
+
+class NamespaceTopics(Protocol):
+    """What a broker knows about the topics of a namespace."""
+
+    async def in_use(self, namespace: str) -> Sequence[str]:
+        """Return the topics of a namespace, sorted."""
+
+    async def weights(self, namespace: str, by: str) -> Mapping[str, float]:
+        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by name."""
+
+
 class Namespaces(Admin):
     """The paths of namespaces and bundles of one worker."""
+
+    def __init__(self, worker: Worker, topics: NamespaceTopics | None = None) -> None:
+        """`topics` answers for topics, if this broker serves any."""
+        super().__init__(worker)
+        self._topics = topics
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
@@ -175,8 +196,14 @@ class Namespaces(Admin):
         return await self._done(verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a namespace, once all its bundles have been released."""
-        return await self._done(verbs.delete_namespace(namespace_of(request)))
+        """Delete a namespace, once all its bundles have been released. 409 if clients use its topics.
+
+        With `force` also then: the clients are disconnected.
+        """
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        if self._topics is not None and not flag_of(request, "force") and namespace.status != "deleting":
+            check_unused(namespace.name, await self._topics.in_use(namespace.name))
+        return await self._done(verbs.delete_namespace(namespace.name))
 
     async def unload_all(self, request: web.Request) -> web.Response:
         """Move every bundle of a namespace away from its owner. A header says how many moved.
@@ -220,11 +247,14 @@ class Namespaces(Admin):
         return _unloaded(answer.outcomes[0].document())
 
     async def split(self, request: web.Request) -> web.Response:
-        """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm."""
-        return await self.split_bundle(request, bundle_of(request))
+        """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm.
 
-    async def split_bundle(self, request: web.Request, name: str) -> web.Response:
-        """Split the bundle `name` as a request demands."""
+        In place of its range, `LARGEST` names the bundle with the most topics, and `HOT` the one with the highest throughput.
+        """
+        by = request.match_info["bundle"]
+        name = (
+            await self._heaviest(namespace_of(request), by, self._topics) if self._topics and by in {LARGEST, HOT} else bundle_of(request)
+        )
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         positions = await body_of(request, POSITIONS_BODY) or None
         if positions and algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
@@ -232,6 +262,14 @@ class Namespaces(Admin):
             check_cuts(bundle.low, bundle.high, sorted(positions))
             positions = None  # As in Pulsar, these algorithms ignore possible positions.
         return await self._done(verbs.split(name, algorithm, positions))
+
+    async def _heaviest(self, name: str, by: str, topics: NamespaceTopics) -> str:
+        namespace = namespace_named(ready_view(self._worker), name).name
+        weights = await topics.weights(namespace, by)
+        heaviest = max(sorted(weights), key=lambda bundle: weights[bundle], default=None)
+        if heaviest is None or not weights[heaviest]:
+            raise CallerError(f"no bundle of namespace {namespace} has traffic to choose it by; name the range of a bundle")
+        return heaviest
 
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""

@@ -1,4 +1,4 @@
-"""Serve the paths of namespaces and bundles that depend on their topics: deletion, the choice of a bundle to split, subscriptions."""
+"""Answer for the topics of namespaces and bundles, and serve the paths of their backlogs and subscriptions."""
 
 from __future__ import annotations
 
@@ -9,44 +9,28 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
-from equipoise.brokers.errors import conflict, counted
-from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH, Namespaces
+from equipoise.brokers.errors import counted
+from equipoise.brokers.http.admin.namespaces import LARGEST, NAMESPACE_PATH
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.peers import Listing
-from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
-from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import topic_hash
 
 _BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle:0x[0-9a-f]{{8}}_0x[0-9a-f]{{8}}}}"
-_LARGEST: Final = "LARGEST"
-_HOT: Final = "HOT"
 _LOADS: Final = "/admin/v2/broker-stats/load-report"
 
 
 class NamespacesWithTopics(TopicPaths):
     """The paths of namespaces that depend on their topics, as one broker answers them."""
 
-    def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
-        super().__init__(worker, server, lookups)
-        self._namespaces = Namespaces(worker)
-
-    def first_routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes that go before those of `Namespaces`, which have the same paths."""
-        return (
-            web.delete(NAMESPACE_PATH, self.delete),
-            web.put(f"{NAMESPACE_PATH}/{{bundle:{_LARGEST}|{_HOT}}}/split", self.split),
-        )
-
     def routes(self) -> Sequence[web.RouteDef]:
-        """Return the other routes."""
+        """Return the routes."""
         return (
             web.post(f"{NAMESPACE_PATH}/clearBacklog", self.clear_backlog),
             web.post(f"{NAMESPACE_PATH}/clearBacklog/{{subscription}}", self.clear_backlog),
@@ -56,21 +40,7 @@ class NamespacesWithTopics(TopicPaths):
             web.post(f"{_BUNDLE}/unsubscribe/{{subscription}}", self.unsubscribe_bundle),
         )
 
-    async def delete(self, request: web.Request) -> web.Response:
-        """Delete a namespace, once all its bundles have been released. 409 if clients use its topics.
-
-        With `force` also then: the clients are disconnected.
-        """
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
-        if not flag_of(request, "force") and namespace.status != "deleting":
-            topics = await self._topics_in_use(namespace.name)
-            if topics:
-                in_use = f"{counted(len(topics), 'topic')} in use, such as {topics[0]}"
-                advice = "stop their clients, or use --force"
-                raise conflict(namespace.name, f"it has {in_use}", action="delete namespace", advice=advice)
-        return await self._namespaces.delete(request)
-
-    async def _topics_in_use(self, namespace: str) -> Sequence[str]:
+    async def in_use(self, namespace: str) -> Sequence[str]:
         """Return the topics of a namespace, sorted. A bundle without a server has none, and nor has a broker without Pulsar's service."""
         if self._worker.service_of(namespace) is not self._service:
             return []
@@ -78,14 +48,9 @@ class NamespacesWithTopics(TopicPaths):
         listings = [*map(Listing.read, answers), self._server.peers.here(namespace)]
         return sorted({topic for listing in listings for topic in listing.topics})
 
-    async def split(self, request: web.Request) -> web.Response:
-        """Split the bundle with the most topics (`LARGEST`), or with the highest throughput (`HOT`); see `Namespaces.split`."""
-        namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
-        weights = await (self._topics_by_bundle if request.match_info["bundle"] == _LARGEST else self._loads_by_bundle)(namespace)
-        heaviest = max(sorted(weights), key=lambda name: weights[name], default=None)
-        if heaviest is None or not weights[heaviest]:
-            raise CallerError(f"no bundle of namespace {namespace} has traffic to choose it by; name the range of a bundle")
-        return await self._namespaces.split_bundle(request, heaviest)
+    async def weights(self, namespace: str, by: str) -> Mapping[str, float]:
+        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by name."""
+        return await (self._topics_by_bundle(namespace) if by == LARGEST else self._loads_by_bundle(namespace))
 
     async def _topics_by_bundle(self, namespace: str) -> Mapping[str, float]:
         topics = await self._server.topics_of(namespace, TopicsMode.NON_PERSISTENT)

@@ -29,17 +29,13 @@ class PulsarAdmin:
         """`server` answers for local topics and asks other brokers; `lookups` finds the broker to redirect to."""
         self._worker = worker
         self._server = server
-        self._namespaces = NamespacesWithTopics(worker, server, lookups)
+        self.namespaces = NamespacesWithTopics(worker, server, lookups)
         of_topics = (Lists, Topics, Partitions, SchemaPaths)
-        self._paths = [*(group(worker, server, lookups) for group in of_topics), self._namespaces, TopicPolicies(worker, server)]
+        self._paths = [*(group(worker, server, lookups) for group in of_topics), self.namespaces, TopicPolicies(worker, server)]
 
     def documented(self) -> Sequence[web.RouteDef]:
         """Return the routes that work."""
         return [route for paths in self._paths for route in paths.routes()]
-
-    def first_routes(self) -> Sequence[web.RouteDef]:
-        """Return the routes that go before those of the channel, some of which have the same paths."""
-        return self._namespaces.first_routes()
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes, with those that are refused."""

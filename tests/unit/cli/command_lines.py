@@ -32,7 +32,7 @@ _LINES: Final[Mapping[str, str]] = {
     "namespaces list": "tenant --log {log} --timeout 5 --json",
     "namespaces policies": "shop/gone --log {log} --on-channel-loss serve --as erin --timeout 5 --json",
     "namespaces bundles": "{namespace} --log {log} --timeout 5 --json",
-    "namespaces delete": "shop/gone --log {log} --as erin --timeout 5 --json",
+    "namespaces delete": "shop/gone --force --log {log} --as erin --timeout 5 --json",
     "namespaces unload": (
         "{namespace} --log {log} --bundle {left_range} --destinationBroker a --force --no-wait --as erin --timeout 5 --json"
     ),
