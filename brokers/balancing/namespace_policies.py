@@ -62,7 +62,7 @@ def misfit(policies: Document) -> str | None:
 def _misfit_of_loss(value: Scalar) -> str | None:
     if isinstance(value, str) and value in tuple(OnChannelLoss):
         return None
-    return f"{ON_CHANNEL_LOSS} is {value!r}, and can only be {' or '.join(OnChannelLoss)}"
+    return f"{ON_CHANNEL_LOSS} is {value!r:.80}, and can only be {' or '.join(OnChannelLoss)}"
 
 
 def _misfit_of_group(value: Scalar) -> str | None:
@@ -70,7 +70,7 @@ def _misfit_of_group(value: Scalar) -> str | None:
     if is_name:
         return None
     expected = f"a name of 1 to {_GROUP_CHARACTERS_MAX} printable characters without white space around it"
-    return f"{ANTI_AFFINITY_GROUP} is {value!r}, and must be {expected}"
+    return f"{ANTI_AFFINITY_GROUP} is {value!r:.80}, and must be {expected}"
 
 
 NEW_BUNDLES_MAX: Final = 4_096

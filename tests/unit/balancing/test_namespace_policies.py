@@ -57,5 +57,10 @@ def test_a_group_is_a_name_in_any_case(value: str, group: str) -> None:
 @pytest.mark.parametrize("value", ["", " ", " g", "x" * 256, 7, True])
 def test_an_invalid_group_is_refused_and_ignored(value: Scalar) -> None:
     assert None is anti_affinity_group({ANTI_AFFINITY_GROUP: value})
-    assert f"anti_affinity_group is {value!r}" in str(misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value}))
+    assert f"anti_affinity_group is {value!r:.80}" in str(misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value}))
+
+
+@pytest.mark.parametrize("policy", [ON_CHANNEL_LOSS, ANTI_AFFINITY_GROUP])
+def test_the_refusal_of_a_long_value_is_short(policy: str) -> None:
+    assert len(misfit({policy: "x" * 4_096}) or "") < 256
     assert None is anti_affinity_group({})
