@@ -330,6 +330,12 @@ def set_namespace_policy(name: str, policy: str, value: Scalar | None) -> Operat
     return _accepted(accepted.offset, sentence, namespace=name, **{policy: value})
 
 
+def set_namespace_policies(name: str, values: Mapping[str, Scalar | None]) -> Operation[None]:
+    """Set or remove policies of the namespace `name`, one after the other."""
+    for policy, value in values.items():
+        yield from set_namespace_policy(name, policy, value)
+
+
 def delete_namespace(name: str, *, progress: Callable[[str], None] = lambda _: None) -> Operation[Answer]:
     """Delete a namespace with all its bundles, in the steps of `next_of_deletion`. Continue a deletion begun earlier."""
     namespace_named((yield from Look()).view, name)

@@ -130,15 +130,12 @@ class TopicPolicies(Admin):
         if len(self._namespace(request).policies.keys() | given.keys()) > DOCUMENT_ENTRIES_MAX:
             problem = f"the namespace would have more than {DOCUMENT_ENTRIES_MAX} policies and properties, the maximum; remove some first"
             raise InvalidRequest(what="the body", problem=problem)
-        for name, value in given.items():
-            await self._run(verbs.set_namespace_policy(namespace_of(request), name, value))
-        return done()
+        return await self._done(verbs.set_namespace_policies(namespace_of(request), given))
 
     async def clear_properties(self, request: web.Request) -> web.Response:
         """Remove all properties of a namespace, one after the other."""
-        for key in properties_in(self._namespace(request).policies):
-            await self._run(verbs.set_namespace_policy(namespace_of(request), property_policy(key), None))
-        return done()
+        removed = dict.fromkeys(map(property_policy, properties_in(self._namespace(request).policies)))
+        return await self._done(verbs.set_namespace_policies(namespace_of(request), removed))
 
     async def property(self, request: web.Request) -> web.Response:
         """Return one property of a namespace as text; 204 if it is not set."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.topic_policies import Compatibility
 from equipoise.brokers.pulsar import admission
 from equipoise.brokers.pulsar.peers import Peers
@@ -17,6 +19,7 @@ from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.brokers.runtime.service import Bundle
+from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar.pulsar_speech import frame_of
 from tests.unit.http.cluster import until
@@ -115,6 +118,21 @@ async def test_an_impossible_policy_is_refused(running: Brokers, method: str, na
     assert 400 == status, answer
     assert "Value error" not in json.dumps(answer)
     assert 200 == (await member.ask("GET", BASE))[0]
+
+
+@with_brokers(config={"admin_ms": 300})
+async def test_all_properties_of_a_request_are_set_within_one_deadline(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 100 ms here, and a request has 300."""
+    usual = Worker.request
+
+    async def slow(worker: Worker, intent: Intent, *, timeout_ms: int) -> int:
+        await asyncio.sleep(0.1)
+        return await usual(worker, intent, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(Worker, "request", slow)
+    (member,) = running.members
+    assert 504 == (await member.ask("PUT", f"{BASE}/properties", {str(number): "" for number in range(9)}))[0]
+    assert 9 > len(await member.get(f"{BASE}/properties"))  # type: ignore[arg-type]  # a JSON object
 
 
 @with_brokers()
