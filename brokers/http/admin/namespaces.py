@@ -49,6 +49,9 @@ from equipoise.channel.core.ranges import HASH_MAX, check_cuts, check_tenant
 from equipoise.channel.core.view import View
 
 NAMESPACE_PATH: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+RANGE: Final = "{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
+"""The range of a bundle as a part of a path where other words may stand, too."""
+
 _BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle}}"
 
 UNLOAD_OUTCOME: Final = "X-Unload-Outcome"

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
+from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH, RANGE
 from equipoise.brokers.http.answers import json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of, parameter_of, texts_of
 from equipoise.brokers.http.readiness import ready_view
@@ -21,7 +21,7 @@ from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import bundle_name, parse_range, topic_hash
 
-_BUNDLE_PATH: Final = DOMAIN_PATH + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
+_BUNDLE_PATH: Final = f"{DOMAIN_PATH}/{RANGE}"
 
 
 class Lists(TopicPaths):

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import counted
-from equipoise.brokers.http.admin.namespaces import LARGEST, NAMESPACE_PATH
+from equipoise.brokers.http.admin.namespaces import LARGEST, NAMESPACE_PATH, RANGE
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import bundle_of, flag_of, namespace_of
 from equipoise.brokers.http.readiness import ready_view
@@ -22,7 +22,7 @@ from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import topic_hash
 
-_BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle:0x[0-9a-f]{{8}}_0x[0-9a-f]{{8}}}}"
+_BUNDLE: Final = f"{NAMESPACE_PATH}/{RANGE}"
 _LOADS: Final = "/admin/v2/broker-stats/load-report"
 
 
