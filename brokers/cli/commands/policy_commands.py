@@ -61,7 +61,7 @@ def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
 
 @app.command()
 def show(key: KeyArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show one policy."""
+    """Show an isolation policy, a pin or a failure domain."""
     with reading(log, timeout) as access:
         policy_named(access.view, key)
         row = policy_row(access.view, key)
