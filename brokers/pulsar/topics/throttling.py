@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.topics.arrivals import Entry
+    from equipoise.brokers.pulsar.topics.producers import Producer
     from equipoise.brokers.pulsar.topics.subscription import Delivery, Subscription
     from equipoise.brokers.pulsar.wire.requests import Sent
 
@@ -21,6 +22,9 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 # The largest debt of a bucket, in periods. A producer with a rate per second thus waits at most 10 s for the next entry, which is less than
 # clients wait for the answer to a PING.
 _DEBT_PERIODS_MAX: Final = 10
+
+TURN_LOST_MS: Final = 1_000
+"""How long the others wait for a producer whose turn it is. Producers that wait ask twice as often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,43 @@ class Bucket:
         """The time until the bucket is no longer empty; 0 if it is not."""
         supplies = ((self._messages, self._messages_per_ms), (self._bytes, self._bytes_per_ms))
         return max((1 + int(-tokens / per_ms) for tokens, per_ms in supplies if tokens <= 0), default=0)
+
+
+class Turns:
+    """The producers of a topic that wait for its publish rate, in the order of their turns.
+
+    Without turns, the producer that happens to ask first after each wait would take all that the rate allows, each time.
+    """
+
+    __slots__ = ("_asked_ms",)
+
+    def __init__(self) -> None:
+        self._asked_ms: dict[Producer, int] = {}
+
+    def take(self, producer: Producer, room: int, now_ms: int) -> int:
+        """Return `room`, how many entries the rate allows now, if it is the producer's turn. Otherwise let it wait, and return 0."""
+        if room and self._first(producer, now_ms) is producer:
+            self._asked_ms.pop(producer, None)
+            return room
+        self._asked_ms[producer] = now_ms  # One that waits already keeps its turn.
+        return 0
+
+    def _first(self, producer: Producer, now_ms: int) -> Producer:
+        """Return whose turn it is. Drop those that ask no longer."""
+        for first in list(self._asked_ms):
+            if first is producer or now_ms - self._asked_ms[first] < TURN_LOST_MS:
+                return first
+            del self._asked_ms[first]
+        return producer
+
+    def forget(self, producer: Producer) -> None:
+        """Drop a producer that is gone."""
+        self._asked_ms.pop(producer, None)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether producers wait."""
+        return bool(self._asked_ms)
 
 
 class Throttled:

@@ -31,7 +31,7 @@ from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
-from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate, Throttled
+from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate, Throttled, Turns
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -143,6 +143,7 @@ class Topic:
         "_reconnect_deadline_ms",
         "_slots",
         "_subscriptions",
+        "_turns",
         "delivered",
         "is_fenced",
         "last_entry_id",
@@ -181,6 +182,7 @@ class Topic:
         self._reconnect_deadline_ms: int | None = None
         # None: no limit of the rate at which producers publish, and at which subscriptions deliver.
         self.publish_bucket: Bucket | None = None
+        self._turns = Turns()
         self._dispatch: DispatchThrottle | None = None
         self._limit_publishing(now_ms)
         self._limit_dispatch(now_ms)
@@ -262,6 +264,8 @@ class Topic:
         return self._forget_held(self._producers.remove(producers))
 
     def _forget_held(self, gone: Collection[Producer]) -> Sequence[int]:
+        for producer in gone:
+            self._turns.forget(producer)
         forgotten = tuple(receipt.entry_id for receipt in self._held if receipt.producer in gone)
         if forgotten:
             self._held = [receipt for receipt in self._held if receipt.producer not in gone]
@@ -360,7 +364,7 @@ class Topic:
         room, lacking = len(entries), list[Subscription]()
         if self.publish_bucket is not None:
             self.publish_bucket.refill(now_ms)
-            room = self.publish_bucket.room_for(entries)
+            room = self._turns.take(producer, self.publish_bucket.room_for(entries), now_ms)
         for subscription in self._subscriptions.values() if room else ():
             fitting = subscription.room_for(entries, producer.link)
             if fitting:
@@ -378,7 +382,7 @@ class Topic:
     @property
     def rest_ms(self) -> int:
         """How long nothing may be published here, as far as the last `room_for` knows; 0 if the publish rate allows more now."""
-        return 0 if self.publish_bucket is None else self.publish_bucket.wait_ms
+        return 0 if self.publish_bucket is None else max(self.publish_bucket.wait_ms, int(self._turns.are_awaited))
 
     def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
         """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,11 +11,23 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.patience import Patience
-from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
+from equipoise.brokers.pulsar.topics.throttling import TURN_LOST_MS, Bucket, Rate, Turns
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
-from tests.pulsar.topics import delivered, expecting, joined, make_consumer, make_producer, produced, receipted, refused_as, send, state_of
+from tests.pulsar.topics import (
+    delivered,
+    expecting,
+    joined,
+    make_consumer,
+    make_producer,
+    make_topic,
+    produced,
+    receipted,
+    refused_as,
+    send,
+    state_of,
+)
 
 
 def has_tokens(bucket: Bucket) -> bool:
@@ -57,6 +70,39 @@ def test_a_producer_exceeds_its_rate_by_one_entry() -> None:
     topic.publish(producer, sent[:3], 0)
     assert (0, 201) == (topic.room_for(producer, sent[3:], patience, 0), topic.rest_ms)
     assert (1, 0) == (topic.room_for(producer, sent[3:], patience, 201), topic.rest_ms)
+
+
+@pytest.mark.parametrize("rate", [Rate(messages=20), Rate(messages=2_000), Rate(bytes=20_000)])
+@pytest.mark.parametrize("gone", [None, "p0"])
+def test_producers_share_the_publish_rate(rate: Rate, gone: str | None) -> None:
+    """Four producers without end ask again when they are told to, in the same order. One that is gone takes no turn."""
+    topic = make_topic(limits=TopicLimits(publish_rate=rate))
+    producers = [make_producer(f"p{number}") for number in range(4)]
+    for producer in producers:
+        topic.add_producer(producer)
+    sent, waits = [Sent(0, 0, 1, b"x" * 1_000)] * 64, Patience(wait_ms=0, now_ms=0)
+    published, asks = Counter[str](), [(0, producer) for producer in producers]
+    while asks[0][0] < 20_000:
+        now_ms, producer = asks.pop(0)
+        if now_ms > 1_000 and producer.name == gone:
+            topic.remove_producers([producer])
+            continue
+        while room := topic.room_for(producer, sent, waits, now_ms):
+            topic.publish(producer, sent[:room], now_ms)
+            published[producer.name] += room
+        asks.append((now_ms + min(topic.rest_ms, 500), producer))
+        asks.sort(key=lambda ask: ask[0])
+    allowed = 21 * (rate.messages or 20)
+    assert published.total() == pytest.approx(allowed, rel=0.01)
+    del published[gone or ""]
+    assert max(published.values()) <= 1.5 * min(published.values())
+
+
+def test_a_producer_that_asks_no_longer_loses_its_turn() -> None:
+    turns, one, other = Turns(), make_producer("one"), make_producer("other")
+    assert (0, 0) == (turns.take(one, 0, 0), turns.take(other, 1, 0))
+    assert (0, 5) == (turns.take(other, 5, TURN_LOST_MS - 1), turns.take(other, 5, TURN_LOST_MS))
+    assert not turns.are_awaited
 
 
 def test_a_policy_without_rates_fills_no_bucket() -> None:
