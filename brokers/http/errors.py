@@ -9,7 +9,7 @@ import logging
 import re
 import secrets
 from collections.abc import Mapping
-from functools import wraps
+from functools import partial, wraps
 from http import HTTPStatus
 from typing import Final
 
@@ -33,6 +33,7 @@ RETRY_AFTER_S: Final = 1
 
 REQUEST_ID: Final = "X-Request-Id"
 _SHOWN_MAX: Final = 256
+_WITH_TOPICS: Final = "ask a broker that does, or start this one with the service pulsar and a --pulsar-port"
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
 # The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a conflicting state. 504 means that an
@@ -112,13 +113,16 @@ def typed(route: web.RouteDef) -> web.RouteDef:
     return web.RouteDef(route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs})
 
 
-def unmatched() -> web.RouteDef:
-    """Return the route for all unmatched paths. It must be the last one."""
-    return typed(web.route("*", "/{path:(?s:.*)}", _unmatched))
+def unmatched(*, has_topics: bool = False) -> web.RouteDef:
+    """Return the route for all unmatched paths. It must be the last one. `has_topics`: whether this broker serves Pulsar's topics."""
+    return typed(web.route("*", "/{path:(?s:.*)}", partial(_unmatched, has_topics=has_topics)))
 
 
-async def _unmatched(request: web.Request) -> web.Response:
-    """Answer 405 if only the method is wrong, else 404: as aiohttp does, in the form of all errors."""
+async def _unmatched(request: web.Request, *, has_topics: bool) -> web.Response:
+    """Answer 405 if only the method is wrong, else 404: as aiohttp does, in the form of all errors.
+
+    Pulsar's tools ask any broker for paths of topics, so one that has none says why.
+    """
     ours = request.match_info.route.resource
     allowed = set[str]()
     for resource in request.app.router.resources():
@@ -129,7 +133,10 @@ async def _unmatched(request: web.Request) -> web.Response:
         answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed")
         answer.headers["Allow"] = ", ".join(sorted(allowed))
         return answer
-    return problem_answer(request, HTTPStatus.NOT_FOUND, f"there is no path {_shown(request)} at this broker", "UnknownPath")
+    reason = f"there is no path {_shown(request)} at this broker"
+    if not has_topics and request.path.startswith("/admin/"):
+        reason = f"this broker serves no Pulsar topics, so it does not have {_shown(request)}; {_WITH_TOPICS}"
+    return problem_answer(request, HTTPStatus.NOT_FOUND, reason, "UnknownPath")
 
 
 def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Response:

@@ -183,7 +183,7 @@ async def _serving(
         app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
-    app.add_routes([unmatched()])
+    app.add_routes([unmatched(has_topics=topics is not None)])
     async with served(app, listening, worker):
         yield
 

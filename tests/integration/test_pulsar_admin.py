@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from tests.load.cluster import READY_MS, running
 from tests.pulsar.admin_script import Group, left_out, read_groups, run_script, stage
+from tests.pulsar.admin_tool import admin_tool
 from tests.pulsar.programs import Language, admin_command, require
 
 # Building the program for the first time takes minutes.
@@ -45,6 +48,18 @@ async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
         found = await run_script(on, groups)
     if found_differences := list(differences(groups, found)):
         pytest.fail("\n".join((AGAIN, *found_differences)))
+
+
+@pytest.mark.parametrize(
+    "command", ["topics list acme/orders", "topics stats non-persistent://acme/orders/x", "schemas get non-persistent://acme/orders/x"]
+)
+async def test_a_broker_without_topics_says_so(tmp_path: Path, command: str) -> None:
+    require(Language.JAVA)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path / "cluster", brokers=1, settings={"balance": "false"}, ready_ms=READY_MS))
+    async with running(cluster, "acme/orders", bundles=1), admin_tool(f"http://{cluster.broker_ids[0]}") as tool:
+        answer = await tool.run(command.split())
+        assert (1, 404, True) == (answer.code, answer.status, "this broker serves no Pulsar topics" in answer.err), answer
+        assert (0, "acme/orders\n") == ((works := await tool.run(["namespaces", "list", "acme"])).code, works.out)
 
 
 async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ class Refused:
 NAMESPACES = "/admin/v2/namespaces"
 REFUSED = (
     Refused(method="GET", path="/nowhere", status=404, error="UnknownPath", told="there is no path '/nowhere' at this broker"),
+    Refused(
+        method="GET",
+        path="/admin/v2/non-persistent/acme/shop/orders/stats",
+        status=404,
+        error="UnknownPath",
+        told="this broker serves no Pulsar topics, so it does not have '/admin/v2/non-persistent/acme/shop/orders/stats'; ask a broker",
+    ),
     Refused(method="GET", path="/", status=404, error="UnknownPath", told="'/'"),
     Refused(method="GET", path="/%0A", status=404, error="UnknownPath", told="'/\\n'"),
     Refused(method="GET", path="//health", status=404, error="UnknownPath", told="'//health'"),
