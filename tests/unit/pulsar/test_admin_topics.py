@@ -77,8 +77,8 @@ async def test_a_created_topic_that_nobody_uses_goes(running: Brokers) -> None:
 async def test_a_topic_is_created_only_once_with_partitions_or_without(running: Brokers) -> None:
     (member,) = running.members
     await member.ask("PUT", f"{PATH}/partitions", 2)
-    told = f"cannot create topic {TOPIC}: it already exists, with 2 partitions; use it, or delete it with delete-partitioned-topic first"
-    assert (409, told) == await refused(member, "PUT", PATH)
+    reason = f"cannot create topic {TOPIC}: it already exists, with 2 partitions; use it, or delete it with delete-partitioned-topic first"
+    assert (409, reason) == await refused(member, "PUT", PATH)
     assert (409, True) == ((told := await refused(member, "DELETE", PATH))[0], "delete-partitioned-topic" in told[1])
     assert 409 == (await refused(member, "PUT", f"{PATH}/partitions", 2))[0]
     await member.ask("PUT", f"{PATH}-plain")

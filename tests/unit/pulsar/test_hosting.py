@@ -58,7 +58,8 @@ def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
 
 def test_the_policies_of_a_deleted_namespace_are_forgotten() -> None:
     """All its bundles are closed before it is deleted."""
-    table, policies, none = PolicyTable(TopicLimits()), dict[str, Document](), {}
+    table, policies = PolicyTable(TopicLimits()), dict[str, Document]()
+    none: Document = {}
     table.current = lambda namespace: policies.get(namespace, none)
     tables = Hosting(limits=table.limits_of, topics_max=9)
     whole, policies[NAMESPACE] = ownership(), {"max_producers_per_topic": 1}

@@ -381,8 +381,9 @@ async def test_the_newest_schema_of_a_topic_is_the_same_after_a_move(running: Br
         if owner is source:
             await running.transfer(destination)
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schemas"
-    definitions = [json.loads(each["data"])["fields"] for each in (await destination.get(path))["getSchemaResponses"]]
-    assert [[ID], [ID, NOTE]] == definitions
+    known = await destination.get(path)
+    assert isinstance(known, dict)
+    assert [[ID], [ID, NOTE]] == [json.loads(each["data"])["fields"] for each in known["getSchemaResponses"]]
 
 
 @with_brokers(count=2)
