@@ -110,11 +110,9 @@ class Turns:
 
     def _first(self, producer: Producer, now_ms: int) -> Producer:
         """Return whose turn it is. Drop those that ask no longer."""
-        for first in list(self._asked_ms):
-            if first is producer or now_ms - self._asked_ms[first] < TURN_LOST_MS:
-                return first
+        while (first := next(iter(self._asked_ms), producer)) is not producer and now_ms - self._asked_ms[first] >= TURN_LOST_MS:
             del self._asked_ms[first]
-        return producer
+        return first
 
     def forget(self, producer: Producer) -> None:
         """Drop a producer that is gone."""
