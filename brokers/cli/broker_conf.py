@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from equipoise.brokers.balancing.settings.properties import parse_properties
 from equipoise.brokers.balancing.settings.pulsar_settings import (
     NOT_ABOUT_BALANCING,
     OtherEntry,
@@ -19,19 +21,37 @@ from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.cli.output import Row, print_line
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.config import DERIVED
+from equipoise.channel.kafka.settings import MASK
 
 FILE_BYTES_MAX: Final = 1 << 20
 """The largest file read. Pulsar's own has 100 KiB."""
 
 _logger: Final = logging.getLogger(__name__)
 
+_ENABLED: Final = "authenticationEnabled"
+_OWN_PLUGIN: Final = "brokerClientAuthenticationPlugin"
+_TOKEN_PLUGIN: Final = "AuthenticationToken"  # noqa: S105 - the name of a class of Pulsar
+_AUTHENTICATION: Final = {
+    _ENABLED: "authentication",
+    "tokenSecretKey": "token_secret_key",
+    "tokenPublicKey": "token_public_key",
+    "tokenAuthClaim": "token_claim",
+    "tokenAudience": "token_audience",
+    "brokerClientAuthenticationParameters": "broker_token",
+}
+"""Our settings of authentication by Pulsar's keys. They count only if `authenticationEnabled` is true."""
+
+# Keys of Pulsar whose values may be secret. Some that match are not; nobody needs their values in a log.
+_is_secret: Final = re.compile("secret|password|token|key|credential|authenticationparameters", re.IGNORECASE).search
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConf:
-    """A file, and the result for each of its entries."""
+    """A file, the result for each of its entries without secrets, and our settings of `authentication` with them."""
 
     file: Path
     read: PulsarSettings
+    authentication: Mapping[str, str] = field(repr=False)
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
@@ -40,14 +60,36 @@ def read_broker_conf(path: Path) -> BrokerConf:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(problems=(f"--broker-conf: {path} has more than {FILE_BYTES_MAX} bytes, which is no broker.conf",))
-    return BrokerConf(file=path, read=read_pulsar_settings(data.decode("iso-8859-1")))  # Java's encoding of such files.
+    text = data.decode("iso-8859-1")  # Java's encoding of such files.
+    read, authentication = read_pulsar_settings(text), _authentication_in(text)
+    without_meaning = tuple(_shown(entry, authentication) for entry in read.without_meaning)
+    return BrokerConf(file=path, read=replace(read, without_meaning=without_meaning), authentication=authentication)
+
+
+def _authentication_in(text: str) -> Mapping[str, str]:
+    """Return the settings of authentication in a file; none if it is not enabled. A broker refuses to start if some are missing."""
+    values = {entry.key: entry.value.strip() for entry in parse_properties(text)}
+    if values.get(_ENABLED, "").lower() != "true":
+        return {}
+    if values.get("tokenSecretKey"):  # As in Pulsar, it counts if both keys are set.
+        values.pop("tokenPublicKey", None)
+    if values.get(_OWN_PLUGIN, "").rpartition(".")[2] != _TOKEN_PLUGIN:
+        values.pop("brokerClientAuthenticationParameters", None)
+    return {ours: values[key] for key, ours in _AUTHENTICATION.items() if values.get(key)}
+
+
+def _shown(entry: OtherEntry, authentication: Mapping[str, str]) -> OtherEntry:
+    """Return an entry without its value if that may be secret, and with what it sets if it is about authentication."""
+    setting = _AUTHENTICATION.get(entry.key, "")
+    why = f"it is not about balancing; brokers take it as {setting}" if setting in authentication else entry.why
+    return replace(entry, value=MASK if _is_secret(entry.key) else entry.value, why=why)
 
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a file, overridden by those `given`."""
     derived = {name for setting in given for name in DERIVED.get(setting, ())}
     taken = {} if conf is None else {name: format_value(value) for name, value in conf.read.settings.items() if name not in derived}
-    return taken | dict(given)
+    return taken | ({} if conf is None else dict(conf.authentication)) | dict(given)
 
 
 def log_entries(conf: BrokerConf) -> None:

@@ -16,6 +16,7 @@ from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core.errors import CallerError, Overloaded, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.system.deadline import Deadline
@@ -47,8 +48,11 @@ _ENDED: Final = "it has ended"
 class Client:
     """Find the broker that serves a key. Use it as an async context, and make every call on the event loop that entered it."""
 
-    def __init__(self, *sources: str) -> None:
+    def __init__(self, *sources: str, token: str | None = None) -> None:
         """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
+
+        `token` is for brokers with authentication: the token itself, or `file:///PATH`, which is read for each request. Default: the
+        environment variable `EQUIPOISE_TOKEN`.
 
         Raises `CallerError` for anything else.
         """
@@ -58,7 +62,8 @@ class Client:
             raise CallerError(f"a client takes one log URL, or the http:// addresses of brokers, not {self._shown}")
         self._source: Source
         if all(are_http):
-            self._source = HttpSource(sources, changed=self._wake)
+            own_token = OwnToken.of_environment() if token is None else OwnToken(token)
+            self._source = HttpSource(sources, changed=self._wake, token=own_token)
         else:
             self._source = LogSource(sources[0], changed=self._wake)
         self._problem: str | None = _NOT_STARTED
@@ -93,7 +98,8 @@ class Client:
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """Return the broker that serves `key`. Waits while no broker does, and while the only candidate was reported as wrong.
 
-        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `CallerError` outside the context.
+        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `CallerError` if a broker refuses the token or
+        outside the context.
         """
         point = key_hash(key)
         deadline = Deadline.after(timeout_ms=timeout_ms)

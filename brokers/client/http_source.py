@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 from equipoise.brokers.client.table import Assigned, Table
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
-from equipoise.channel.core.errors import Overloaded, PeerError
+from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
+from equipoise.channel.core.errors import CallerError, Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
 """Namespaces that one client follows. Each is a connection to a broker, which accepts ten thousand from all clients.
@@ -77,9 +78,10 @@ class _Rows(BaseModel):
 class HttpSource:
     """Follows each namespace from the first lookup in it. See `Source`."""
 
-    def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None]) -> None:
-        """`addresses` are base URLs of brokers; one that answers is enough. `changed` is as in `LogSource`."""
+    def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None], token: OwnToken = NO_TOKEN) -> None:
+        """`addresses` are base URLs of brokers; one that answers is enough. `changed` is as in `LogSource`; `token` goes to brokers."""
         self._addresses = [address.rstrip("/") for address in addresses]
+        self._token = token
         self._changed = changed
         self._session: aiohttp.ClientSession | None = None
         self._streams: dict[str, _Stream] = {}
@@ -99,13 +101,15 @@ class HttpSource:
             await self._session.close()
 
     def find(self, namespace: str, point: int) -> Assigned | None:
-        """See `Source.find`. Raises `Overloaded` if too many namespaces are followed."""
+        """See `Source.find`. Raises `Overloaded` if too many namespaces are followed, and `CallerError` while brokers refuse the token."""
         stream = self._streams.get(namespace)
         if stream is None or stream.has_expired():
             stream = self._follow(namespace)
         stream.asked_at = time.monotonic()
         if stream.unknown_at is not None:
             raise UnknownNamespace(namespace=namespace)
+        if stream.refusal is not None:
+            raise CallerError(stream.refusal)
         return None if stream.table is None else stream.table.at(point)
 
     def refresh(self, namespace: str) -> None:
@@ -121,7 +125,7 @@ class HttpSource:
             expired.end()
         if len(self._streams) >= NAMESPACES_MAX:
             self._make_room()
-        stream = self._streams[namespace] = _Stream(namespace, self._addresses, self._session, self._changed)
+        stream = self._streams[namespace] = _Stream(namespace, self._addresses, self._session, self._changed, self._token)
         return stream
 
     def _make_room(self) -> None:
@@ -137,10 +141,15 @@ class _Stream:
 
     * `table`: None until it is known.
     * `unknown_at`: when a broker reported that the namespace does not exist, or None.
+    * `refusal`: why the last broker that was asked refused the token of this client, or None.
     * `asked_at`: the time of the last lookup.
     """
 
-    def __init__(self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None], token: OwnToken
+    ) -> None:
+        self._token = token
+        self.refusal: str | None = None
         self.table: Table | None = None
         self.unknown_at: float | None = None
         self.asked_at = time.monotonic()
@@ -190,8 +199,12 @@ class _Stream:
         try:
             async with (
                 asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
-                self._session.get(url, headers={"Accept": "text/event-stream"}) as response,
+                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers()}) as response,
             ):
+                if response.status == HTTPStatus.UNAUTHORIZED:
+                    self._is_refused(address, await response.json())
+                    return
+                self.refusal = None
                 if response.status == HTTPStatus.NOT_FOUND:
                     self._is_unknown()
                 elif response.status == HTTPStatus.OK:
@@ -216,6 +229,11 @@ class _Stream:
             self.table.change(assigned, rows.gone)
         if self.table is not None and len(self.table) > ROWS_MAX:
             raise PeerError(f"a broker sends more than {ROWS_MAX} bundles of {self._namespace}")
+        self._changed()
+
+    def _is_refused(self, address: str, answer: object) -> None:
+        reason = answer.get("reason") if isinstance(answer, dict) else None
+        self.refusal = f"the broker at {address} refuses this client: {reason or 'it needs a valid token'}"
         self._changed()
 
     def _is_unknown(self) -> None:

@@ -19,6 +19,7 @@ from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
 from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.answers import SERVER
 from equipoise.brokers.http.assignment import Assignment
+from equipoise.brokers.http.authentication import authenticated
 from equipoise.brokers.http.bodies import BODY_BYTES_MAX
 from equipoise.brokers.http.connections import Connections
 from equipoise.brokers.http.errors import typed
@@ -68,9 +69,11 @@ def make_app(
 async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
     """Serve an application at a bound socket, and close the socket at the end. Requests in progress may still be answered.
 
-    This also adds the guard and the limit of connections, for each application of a broker.
+    This also adds the guard, authentication and the limit of connections, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
+    if worker.gate is not None:
+        app.middlewares.append(authenticated(worker.gate))
     app.on_response_prepare.append(_signed)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it. All connections inherit it.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)

@@ -14,6 +14,7 @@ from urllib.parse import urljoin, urlsplit
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
 from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
 from equipoise.channel.system.deadline import Deadline
@@ -209,9 +210,10 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
 
 
 def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | None) -> tuple[Answer, str | None]:
-    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException` or `ValueError`."""
+    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`, `ValueError`, or `PeerError` for a token."""
     parts = urlsplit(url)
     headers = {} if data is None else {"Content-Type": "application/json"}
+    headers |= OwnToken.of_environment().headers()
     connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data, headers=headers)
     with connection.getresponse() as response:
         text = response.read(_ANSWER_BYTES_MAX).decode(errors="replace")
@@ -235,6 +237,8 @@ def _message(answer: Answer) -> str:
     """Return the message of an error without its JSON."""
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None
+    if reason and answer.status == HTTPStatus.UNAUTHORIZED:
+        return f"{reason}; set {TOKEN_VARIABLE} to a valid token, or to file:///PATH of one"
     return str(reason) if reason else f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
 
 

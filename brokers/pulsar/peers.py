@@ -242,7 +242,8 @@ class Peers:
         if url is not None:
             try:
                 local = URL(f"{url}{path}", encoded=True).update_query(local="true")
-                async with self._http.request(method, local, allow_redirects=False) as response:
+                headers = self._worker.own_token.headers()
+                async with self._http.request(method, local, headers=headers, allow_redirects=False) as response:
                     if response.status == HTTPStatus.NO_CONTENT:
                         return None
                     if response.status == HTTPStatus.OK:

@@ -92,7 +92,7 @@ class Session(asyncio.Protocol):
         # Requests to answer in order. The first one waits if there are any left.
         self._requests = deque[Request]()
         self.taken_at_ms: int | None = None
-        self.connection = Connection(limits=server.limits, now_ms=now_ms())
+        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=server.authenticate)
         self.address = ""
         self.client_version = ""
         self.is_writable = True

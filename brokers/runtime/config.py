@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from equipoise.brokers.agent.timing import Timing, timing_of
@@ -44,6 +44,9 @@ SETTLE_MS_MAX: Final = 1_000
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
+
+SECRETS: Final = ("token_secret_key", "broker_token")
+"""The settings whose values are never printed."""
 
 DERIVED: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProxyType(
     {
@@ -99,11 +102,14 @@ class WorkerConfig(BaseModel):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="The address on which HTTP listens. Any address other than loopback needs `insecure`, because there is no "
-        "authentication.",
+        description="The address on which HTTP listens. Any address other than loopback needs `insecure`, because connections are not "
+        "encrypted.",
     )
     http_port: int = Field(default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port.")
-    insecure: bool = Field(default=False, description="Allow a `host` that other machines can reach. Every client there has full access.")
+    insecure: bool = Field(
+        default=False,
+        description="Allow a `host` that other machines can reach. Without `authentication` every client there has full access.",
+    )
     advertised_host: str | None = Field(
         default=None, description="The host that clients use. Default: `host`. Required if `host` stands for all addresses."
     )
@@ -126,6 +132,31 @@ class WorkerConfig(BaseModel):
         "long.",
     )
     http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take. After that, the answer is 408.")
+
+    authentication: bool = Field(
+        default=False,
+        description="Whether clients must send a token (a JSON web token), over HTTP and on the Pulsar port. Needs one of the two keys "
+        "below, `broker_token`, and the extra `auth`.",
+    )
+    token_secret_key: SecretStr | None = Field(
+        default=None,
+        description="The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`, `data:;base64,TEXT`, a path, or "
+        "base64. It is never printed.",
+    )
+    token_public_key: Text | None = Field(
+        default=None,
+        description="The public key of tokens, in DER or PEM, given in the same forms: RSA (RS256, RS384, RS512), or P-256 (ES256), P-384 "
+        "(ES384), P-521 (ES512).",
+    )
+    token_claim: Text = Field(default="sub", description="The claim of a token that names the role of its bearer.")
+    token_audience: Text | None = Field(
+        default=None, description="The audience that tokens must name in their claim `aud`. Default: it is not checked."
+    )
+    broker_token: SecretStr | None = Field(
+        default=None,
+        description="The token that this broker sends to other brokers: the token itself, or `file:///PATH`. The file is read for each "
+        "request, so it may be replaced at any time. It is never printed.",
+    )
 
     capacity: int = Field(
         default=100, ge=1, le=INTEGER_MAX, description="The broker's weight: a broker of 200 gets twice the load of a broker of 100."
@@ -379,7 +410,7 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         problems["host"] = f"{config.host!r} is neither an address nor a host name"
     elif not config.insecure and not _is_loopback(config.host):
         problems["host"] = (
-            f"{config.host} can be reached from other machines, and there is no authentication yet; "
+            f"{config.host} can be reached from other machines, and connections are not encrypted; "
             "listen on 127.0.0.1, or set `insecure` if the network itself keeps others out"
         )
     if config.advertised_host is None:
@@ -390,11 +421,24 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
     invalid = next((name for name in config.http_hosts if not _is_host(name)), None)
     if invalid is not None:
         problems["http_hosts"] = f"{invalid!r} is neither an address nor a host name; a name has no port"
+    problems |= _problems_of_authentication(config)
     problems |= _problems_of_balancing(config.balancing)
     for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
         if path is not None and "\0" in str(path):
             problems[setting] = "a path cannot hold a null character"
     return problems
+
+
+def _problems_of_authentication(config: WorkerConfig) -> Mapping[str, str]:
+    keys = {"token_secret_key": config.token_secret_key, "token_public_key": config.token_public_key}
+    given = [setting for setting, key in keys.items() if key is not None]
+    if not config.authentication:
+        return dict.fromkeys(given, "it has no effect without authentication; set authentication=true, too")
+    if len(given) != 1:
+        return {"authentication": f"it needs exactly one of {' and '.join(keys)}, and {len(given)} are set; set the key of your tokens"}
+    if config.broker_token is None:
+        return {"broker_token": "with authentication, other brokers ask this one for a token; set it to a token, or file:///PATH of one"}
+    return {}
 
 
 def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:

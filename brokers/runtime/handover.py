@@ -12,6 +12,7 @@ import aiohttp
 import orjson
 
 from equipoise.brokers.runtime.service import Peer, own_http
+from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
@@ -132,8 +133,8 @@ def _unavailable(bundle: str, source: Peer, problem: str) -> PeerError:
     return PeerError(f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
 
 
-async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
-    """Return the state of `bundle` that `source` still holds; None if it has none.
+async def fetch_from(source: Peer, bundle: str, digest: str | None = None, *, token: OwnToken = NO_TOKEN) -> bytes | None:
+    """Return the state of `bundle` that `source` still holds; None if it has none. `token` is that of this broker.
 
     With `digest`, fetch the handover kept under it. Raise `PeerError` if `source` cannot be asked, is too slow, or sends more
     than `STATE_BYTES_MAX`.
@@ -147,7 +148,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
         async with (
             asyncio.timeout(_TIMEOUT_S),
             aiohttp.ClientSession() as session,
-            session.get(f"{address}/v1/handover/{bundle}{query}", allow_redirects=False) as response,
+            session.get(f"{address}/v1/handover/{bundle}{query}", headers=token.headers(), allow_redirects=False) as response,
         ):
             if response.status == HTTPStatus.NO_CONTENT:
                 return None

@@ -23,6 +23,7 @@ from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE
 from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
+from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
@@ -137,6 +138,9 @@ class Metrics:
         )
         alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
         self._alarms = {name: alarms.labels(broker, name.value) for name in AlarmName}
+        text = "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar port."
+        refused = counter("authentications_refused_total", text, "surface", "reason")
+        self._refused = {(at, fault): refused.labels(broker, at.value, fault.value) for at in Surface for fault in Fault}
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker
@@ -163,6 +167,10 @@ class Metrics:
     def alarm(self, name: AlarmName) -> None:
         """Count an alarm."""
         self._alarms[name].inc()
+
+    def credentials_refused(self, surface: Surface, fault: Fault) -> None:
+        """Count credentials that were refused."""
+        self._refused[surface, fault].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""

@@ -23,7 +23,7 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
-from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, fetch_from, is_like_a_note, note_in
+from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
@@ -77,7 +77,7 @@ class ServiceRunner:
         step: Callable[[Event], None],
         end_process: Callable[[str], None],
         serves_peers: bool = True,
-        fetch_spilled: FetchSpilled = fetch_from,
+        fetch_spilled: FetchSpilled,
     ) -> None:
         """`services` maps a namespace pattern (`*`, `acme/*`) to a service; the first match wins.
 

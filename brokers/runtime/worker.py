@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import orjson
+from pydantic import SecretStr
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
@@ -38,6 +39,8 @@ from equipoise.brokers.runtime.router import Located, Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots
+from equipoise.brokers.security.gate import Gate, open_gate
+from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
@@ -80,13 +83,16 @@ class Worker:
     ) -> None:
         """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
 
-        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry, and
-        `CallerError`.
+        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry and for keys
+        of authentication that cannot be used, and `CallerError`.
         """
         self.config = config
         self.clock = SystemClock()
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
+        self.own_token = OwnToken(_revealed(config.broker_token))
+        # What clients must pass; None lets everyone in.
+        self.gate = _gate(config, self.own_token, self.metrics) if config.authentication else None
         self.profile = Profile(
             addresses=dict(addresses),
             capacity=config.capacity,
@@ -101,6 +107,7 @@ class Worker:
             step=self._step,
             end_process=end_process,
             serves_peers=serves_peers,
+            fetch_spilled=self._fetch_from,
         )
         self.services = self._runner.services
         self.service_of = self._runner.service_of
@@ -437,8 +444,11 @@ class Worker:
     # --- ownership ---
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
-        fetch = None if source is None else partial(fetch_from, peer_of(source), handle.bundle)
+        fetch = None if source is None else partial(self._fetch_from, peer_of(source), handle.bundle)
         return Ownership(handle, clock=self.clock, record=self._recorders.record_work, fetch=fetch)
+
+    async def _fetch_from(self, source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
+        return await fetch_from(source, bundle, digest, token=self.own_token)
 
     @property
     def view(self) -> View:
@@ -521,3 +531,20 @@ def _named(data: bytes) -> dict[str, object]:
     """Return the kind and the key of a record, for a log line."""
     record = orjson.loads(data)
     return {"kind": record["kind"], "key": record["key"]}
+
+
+def _gate(config: WorkerConfig, own_token: OwnToken, metrics: Metrics) -> Gate:
+    """Return the gate of the configured key. Raise `InvalidConfig` if that cannot be used, or refuses the broker's own token."""
+    gate = open_gate(
+        secret=_revealed(config.token_secret_key),
+        public=config.token_public_key,
+        claim=config.token_claim,
+        audience=config.token_audience,
+        counted=metrics.credentials_refused,
+    )
+    gate.check_own(own_token)
+    return gate
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()

@@ -25,7 +25,9 @@ from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
 from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterEvent, ClusterSettings, LocalCluster, StartCancelled
 from equipoise.brokers.local.local_load_workers import can_run
+from equipoise.brokers.runtime.config import SECRETS
 from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
+from equipoise.channel.kafka.settings import MASK
 from equipoise.channel.log.open_log import log_path
 from equipoise.channel.system.stop_signals import STOP_SIGNALS
 
@@ -94,7 +96,8 @@ def up(
         report=_print_json if as_json else _print_line,
     )
     if print_config:
-        shown = {**asdict(cluster.settings), "directory": str(data), "log_url": cluster.log_url}
+        passed_on = {name: MASK if name in SECRETS else value for name, value in cluster.settings.settings.items()}
+        shown = {**asdict(cluster.settings), "settings": passed_on, "directory": str(data), "log_url": cluster.log_url}
         kafka_options.print_config(shown)
         return
     if log is None:

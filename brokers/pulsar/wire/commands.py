@@ -15,6 +15,7 @@ from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError,
 from equipoise.brokers.pulsar.wire.frames import metadata_of
 from equipoise.brokers.pulsar.wire.limits import PAIR_BYTES, RANGES_PER_CONSUMER_MAX, Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    AuthData,
     BaseCommand,
     CommandConnect,
     CommandProducer,
@@ -40,6 +41,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
     TopicsMode,
 )
+from equipoise.brokers.security.identity import Credentials
 
 T = TypeVar("T", BaseCommand, MessageMetadata)
 
@@ -221,6 +223,16 @@ def agreed_version(command: CommandConnect) -> int:
     if version < _VERSION_MIN:
         raise PulsarProtocolError(Violation.UNSUPPORTED_VERSION, f"protocol version {version}; the minimum is {_VERSION_MIN}")
     return version
+
+
+def credentials_in(data: CommandConnect | AuthData) -> Credentials | None:
+    """Return what a client sends to prove who it is, or None. Clients without authentication may still name a method, such as `none`."""
+    return Credentials(method=_text(data.auth_method_name), data=data.auth_data) if data.auth_data else None
+
+
+def refreshes_credentials(command: CommandConnect) -> bool:
+    """Return whether a client answers AUTH_CHALLENGE with fresh credentials."""
+    return command.feature_flags.supports_auth_refresh
 
 
 def client_version(command: CommandConnect, limits: Limits) -> str:

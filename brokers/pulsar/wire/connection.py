@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire import commands, replies
 from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept, Waiting
+from equipoise.brokers.pulsar.wire.authentication import Authenticate, Authentication
 from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
 from equipoise.brokers.pulsar.wire.limits import Limits
@@ -47,6 +48,12 @@ from equipoise.brokers.pulsar.wire.requests import (
 
 # Clients know ACTIVE_CONSUMER_CHANGE from this version on.
 _ACTIVE_CHANGE_VERSION: Final = 12
+
+# The violations that a client is told of before its connection ends.
+_LAST_ANSWERS: Final = {
+    Violation.UNSUPPORTED_VERSION: ServerError.UNSUPPORTED_VERSION,
+    Violation.NOT_AUTHENTICATED: ServerError.AUTHENTICATION_ERROR,
+}
 
 
 class Outgoing:
@@ -140,6 +147,7 @@ class Connection:
     """
 
     __slots__ = (
+        "_authentication",
         "_consumers",
         "_is_connected",
         "_keep_alive",
@@ -154,9 +162,10 @@ class Connection:
         "reader",
     )
 
-    def __init__(self, *, limits: Limits, now_ms: int) -> None:
-        """Start with a connection that was just accepted."""
+    def __init__(self, *, limits: Limits, now_ms: int, authenticate: Authenticate | None = None) -> None:
+        """Start with a connection that was just accepted. `authenticate` checks credentials; None lets everyone in."""
         self._limits = limits
+        self._authentication = Authentication(authenticate)
         # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
@@ -214,8 +223,12 @@ class Connection:
         try:
             if not self._is_connected:
                 self._keep_alive.check_handshake(now_ms)
-            elif self._keep_alive.check_silence(now_ms, is_read=is_read):
-                self.probe()
+            else:
+                if self._keep_alive.check_silence(now_ms, is_read=is_read):
+                    self.probe()
+                method = self._authentication.challenge_due(now_ms)
+                if method is not None:
+                    self._outgoing.send(replies.auth_challenge(method, self._protocol_version))
         except PulsarProtocolError as problem:
             self._end(problem)
         return self._take_requests()
@@ -332,13 +345,12 @@ class Connection:
             self._refuse(command, refusal)
 
     def _on_connect(self, command: BaseCommand, _frame: Frame) -> None:
-        """Answer the handshake. Any identity is accepted: there is no authentication yet."""
-        try:
-            version = commands.agreed_version(command.connect)
-        except PulsarProtocolError as refusal:
-            self._outgoing.send(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, refusal.problem))
-            raise
-        client_version = commands.client_version(command.connect, self._limits)
+        """Check the client's version and credentials, and answer the handshake."""
+        connect = command.connect
+        version = commands.agreed_version(connect)
+        client_version = commands.client_version(connect, self._limits)
+        refreshes = commands.refreshes_credentials(connect)
+        self._authentication.connect(commands.credentials_in(connect), self._now_ms, refreshes=refreshes)
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
         self._protocol_version = version
@@ -352,8 +364,12 @@ class Connection:
     def _on_pong(self, _command: BaseCommand, _frame: Frame) -> None:
         self._keep_alive.answered()
 
+    def _on_auth_response(self, command: BaseCommand, _frame: Frame) -> None:
+        """Take fresh credentials. As in Pulsar, success has no answer."""
+        self._authentication.answer(commands.credentials_in(command.auth_response.response), self._now_ms)
+
     def _on_nothing_to_do(self, _command: BaseCommand, _frame: Frame) -> None:
-        """Ignore a command: nothing is redelivered, and no authentication was requested."""
+        """Ignore a command: nothing is redelivered."""
 
     def _on_send(self, command: BaseCommand, frame: Frame) -> None:
         self._take_entry(command.send, frame.block)
@@ -506,6 +522,9 @@ class Connection:
         self._requests.append(TurnedAway(what=what))
 
     def _end(self, problem: PulsarProtocolError) -> None:
+        answer = _LAST_ANSWERS.get(problem.violation)
+        if answer is not None:
+            self._outgoing.send(replies.error(replies.MINUS_ONE, answer, problem.problem))
         self.end()
         self._requests.append(Ended(problem=problem.problem, counted_as=problem.violation))
 
@@ -518,7 +537,7 @@ class Connection:
         BaseCommand.CONNECT: _on_connect,
         BaseCommand.PING: _on_ping,
         BaseCommand.PONG: _on_pong,
-        BaseCommand.AUTH_RESPONSE: _on_nothing_to_do,
+        BaseCommand.AUTH_RESPONSE: _on_auth_response,
         BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: _on_nothing_to_do,
         BaseCommand.PARTITIONED_METADATA: _on_question,
         BaseCommand.LOOKUP: _on_question,

@@ -23,6 +23,7 @@ class Violation(StrEnum):
     UNSUPPORTED_VERSION = "unsupported_version"
     UNKNOWN_PRODUCER = "unknown_producer"
     NO_HANDSHAKE = "no_handshake"
+    NOT_AUTHENTICATED = "not_authenticated"
     NO_ANSWER = "no_answer"
     NEVER_READS = "never_reads"
     NO_ROOM = "no_room"
@@ -34,6 +35,7 @@ class ServerError(IntEnum):
     UNKNOWN_ERROR = 0
     METADATA_ERROR = 1
     PERSISTENCE_ERROR = 2
+    AUTHENTICATION_ERROR = 3
     CONSUMER_BUSY = 5
     SERVICE_NOT_READY = 6
     CHECKSUM_ERROR = 9

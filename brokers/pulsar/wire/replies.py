@@ -13,9 +13,11 @@ from typing import Final, cast
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.frames import frame, frame_head
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    AuthData,
     BaseCommand,
     CommandAckResponse,
     CommandActiveConsumerChange,
+    CommandAuthChallenge,
     CommandCloseConsumer,
     CommandCloseProducer,
     CommandConnected,
@@ -40,6 +42,8 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError as WireErro
 from equipoise.brokers.pulsar.wire.requests import Schema
 
 SERVER_VERSION: Final = "Equipoise"
+# What Pulsar's brokers send to ask for fresh credentials.
+_REFRESH: Final = b"PulsarAuthRefresh"
 # -1 in an unsigned field of 64 bits: no request, or no message.
 MINUS_ONE: Final = 2**64 - 1
 
@@ -91,6 +95,13 @@ def connected(protocol_version: int, message_bytes_max: int) -> bytes:
     """CONNECTED. It sets no feature flag, because none of those features is served."""
     body = CommandConnected(server_version=SERVER_VERSION, protocol_version=protocol_version, max_message_size=message_bytes_max)
     return _framed(BaseCommand(connected=body))
+
+
+def auth_challenge(method: str, protocol_version: int) -> bytes:
+    """AUTH_CHALLENGE: the client answers with fresh credentials of a method."""
+    challenge = AuthData(auth_method_name=method, auth_data=_REFRESH)
+    body = CommandAuthChallenge(server_version=SERVER_VERSION, challenge=challenge, protocol_version=protocol_version)
+    return _framed(BaseCommand(auth_challenge=body))
 
 
 def success(request_id: int) -> bytes:

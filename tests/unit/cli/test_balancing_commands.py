@@ -12,7 +12,7 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, KEY, document_of, settings_in
-from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf
+from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf, settings_over
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
@@ -222,6 +222,56 @@ def config_of(printed: str) -> BalancingSettings:
     document = json.loads(printed)
     del document["kafka"]
     return WorkerConfig.model_validate(document).base_settings
+
+
+AUTHENTICATION = """\
+authenticationEnabled=true
+tokenSecretKey=data:;base64,hushhush
+tokenAuthClaim=role
+brokerClientAuthenticationPlugin=org.apache.pulsar.client.impl.auth.AuthenticationToken
+brokerClientAuthenticationParameters=token:hushhush
+bookkeeperClientAuthenticationParameters=hushhush
+"""
+
+
+def test_a_broker_takes_authentication_from_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> None:
+    conf.write_text(AUTHENTICATION, encoding="iso-8859-1")
+    expected = {
+        "authentication": "true",
+        "token_secret_key": "data:;base64,hushhush",
+        "token_claim": "role",
+        "broker_token": "token:hushhush",
+    }
+    assert expected == settings_over(read_broker_conf(conf), {})
+    assert "broker_token" not in settings_over(read_broker_conf(_without(conf, "AuthenticationToken")), {})
+    assert {} == settings_over(read_broker_conf(_without(conf, "authenticationEnabled")), {})
+
+
+def _without(conf: Path, word: str) -> Path:
+    """The same file without the lines that have a word."""
+    lines = [line for line in AUTHENTICATION.splitlines() if word not in line]
+    conf.write_text("\n".join(lines), encoding="iso-8859-1")
+    return conf
+
+
+def test_a_broker_conf_with_authentication_but_no_key_is_refused(log: str, conf: Path, tmp_path: Path) -> None:
+    """Otherwise its broker would let everyone in."""
+    conf.write_text("authenticationEnabled=true\n", encoding="iso-8859-1")
+    result = run("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config", log=log)
+    assert (2, True) == (result.exit_code, "token_secret_key" in result.stderr)
+
+
+def test_no_command_prints_a_secret_of_a_broker_conf(log: str, conf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    conf.write_text(AUTHENTICATION, encoding="iso-8859-1")
+    data = ("--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
+    results = [run("broker", *data, log=log), run("up", *data, "--service", "counter")]
+    results += [run("balancing", "read", str(conf), *more) for more in ((), ("--json",))]
+    assert [0] * 4 == [result.exit_code for result in results]
+    with caplog.at_level(logging.DEBUG):
+        log_entries(read_broker_conf(conf))
+    logged = [str(record.__dict__) for record in caplog.records]
+    assert not [text for text in (*(result.output for result in results), *logged, repr(read_broker_conf(conf))) if "hush" in text]
+    assert "brokers take it as token_secret_key" in results[2].stdout
 
 
 def test_up_passes_a_broker_conf_on_as_settings(conf: Path, tmp_path: Path) -> None:

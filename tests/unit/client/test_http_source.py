@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
@@ -38,6 +40,13 @@ async def serving(behave: Behave) -> AsyncIterator[str]:
         await behave(request, response)
         return response
 
+    async with listening(answer) as address:
+        yield address
+
+
+@asynccontextmanager
+async def listening(answer: Handler) -> AsyncIterator[str]:
+    """A server that answers every GET with a handler; its address."""
     app = web.Application()
     app.add_routes([web.get("/{path:.*}", answer)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -133,6 +142,30 @@ async def test_a_server_that_is_no_broker_is_skipped(garbage: bytes) -> None:
 
     async with serving(answer) as stranger, serving(well) as good, Client("http://127.0.0.1:9", stranger, good) as client:
         assert "good" == await owner(client)
+
+
+async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(tmp_path: Path) -> None:
+    """The caller learns why at once, and a file with another token helps without a restart."""
+    file = tmp_path / "token"
+    file.write_text("old", encoding="ascii")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.headers["Authorization"] != "Bearer new":
+            return web.json_response({"reason": "the token has expired"}, status=401)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await well(request, response)
+        return response
+
+    async with listening(answer) as address, Client(address, token=f"file://{file}") as client:
+        with pytest.raises(CallerError, match="refuses this client: the token has expired"):
+            await owner(client)
+        file.write_text("new", encoding="ascii")
+        while True:
+            with suppress(CallerError):
+                assert "good" == await owner(client)
+                break
+            await asyncio.sleep(0)
 
 
 async def test_the_stream_of_a_deleted_namespace_is_closed() -> None:

@@ -17,6 +17,7 @@ from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.security.own_token import NO_TOKEN
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import until
 
@@ -65,7 +66,7 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
             for number, broker in ((1, "me"), (2, "other"))
         }
         view = SimpleNamespace(bundles_of=stand_in.bundles_of, live=live)
-        worker = SimpleNamespace(view=view, broker_id="me", open_bundles=["t/other/0x00000000_0xffffffff", open_here])
+        worker = SimpleNamespace(view=view, broker_id="me", own_token=NO_TOKEN, open_bundles=["t/other/0x00000000_0xffffffff", open_here])
         hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():

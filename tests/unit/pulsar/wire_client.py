@@ -49,13 +49,13 @@ class WireClient:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connected(cls, url: str, *, handshake: bool = True) -> Self:
+    async def connected(cls, url: str, *, handshake: bool = True, token: str | None = None) -> Self:
         """Connect to `pulsar://host:port`. Without `handshake` send nothing."""
         host, _, port = url.removeprefix("pulsar://").rpartition(":")
         client = cls(*await asyncio.open_connection(host, int(port)))
         client.read()
         if handshake:
-            client.write(connect())
+            client.write(connect(token=token))
             await client.receive(T.CONNECTED)
         return client
 
@@ -225,6 +225,7 @@ class Member:
     service: PulsarService
     http: aiohttp.ClientSession
     clients: list[WireClient]
+    token: str | None
 
     @property
     def url(self) -> str:
@@ -267,9 +268,9 @@ class Member:
         """Stop it gracefully."""
         await self.broker.__aexit__(None, None, None)
 
-    async def client(self, *, handshake: bool = True) -> WireClient:
-        """Connect a new client."""
-        client = await WireClient.connected(self.url, handshake=handshake)
+    async def client(self, *, handshake: bool = True, token: str | None = None) -> WireClient:
+        """Connect a new client, by default with the token of the brokers' clients."""
+        client = await WireClient.connected(self.url, handshake=handshake, token=token or self.token)
         self.clients.append(client)
         return client
 
@@ -336,14 +337,16 @@ async def brokers(
     config: Mapping[str, object] | None = None,
     log_url: str | None = None,
     others: Mapping[str, Service] | None = None,
+    token: str | None = None,
 ) -> AsyncIterator[Brokers]:
     """Run `count` brokers on one loop, by default over a log in memory. `config` is added to each one's configuration.
 
-    `others` are services of other namespaces, by pattern.
+    `others` are services of other namespaces, by pattern. `token` is what clients send, on the wire and over HTTP.
     """
     log_url = log_url or f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
-        http = await parts.enter_async_context(aiohttp.ClientSession())
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        http = await parts.enter_async_context(aiohttp.ClientSession(headers=headers))
         clients: list[WireClient] = []
         parts.push_async_callback(_outlive, clients)
         members = []
@@ -354,7 +357,7 @@ async def brokers(
             broker = Broker(made, {**(others or {}), "*": service})
             worker = await parts.enter_async_context(broker)
             await worker.ready(timeout_ms=PATIENCE_MS)
-            members.append(Member(broker=broker, worker=worker, service=service, http=http, clients=clients))
+            members.append(Member(broker=broker, worker=worker, service=service, http=http, clients=clients, token=token))
         intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
         await members[0].worker.request(intent, timeout_ms=PATIENCE_MS)
         running = Brokers(members=members)

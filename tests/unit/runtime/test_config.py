@@ -16,7 +16,7 @@ from equipoise.brokers.http import app
 from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
 from equipoise.brokers.runtime import service_runner, worker
-from equipoise.brokers.runtime.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
+from equipoise.brokers.runtime.config import ENDING_MS, SECRETS, SETTLE_MS_MAX, WorkerConfig
 from equipoise.brokers.runtime.observations import evidence
 from equipoise.channel.core.errors import EquipoiseError
 
@@ -92,7 +92,7 @@ def test_loopback_needs_no_permission(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "broker.example", "localhost.example"])
 def test_other_addresses_need_insecure(host: str) -> None:
-    assert "no authentication" in problem(host=host)
+    assert "not encrypted" in problem(host=host)
     assert host == config(host=host, insecure=True).host
 
 
@@ -143,6 +143,35 @@ def test_the_default_id_is_the_address() -> None:
 )
 def test_an_invalid_value_is_refused_with_its_setting(setting: str, value: object) -> None:
     assert f"{setting}" in problem(**{setting: value})
+
+
+KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"authentication": True, **OWN}, "authentication: it needs exactly one of token_secret_key and token_public_key, and 0 are set"),
+        ({"authentication": True, **KEY, **OWN, "token_public_key": "x"}, "and 2 are set"),
+        ({"authentication": True, **KEY}, "broker_token: with authentication"),
+        (KEY, "token_secret_key: it has no effect without authentication"),
+        ({"token_public_key": "x"}, "token_public_key: it has no effect without authentication"),
+    ],
+)
+def test_half_of_authentication_is_refused(settings: dict[str, object], expected: str) -> None:
+    found = problem(**settings)
+    assert (True, False) == (expected in found, "hush" in found)
+
+
+def test_brokers_may_send_tokens_before_they_ask_for_them() -> None:
+    """So authentication can be switched on in a running cluster."""
+    assert not config(**OWN).authentication
+
+
+def test_secrets_are_never_printed() -> None:
+    made = config(authentication=True, **KEY, **OWN)
+    assert "hush" not in repr(made) + str(made) + str(made.model_dump()) + made.model_dump_json()
+    assert set(SECRETS) == {name for name, field in WorkerConfig.model_fields.items() if "SecretStr" in str(field.annotation)}
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from equipoise.brokers.runtime import handover as module
 from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
 from equipoise.channel.core.errors import PeerError
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
@@ -18,7 +19,7 @@ BUNDLE = "t/n/0x00000000_0xffffffff"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def fetched(handler: Handler) -> bytes | None:
+def fetched(handler: Handler, token: OwnToken = NO_TOKEN) -> bytes | None:
     """Fetch from a former owner whose HTTP answers with `handler`."""
 
     async def story() -> bytes | None:
@@ -30,7 +31,7 @@ def fetched(handler: Handler) -> bytes | None:
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             host, port = runner.addresses[0][:2]
-            return await fetch_from(Peer(broker="b", addresses={"http": f"http://{host}:{port}"}), BUNDLE)
+            return await fetch_from(Peer(broker="b", addresses={"http": f"http://{host}:{port}"}), BUNDLE, token=token)
         finally:
             await runner.cleanup()
 
@@ -61,6 +62,13 @@ def answering(body: bytes, status: int = 200) -> Handler:
         return web.Response(body=body, status=status)
 
     return answer
+
+
+def test_the_token_of_the_broker_is_sent() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=request.headers["Authorization"])
+
+    assert b"Bearer mine" == fetched(answer, token=OwnToken("mine"))
 
 
 def test_state_arrives_unchanged() -> None:

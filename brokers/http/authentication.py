@@ -1,0 +1,51 @@
+"""Refuse HTTP requests without a valid token, on all paths except those that only say whether the broker lives and is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.security.gate import Gate
+from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Refusal, Surface
+
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""Probes of Kubernetes and of load balancers ask them, and have no token."""
+
+_NEEDS_HINT: Final = frozenset({Fault.MISSING, Fault.UNKNOWN})
+_REALM: Final = 'Bearer realm="equipoise"'
+
+
+def authenticated(gate: Gate) -> Middleware:
+    """Return a middleware that answers 401 to requests that `gate` refuses."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        if resource is not None and resource.canonical in OPEN_PATHS:
+            return await handler(request)
+        checked = gate.check(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())))
+        if not isinstance(checked, Refusal):
+            return await handler(request)
+        how = " (header Authorization: Bearer TOKEN)" if checked.fault in _NEEDS_HINT else ""
+        reason = f"the request is not authenticated: {checked.problem}{how}"
+        answer = problem_answer(request, HTTPStatus.UNAUTHORIZED, reason, "NotAuthenticated")
+        # RFC 6750, 3.1: a request without credentials gets no code.
+        answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM if checked.fault is Fault.MISSING else f'{_REALM}, error="invalid_token"'
+        return answer
+
+    return middleware
+
+
+def credentials_in(headers: Sequence[str]) -> Credentials | None:
+    """Return the credentials in the headers Authorization of a request; None if there are none. Several are of no known method."""
+    if not headers:
+        return None
+    if len(headers) > 1:
+        return Credentials(method="several headers", data=b"-")
+    scheme, _, rest = headers[0].partition(" ")
+    return Credentials(method=TOKEN if scheme.lower() == "bearer" else scheme, data=rest.strip().encode("utf-8", "surrogateescape"))

@@ -1,0 +1,71 @@
+"""Decide by whom one connection is used, and when its client must prove that again. Times are milliseconds of a monotonic clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
+from equipoise.brokers.security.identity import Credentials, Identity, Refusal
+
+Authenticate = Callable[[Credentials | None], Identity | Refusal]
+"""Return who sent credentials, or why they are refused. It never raises."""
+
+REFRESH_MS: Final = 30_000
+"""A client is asked for fresh credentials this long before they expire, or after half of a shorter time. It may call another server for
+them, and Pulsar's clients give any request 30 s."""
+
+
+class Authentication:
+    """The identity of one client. Without an identity after the handshake, everyone is let in."""
+
+    __slots__ = ("_authenticate", "_challenge_ms", "_expires_ms", "_is_challenged", "_refreshes", "identity")
+
+    def __init__(self, authenticate: Authenticate | None) -> None:
+        """`authenticate` checks credentials; None lets everyone in."""
+        self._authenticate = authenticate
+        self._challenge_ms: int | None = None
+        self._expires_ms: int | None = None
+        self._is_challenged = False
+        self._refreshes = False
+        self.identity: Identity | None = None
+
+    def connect(self, credentials: Credentials | None, now_ms: int, *, refreshes: bool) -> None:
+        """Take the credentials of CONNECT. `refreshes`: the client answers AUTH_CHALLENGE. Raise `PulsarProtocolError`."""
+        self._refreshes = refreshes
+        if self._authenticate is not None:
+            self._take(self._authenticate(credentials), now_ms)
+
+    def answer(self, credentials: Credentials | None, now_ms: int) -> None:
+        """Take the credentials of AUTH_RESPONSE. Ignore them if nothing was asked. Raise `PulsarProtocolError`."""
+        if self._authenticate is not None and self._is_challenged:
+            self._take(self._authenticate(credentials), now_ms)
+
+    def _take(self, checked: Identity | Refusal, now_ms: int) -> None:
+        if isinstance(checked, Refusal):
+            raise _not_authenticated(checked.problem)
+        if self.identity is not None and self.identity.role != checked.role:
+            raise _not_authenticated("the fresh credentials are of another role; connect again as that role")
+        self.identity = checked
+        self._is_challenged = False
+        if checked.valid_ms is None:
+            self._challenge_ms = self._expires_ms = None
+        else:
+            self._expires_ms = now_ms + checked.valid_ms
+            self._challenge_ms = self._expires_ms - min(REFRESH_MS, checked.valid_ms // 2)
+
+    def challenge_due(self, now_ms: int) -> str | None:
+        """Return the method for which a challenge must be sent now, or None. Raise `PulsarProtocolError` once the credentials expired."""
+        if self.identity is None or self._expires_ms is None or self._challenge_ms is None:
+            return None
+        if now_ms >= self._expires_ms:
+            why = "it did not answer with fresh ones" if self._refreshes else "it cannot send fresh ones on the same connection"
+            raise _not_authenticated(f"its credentials have expired, and {why}; connect again with fresh ones")
+        if self._is_challenged or not self._refreshes or now_ms < self._challenge_ms:
+            return None
+        self._is_challenged = True
+        return self.identity.method
+
+
+def _not_authenticated(problem: str) -> PulsarProtocolError:
+    return PulsarProtocolError(Violation.NOT_AUTHENTICATED, f"the client is not authenticated: {problem}")

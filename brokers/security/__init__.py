@@ -1,0 +1,1 @@
+"""Who may connect to a broker, and how that is proved."""

@@ -1,0 +1,143 @@
+"""Check JSON web tokens (RFC 7519) against one key, without IO: the time is an argument.
+
+The algorithms follow from the kind of the key, never from the token. So a token with `alg: none` is forged, and so is one that is signed
+with the text of a public key as if that were a secret.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal
+
+SECRET_BYTES_MIN: Final = 32
+"""The shortest secret key: as long as the hash of HS256 (RFC 7518, 3.2)."""
+
+TOKEN_BYTES_MAX: Final = 16 * 1024
+"""The longest token that is checked. Those with a few claims have less than 1 KiB."""
+
+_match_method: Final = re.compile("[A-Za-z]{1,16}").fullmatch
+_ROLE_CHARACTERS_MAX: Final = 1_024
+_RSA_BITS_MIN: Final = 2_048
+
+# The shortest secret of each algorithm: as many bytes as its hash has.
+_BYTES_OF_SECRET: Final = {"HS256": 32, "HS384": 48, "HS512": 64}
+_ALGORITHM_OF_CURVE: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+_ALGORITHMS_OF_RSA: Final = ("RS256", "RS384", "RS512")
+_PEM: Final = b"-----BEGIN"
+
+# What this module checks itself, because the time is an argument, and what nobody needs.
+_UNCHECKED: Final = dict.fromkeys(("verify_exp", "verify_nbf", "verify_iat", "verify_sub", "verify_jti", "verify_iss"), False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key that checks signatures, with the algorithms that it may be used with."""
+
+    material: Any
+    algorithms: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Key(material=***, algorithms={self.algorithms})"
+
+
+def secret_key(data: bytes) -> Key:
+    """Return the key of tokens that are signed with a secret. Raise ValueError with the problem."""
+    if data.startswith(_PEM) or _public_key(data) is not None:
+        raise ValueError("it is an asymmetric key; name a public key as token_public_key")
+    if len(data) < SECRET_BYTES_MIN:
+        raise ValueError(f"it has {len(data)} bytes, and a secret key needs at least {SECRET_BYTES_MIN}")
+    return Key(material=data, algorithms=tuple(name for name, least in _BYTES_OF_SECRET.items() if len(data) >= least))
+
+
+def public_key(data: bytes) -> Key:
+    """Return the key of tokens that are signed with a private key, from its public key in DER or PEM. Raise ValueError with the problem."""
+    key = _public_key(data)
+    if isinstance(key, RSAPublicKey):
+        if key.key_size < _RSA_BITS_MIN:
+            raise ValueError(f"it is an RSA key of {key.key_size} bits; at least {_RSA_BITS_MIN} are needed")
+        return Key(material=key, algorithms=_ALGORITHMS_OF_RSA)
+    if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _ALGORITHM_OF_CURVE:
+        return Key(material=key, algorithms=(_ALGORITHM_OF_CURVE[key.curve.name],))
+    raise ValueError("it is no public key of RSA or of the curves P-256, P-384 and P-521, in DER or PEM")
+
+
+def _public_key(data: bytes) -> object | None:
+    load = load_pem_public_key if data.startswith(_PEM) else load_der_public_key
+    try:
+        return load(data)
+    except Exception:  # noqa: BLE001 - the library raises many types, some of them for kinds of keys that it does not support
+        return None
+
+
+class TokenVerifier:
+    """Checks tokens by one key."""
+
+    __slots__ = ("_audience", "_claim", "_key", "_options")
+
+    def __init__(self, key: Key, *, claim: str = "sub", audience: str | None = None) -> None:
+        """`claim` holds the role. With `audience`, a token must name it."""
+        self._key = key
+        self._claim = claim
+        self._audience = audience
+        self._options: Any = {**_UNCHECKED, "verify_aud": audience is not None}
+
+    def check(self, credentials: Credentials | None, now_s: float) -> Identity | Refusal:
+        """Return who sent the credentials, or why they are refused. `now_s` is Unix time. Never raises, whatever a client sends."""
+        if credentials is None or not credentials.data:
+            return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
+        if credentials.method != TOKEN:
+            # Whoever forgets the method may have sent a secret in its place.
+            named = f" {credentials.method!r}" if _match_method(credentials.method) else ""
+            problem = f"this broker does not accept this method of authentication{named}; send a token"
+            return Refusal(fault=Fault.UNKNOWN, problem=problem)
+        if len(credentials.data) > TOKEN_BYTES_MAX:
+            return _malformed(f"it has more than {TOKEN_BYTES_MAX} bytes")
+        claims = self._claims(credentials.data)
+        return claims if isinstance(claims, Refusal) else self._identity(claims, now_s)
+
+    def _claims(self, token: bytes) -> Mapping[str, Any] | Refusal:
+        """Return the claims of a token with a good signature."""
+        algorithms = list(self._key.algorithms)
+        try:
+            return jwt.decode(token, self._key.material, algorithms=algorithms, audience=self._audience, options=self._options)
+        except (jwt.InvalidAudienceError, jwt.MissingRequiredClaimError):
+            problem = f"the token is not for the audience {self._audience!r}; use one that is made for this cluster"
+            return Refusal(fault=Fault.UNKNOWN, problem=problem)
+        except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError):
+            problem = f"the token is not signed with the key of this cluster ({', '.join(algorithms)}); ask for a new one"
+            return Refusal(fault=Fault.FORGED, problem=problem)
+        except Exception:  # noqa: BLE001 - damaged JSON, text or numbers raise many types; all of them mean the same
+            return _malformed("it is no signed JSON web token")
+
+    def _identity(self, claims: Mapping[str, Any], now_s: float) -> Identity | Refusal:
+        expires_s, begins_s = claims.get("exp", math.inf), claims.get("nbf", -math.inf)
+        if not _is_time(expires_s) or not _is_time(begins_s):
+            return _malformed("its claim exp or nbf is not a number")
+        if not begins_s <= now_s < expires_s:
+            problem = "the token has expired; ask for a new one" if now_s >= expires_s else "the token is not valid yet; check the clocks"
+            return Refusal(fault=Fault.EXPIRED, problem=problem)
+        role = claims.get(self._claim)
+        if isinstance(role, list) and role:  # As in Pulsar, the first of several counts.
+            role = role[0]
+        if not isinstance(role, str) or not 0 < len(role) <= _ROLE_CHARACTERS_MAX or not role.isprintable():
+            return _malformed(f"its claim {self._claim!r} names no role")
+        valid_ms = None if math.isinf(expires_s) else int((expires_s - now_s) * 1_000)
+        return Identity(role=role, method=TOKEN, valid_ms=valid_ms)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _malformed(what: str) -> Refusal:
+    return Refusal(fault=Fault.MALFORMED, problem=f"the token cannot be used: {what}; ask for a new one")

@@ -1,0 +1,86 @@
+"""A broker with authentication answers only to valid tokens, on every path, and sends its own token to other brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from equipoise.brokers.http.authentication import OPEN_PATHS
+from equipoise.brokers.operations import asking
+from equipoise.brokers.security.own_token import TOKEN_VARIABLE
+from equipoise.channel.system.deadline import Deadline
+from tests.unit.http.cluster import cluster, told
+from tests.unit.security.signing import SETTINGS, bearer, token
+
+TENANTS = "/admin/v2/tenants"
+
+
+def refusals(text: str, reason: str) -> float:
+    """How many credentials HTTP refused for a reason, by the broker's metrics."""
+    line = next(
+        line for line in text.splitlines() if "authentications_refused_total{" in line and f'reason="{reason}",surface="http"' in line
+    )
+    return float(line.rpartition(" ")[2])
+
+
+async def test_the_probes_need_no_token(tmp_path: Path) -> None:
+    """Only their GET is open. The test of brokers with Pulsar's service walks over all other paths."""
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        found = {(path, method): (await broker.ask(method, path)).status for path in OPEN_PATHS for method in ("GET", "HEAD", "POST")}
+        assert found == {(path, method): 401 if method == "POST" else 200 for path, method in found}
+        assert 401 == (await broker.get("/health/x")).status
+
+
+async def test_a_token_opens_all_paths(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        for header in (f"Bearer {token()}", f"bearer  {token()} "):
+            assert 200 == (await broker.ask("GET", TENANTS, headers={"Authorization": header})).status
+        assert (404, "UnknownPath") == told(await broker.ask("GET", "/nowhere", headers=bearer(token())))
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (f"Bearer {token(exp=1)}", "expired"),
+        (f"Bearer {token(key=b'x' * 32)}", "forged"),
+        (f"Bearer {token()[:-8]}", "malformed"),
+        (f"Bearer {token()}x.y", "malformed"),
+        ("Bearer", "missing"),
+        ("Basic bWU6c2VjcmV0", "unknown"),
+        (token(), "missing"),
+        ("Bearer \xe9", "malformed"),
+    ],
+)
+async def test_other_credentials_are_refused_with_a_sentence_and_counted(tmp_path: Path, header: str, reason: str) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        answer = await broker.ask("GET", TENANTS, headers={"Authorization": header})
+        assert (401, "NotAuthenticated") == told(answer)
+        assert answer.reason.startswith("the request is not authenticated: ")
+        assert not [part for part in header.removeprefix("Bearer").split()[-1:] if part in answer.reason]
+        assert ('error="invalid_token"' in answer.headers["WWW-Authenticate"]) == (reason != "missing")
+        metrics = (await broker.ask("GET", "/metrics", headers=bearer(token()))).body.decode()
+        assert 1 == refusals(metrics, reason)
+
+
+async def test_without_authentication_any_header_is_ignored(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as made:
+        (broker,) = made.brokers
+        assert 200 == (await broker.ask("GET", TENANTS, headers={"Authorization": "Bearer nonsense"})).status
+        assert 0 == refusals((await broker.get("/metrics")).body.decode(), "malformed")
+
+
+async def test_a_command_takes_its_token_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+
+        def ask() -> asking.Answer:
+            return asking.ask_at(broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000))
+
+        assert 401 == (await asyncio.to_thread(ask)).status
+        monkeypatch.setenv(TOKEN_VARIABLE, token())
+        assert 200 == (await asyncio.to_thread(ask)).status

@@ -1,0 +1,24 @@
+"""Keys and tokens for tests of authentication."""
+
+from __future__ import annotations
+
+import base64
+
+import jwt
+
+SECRET = b"a secret of a test, 32 bytes long, and some more for HS512: 64 in all"
+SECRET_URL = f"data:;base64,{base64.b64encode(SECRET).decode()}"
+
+
+def token(role: str = "me", *, key: bytes = SECRET, **claims: object) -> str:
+    """A token that is signed with a secret. It never expires, unless `exp` is given."""
+    return jwt.encode({"sub": role, **claims}, key, algorithm="HS256")
+
+
+def bearer(text: str) -> dict[str, str]:
+    """The header that sends a token."""
+    return {"Authorization": f"Bearer {text}"}
+
+
+SETTINGS: dict[str, object] = {"authentication": True, "token_secret_key": SECRET_URL, "broker_token": token("broker")}
+"""The settings of a broker that lets in only the bearers of such tokens."""

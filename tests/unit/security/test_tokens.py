@@ -1,0 +1,186 @@
+"""Which tokens are accepted, and why others are refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal
+from equipoise.brokers.security.tokens import SECRET_BYTES_MIN, TOKEN_BYTES_MAX, TokenVerifier, public_key, secret_key
+from tests.unit.security.signing import SECRET, token
+
+NOW_S = 1_800_000_000.0
+RSA_KEY = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+CURVES = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+VERIFIER = TokenVerifier(secret_key(SECRET))
+ME = Identity(role="me", method=TOKEN, valid_ms=None)
+TOKENS = [token(), token("another", exp=NOW_S + 60)]
+
+
+def checked(text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S) -> Identity | Refusal:
+    """Check a token."""
+    data = text.encode() if isinstance(text, str) else text
+    return verifier.check(Credentials(method=TOKEN, data=data), now_s)
+
+
+def fault(text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S) -> Fault | None:
+    """Why a token is refused; None if it is not."""
+    found = checked(text, verifier, now_s=now_s)
+    return found.fault if isinstance(found, Refusal) else None
+
+
+def public_of(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey, encoding: Encoding) -> bytes:
+    return key.public_key().public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo)
+
+
+def unsigned(header: dict[str, object], claims: object = None) -> str:
+    """A token with any header and an empty signature."""
+    parts = (json.dumps(part).encode() for part in (header, claims or {"sub": "me"}))
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts) + "."
+
+
+@pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
+def test_a_secret_key_accepts_its_algorithms(algorithm: str) -> None:
+    assert ME == checked(jwt.encode({"sub": "me"}, SECRET, algorithm=algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512"])
+@pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
+def test_an_rsa_key_accepts_its_algorithms(algorithm: str, encoding: Encoding) -> None:
+    verifier = TokenVerifier(public_key(public_of(RSA_KEY, encoding)))
+    assert ME == checked(jwt.encode({"sub": "me"}, RSA_KEY, algorithm=algorithm), verifier)
+
+
+@pytest.mark.parametrize("algorithm", CURVES)
+def test_a_curve_accepts_its_algorithm(algorithm: str) -> None:
+    key = ec.generate_private_key(CURVES[algorithm])
+    verifier = TokenVerifier(public_key(public_of(key, Encoding.DER)))
+    assert ME == checked(jwt.encode({"sub": "me"}, key, algorithm=algorithm), verifier)
+
+
+@pytest.mark.parametrize("name", ["none", "None", "NONE", "", "HS256", "RS256", "made-up"])
+def test_a_token_without_a_signature_is_forged(name: str) -> None:
+    assert Fault.FORGED is fault(unsigned({"alg": name, "typ": "JWT"}))
+
+
+@pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
+def test_a_public_key_is_no_secret(encoding: Encoding) -> None:
+    """An attacker who knows the public key signs with its bytes as a secret. The library refuses to, so the test signs by hand."""
+    known = public_of(RSA_KEY, encoding)
+    algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
+    head = unsigned({"alg": "HS256", "typ": "JWT"}).removesuffix(".")
+    signature = base64.urlsafe_b64encode(algorithm.sign(head.encode(), known)).decode().rstrip("=")
+    assert Fault.FORGED is fault(f"{head}.{signature}", TokenVerifier(public_key(known)))
+    with pytest.raises(ValueError, match="asymmetric key"):
+        secret_key(known)
+
+
+def test_another_key_of_the_same_kind_is_refused() -> None:
+    other = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
+    verifier = TokenVerifier(public_key(public_of(RSA_KEY, Encoding.DER)))
+    assert Fault.FORGED is fault(jwt.encode({"sub": "me"}, other, algorithm="RS256"), verifier)
+    assert Fault.FORGED is fault(jwt.encode({"sub": "me"}, b"x" * 32, algorithm="HS256"))
+
+
+@given(st.sampled_from(TOKENS), st.data())
+def test_a_token_with_any_change_is_refused(good: str, data: st.DataObject) -> None:
+    """One character is replaced, added or removed, anywhere. The last one of a signature has bits that mean nothing."""
+    place = data.draw(st.integers(0, len(good) - 2))
+    other = data.draw(st.characters(codec="ascii"))
+    changed = data.draw(st.sampled_from([good[:place] + other + good[place + 1 :], good[:place] + other + good[place:], good[:place]]))
+    if changed.strip() != good:
+        assert isinstance(checked(changed), Refusal)
+
+
+@given(st.binary(max_size=200) | st.lists(st.binary(max_size=40), min_size=2, max_size=4).map(b".".join))
+def test_any_bytes_are_refused_and_never_an_error(data: bytes) -> None:
+    assert isinstance(checked(data), Refusal)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=5
+    )
+)
+def test_any_claims_have_a_verdict(value: Any) -> None:  # noqa: ANN401 - any JSON
+    """A bearer of the key may sign anything."""
+    for name in ("sub", "exp", "nbf", "aud"):
+        signed = jwt.PyJWS().encode(json.dumps({"sub": "me", name: value}).encode(), SECRET, algorithm="HS256")
+        assert isinstance(checked(signed), Identity | Refusal)
+    whole = jwt.PyJWS().encode(json.dumps(value).encode(), SECRET, algorithm="HS256")
+    assert isinstance(checked(whole), Identity | Refusal)
+
+
+def test_a_token_is_valid_from_its_first_to_before_its_last_second() -> None:
+    text = token(nbf=NOW_S - 10, exp=NOW_S + 10)
+    assert (Fault.EXPIRED, None) == (fault(text, now_s=NOW_S - 10.001), fault(text, now_s=NOW_S - 10))
+    assert Identity(role="me", method=TOKEN, valid_ms=10_000) == checked(text)
+    assert (None, Fault.EXPIRED) == (fault(text, now_s=NOW_S + 9.999), fault(text, now_s=NOW_S + 10))
+
+
+@pytest.mark.parametrize("claims", [{"exp": "tomorrow"}, {"exp": True}, {"nbf": []}, {"sub": ""}, {"sub": 7}, {"sub": []}, {"sub": "a\nb"}])
+def test_a_claim_of_another_type_is_malformed(claims: dict[str, object]) -> None:
+    assert Fault.MALFORMED is fault(jwt.PyJWS().encode(json.dumps({"sub": "me", **claims}).encode(), SECRET, algorithm="HS256"))
+
+
+def test_a_token_without_a_role_is_malformed() -> None:
+    assert Fault.MALFORMED is fault(jwt.encode({"name": "me"}, SECRET, algorithm="HS256"))
+
+
+def test_another_claim_may_hold_the_role() -> None:
+    verifier = TokenVerifier(secret_key(SECRET), claim="roles")
+    assert Identity(role="first", method=TOKEN, valid_ms=None) == checked(token("me", roles=["first", "second"]), verifier)
+    assert Fault.MALFORMED is fault(token("me"), verifier)
+
+
+def test_a_configured_audience_must_be_named() -> None:
+    verifier = TokenVerifier(secret_key(SECRET), audience="orders")
+    assert [None, None] == [fault(token(aud=aud), verifier) for aud in ("orders", ["bills", "orders"])]
+    assert [Fault.UNKNOWN, Fault.UNKNOWN] == [fault(text, verifier) for text in (token(aud="bills"), token())]
+    assert fault(token(aud="bills")) is None
+
+
+def test_missing_and_unknown_credentials_are_told_apart() -> None:
+    found = [VERIFIER.check(each, NOW_S) for each in (None, Credentials(method=TOKEN, data=b""), Credentials(method="athenz", data=b"x"))]
+    assert [Fault.MISSING, Fault.MISSING, Fault.UNKNOWN] == [each.fault for each in found if isinstance(each, Refusal)]
+
+
+def test_a_long_token_is_not_even_read() -> None:
+    assert Fault.MALFORMED is fault(token("me", padding="x" * TOKEN_BYTES_MAX))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x" * 300,
+        b"-----BEGIN PUBLIC KEY-----\nnone\n-----END PUBLIC KEY-----\n",
+        public_of(rsa.generate_private_key(public_exponent=65_537, key_size=1_024), Encoding.DER),  # noqa: S505 - it must be refused
+        public_of(ec.generate_private_key(ec.SECP256K1()), Encoding.DER),
+        ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+        RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    ],
+)
+def test_an_unusable_public_key_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="RSA"):
+        public_key(data)
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="31 bytes"):
+        secret_key(b"x" * (SECRET_BYTES_MIN - 1))
+    assert ("HS256",) == secret_key(b"x" * SECRET_BYTES_MIN).algorithms
+
+
+def test_nothing_prints_a_secret() -> None:
+    text = token()
+    shown = [repr(secret_key(SECRET)), repr(Credentials(method=TOKEN, data=text.encode())), repr(checked(text + "x"))]
+    assert not [each for each in shown if text in each or str(SECRET) in each]
