@@ -16,7 +16,7 @@ from equipoise.channel.core.records import INTEGER_MAX, Unreadable
 if TYPE_CHECKING:
     from typer._click import Context
 
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _match_relative: Final = re.compile(r"(?:now)?-(\d{1,9})([smhdw])").fullmatch
 _TIMES: Final = "an offset, a time (2026-01-31T12:34; add Z or +02:00 if it is not local), or how long ago (-10m; s, m, h, d, w)"
 
@@ -52,7 +52,7 @@ def moment(text: str, *, now_ms: int) -> Moment:
         return Moment(text=text, time_ms=now_ms + 1)
     relative = _match_relative(text)
     if relative is not None:
-        return Moment(text=text, time_ms=max(0, now_ms - int(relative[1]) * _UNITS_MS[relative[2]]))
+        return Moment(text=text, time_ms=max(0, now_ms - int(relative[1]) * UNITS_MS[relative[2]]))
     try:
         seconds = datetime.fromisoformat(text).astimezone().timestamp()
     except (ValueError, OverflowError, OSError) as error:
@@ -84,7 +84,7 @@ def time_of(folded: Folded) -> str:
 
 def ago(duration_ms: int) -> str:
     """Return a duration in the largest whole unit, such as `2 h ago`. A time in the future is `ahead of this machine's clock`."""
-    for unit, size_ms in reversed(_UNITS_MS.items()):
+    for unit, size_ms in reversed(UNITS_MS.items()):
         if abs(duration_ms) >= size_ms:
             relation = "ago" if duration_ms > 0 else "ahead of this machine's clock"
             return f"{abs(duration_ms) // size_ms} {unit} {relation}"

@@ -41,7 +41,7 @@ class Gate:
 
     def check_own(self, token: OwnToken) -> None:
         """Check the token that the broker sends to others, which have the same key. Raise `InvalidConfig`, or `PeerError` for its file."""
-        sent = (token.current() or "").encode()
+        sent = (token.current() or "").encode(errors="replace")
         checked = self._verifier.check(Credentials(method=TOKEN, data=sent), self._now_s())
         if isinstance(checked, Refusal):
             raise InvalidConfig(problems=(f"broker_token: other brokers would refuse this broker: {checked.problem}",))

@@ -1,4 +1,4 @@
-"""Check JSON web tokens (RFC 7519) against one key, without IO: the time is an argument.
+"""Make JSON web tokens (RFC 7519), and check them against one key, without IO: the time is an argument.
 
 The algorithms follow from the kind of the key, never from the token. So a token with `alg: none` is forged, and so is one that is signed
 with the text of a public key as if that were a secret.
@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+from cryptography.hazmat.primitives.serialization import (
+    load_der_private_key,
+    load_der_public_key,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 
 from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal
 
@@ -41,7 +46,7 @@ _UNCHECKED: Final = dict.fromkeys(("verify_exp", "verify_nbf", "verify_iat", "ve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key that checks signatures, with the algorithms that it may be used with."""
+    """A key that makes or checks signatures, with the algorithms that it may be used with."""
 
     material: Any
     algorithms: tuple[str, ...]
@@ -61,14 +66,27 @@ def secret_key(data: bytes) -> Key:
 
 def public_key(data: bytes) -> Key:
     """Return the key of tokens that are signed with a private key, from its public key in DER or PEM. Raise ValueError with the problem."""
-    key = _public_key(data)
-    if isinstance(key, RSAPublicKey):
+    return _asymmetric_key(_public_key(data), "public")
+
+
+def private_key(data: bytes) -> Key:
+    """Return the key that signs tokens, from a private key without a password, in DER or PEM. Raise ValueError with the problem."""
+    load = load_pem_private_key if data.startswith(_PEM) else load_der_private_key
+    try:
+        key = load(data, password=None)
+    except Exception:  # noqa: BLE001 - as in `_public_key`
+        key = None
+    return _asymmetric_key(key, "private")
+
+
+def _asymmetric_key(key: object, kind: str) -> Key:
+    if isinstance(key, RSAPublicKey | RSAPrivateKey):
         if key.key_size < _RSA_BITS_MIN:
             raise ValueError(f"it is an RSA key of {key.key_size} bits; at least {_RSA_BITS_MIN} are needed")
         return Key(material=key, algorithms=_ALGORITHMS_OF_RSA)
-    if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _ALGORITHM_OF_CURVE:
+    if isinstance(key, EllipticCurvePublicKey | EllipticCurvePrivateKey) and key.curve.name in _ALGORITHM_OF_CURVE:
         return Key(material=key, algorithms=(_ALGORITHM_OF_CURVE[key.curve.name],))
-    raise ValueError("it is no public key of RSA or of the curves P-256, P-384 and P-521, in DER or PEM")
+    raise ValueError(f"it is no {kind} key of RSA or of the curves P-256, P-384 and P-521, in DER or PEM")
 
 
 def _public_key(data: bytes) -> object | None:
@@ -77,6 +95,20 @@ def _public_key(data: bytes) -> object | None:
         return load(data)
     except Exception:  # noqa: BLE001 - the library raises many types, some of them for kinds of keys that it does not support
         return None
+
+
+def signed(key: Key, claims: Mapping[str, Any]) -> str:
+    """Return a token with these claims, signed with a secret or private key by the first of its algorithms."""
+    return jwt.encode(dict(claims), key.material, algorithm=key.algorithms[0])
+
+
+def unchecked(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the header and the claims of a token whose signature is not checked. Raise ValueError if it cannot be read."""
+    try:
+        read = jwt.decode_complete(token, options={"verify_signature": False})
+    except Exception:  # noqa: BLE001 - as in `TokenVerifier`
+        raise ValueError("it is no JSON web token") from None
+    return read["header"], read["payload"]
 
 
 class TokenVerifier:

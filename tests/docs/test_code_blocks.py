@@ -42,12 +42,6 @@ def archive(folder: Path) -> Mapping[str, object]:
     return {"pandas": pd, "spark": MagicMock()}
 
 
-def secret(folder: Path) -> Mapping[str, object]:
-    """Make the key that the page has its reader make."""
-    (folder / "secret.key").write_bytes(b"x" * 32)
-    return {}
-
-
 def embedded(_: Path) -> Mapping[str, object]:
     """Return a service, and the class that runs it, where the log has its namespace."""
     with equipoise.Worker("sqlite:visits.db", Visits()).in_thread() as worker:
@@ -58,7 +52,6 @@ def embedded(_: Path) -> Mapping[str, object]:
 # What the text around a block has introduced, by page.
 INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
-    "docs/how-to/authenticate-clients.md": secret,
     "docs/how-to/embed-a-broker.md": embedded,
     "docs/reference/archive.md": archive,
 }

@@ -63,7 +63,7 @@ ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min
 ONLY_IN = {
     "avro": ("equipoise.brokers.pulsar.topics.compatibility",),
     "confluent_kafka": ("equipoise.channel.kafka.client", "tests.kafka"),
-    "cryptography": ("equipoise.brokers.security.tokens", "tests"),
+    "cryptography": ("equipoise.brokers.security", "tests"),
     "faust": ("equipoise.brokers.load.worker",),
     "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),
     "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),

@@ -33,7 +33,12 @@ SPARK_JOBS = {
 }
 
 # Of one command alone, what the line's other options exclude.
-EXCLUDED = {"spark archive": {"--release"}, "spark report": {"--archive"}}
+EXCLUDED = {
+    "spark archive": {"--release"},
+    "spark report": {"--archive"},
+    "tokens create": {"--private-key"},
+    "tokens validate": {"--public-key"},
+}
 
 # What a shell can pass: anything but a null character, bytes that are no UTF-8 included (as lone surrogates).
 WORDS = st.one_of(

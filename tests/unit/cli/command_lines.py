@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from equipoise.brokers.cli.main import GROUPS, load
 from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE
+from tests.unit.security.signing import SECRET_URL, token
 
 if TYPE_CHECKING:
     from typer._click import Command
@@ -90,6 +91,13 @@ _LINES: Final[Mapping[str, str]] = {
     "channel import": "{folder}/export sqlite:{folder}/import.db --ahead 3 --timeout 5 --json",
     "channel copy": "{log} sqlite:{folder}/copy.db --again --other-is-lost --as erin --timeout 1 --json",
     "channel compact": "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json",
+    "tokens create-secret-key": "--output {folder}/secret.key --json",
+    "tokens create-key-pair": (
+        "--output-private-key {folder}/private.key --output-public-key {folder}/public.key --signature-algorithm ES256 --json"
+    ),
+    "tokens create": "--subject orders --secret-key {secret} --expiry-time 30d --audience shop --json",
+    "tokens show": "{token} --json",
+    "tokens validate": "{token} --secret-key {secret} --claim sub --audience shop --json",
     "spark audit": (
         "--log {log} --archive {folder}/archive --to-end --in-flight-max 30 --master local[1] --metrics-port 0 --stop-on-eof --json"
     ),
@@ -103,7 +111,16 @@ _LINES: Final[Mapping[str, str]] = {
 }
 """What follows the name of a command. `-f`, which has no end, is left out."""
 
-_NAMES: Final = {"namespace": NAMESPACE, "topic": TOPIC, "left": LEFT, "left_range": LEFT_RANGE, "log": "{log}", "folder": "{folder}"}
+_NAMES: Final = {
+    "namespace": NAMESPACE,
+    "topic": TOPIC,
+    "left": LEFT,
+    "left_range": LEFT_RANGE,
+    "secret": SECRET_URL,
+    "token": token(aud="shop"),
+    "log": "{log}",
+    "folder": "{folder}",
+}
 
 LINES: Final[Mapping[str, tuple[str, ...]]] = {name: tuple(shlex.split(line.format(**_NAMES))) for name, line in _LINES.items()}
 """The words after the name of a command. The caller fills in `{log}` and `{folder}`."""

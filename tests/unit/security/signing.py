@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import jwt
 
@@ -20,5 +21,5 @@ def bearer(text: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {text}"}
 
 
-SETTINGS: dict[str, object] = {"authentication": True, "token_secret_key": SECRET_URL, "broker_token": token("broker")}
+SETTINGS: dict[str, Any] = {"authentication": True, "token_secret_key": SECRET_URL, "broker_token": token("broker")}
 """The settings of a broker that lets in only the bearers of such tokens."""

@@ -1,0 +1,151 @@
+"""Define `equipoise tokens`: make and check keys and tokens for authentication, as `pulsar tokens` does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.cli.moments import UNITS_MS
+from equipoise.brokers.cli.options import ErrorsAsJsonOption, JsonOption, file
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import print_document, print_fact
+from equipoise.brokers.security.gate import read_key
+from equipoise.brokers.security.identity import TOKEN, Credentials, Refusal
+from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
+from equipoise.channel.core.errors import CallerError, missing_extra
+
+try:
+    from equipoise.brokers.security import new_keys, tokens
+except ModuleNotFoundError:
+    raise missing_extra(what="equipoise tokens", extra="auth") from None
+
+app = group("Make and check keys and tokens for authentication.")
+
+_match_duration: Final = re.compile(r"(\d{1,6})([smhdwy])").fullmatch
+_UNITS_S: Final = {unit: size_ms // 1_000 for unit, size_ms in UNITS_MS.items()} | {"y": 365 * 86_400}
+
+
+class Algorithm(StrEnum):
+    """The algorithms for which a key pair is made."""
+
+    RS256 = "RS256"
+    ES256 = "ES256"
+    ES384 = "ES384"
+    ES512 = "ES512"
+
+
+def _seconds(text: str) -> int:
+    match = _match_duration(text)
+    if match is None or not int(match[1]):
+        raise typer.BadParameter(f"{text!r} is no duration: write a number and a unit (30d; s, m, h, d, w, y)")
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+_FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64."
+SecretKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The secret key: {_FORMS}", show_default=False)]
+PrivateKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The private key: {_FORMS}", show_default=False)]
+PublicKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The public key: {_FORMS}", show_default=False)]
+TokenArgument = Annotated[
+    str,
+    typer.Argument(metavar="TOKEN", envvar=TOKEN_VARIABLE, help="The token, or file:///PATH of it.", show_default=False),
+]
+
+
+@app.command()
+def create_secret_key(
+    *,
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the key to this file, for its owner only.")],
+    as_json: ErrorsAsJsonOption = False,
+) -> None:
+    """Make a secret key, with which brokers check tokens and you make them."""
+    del as_json  # It prints nothing.
+    new_keys.write_secret_key(output)
+
+
+@app.command()
+def create_key_pair(
+    *,
+    output_private_key: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the private key here, for its owner only.")],
+    output_public_key: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the public key here, for brokers.")],
+    signature_algorithm: Annotated[Algorithm, typer.Option(help="The algorithm that signs tokens.")] = Algorithm.RS256,
+    as_json: ErrorsAsJsonOption = False,
+) -> None:
+    """Make a key pair: the private key makes tokens, and brokers check them with the public key."""
+    del as_json  # It prints nothing.
+    new_keys.write_key_pair(output_private_key, output_public_key, signature_algorithm.value)
+
+
+@app.command()
+def create(
+    *,
+    subject: Annotated[str, typer.Option(metavar="ROLE", help="The role of the token's bearer.")],
+    secret_key: SecretKeyOption = None,
+    private_key: PrivateKeyOption = None,
+    expiry_time: Annotated[
+        int | None,
+        typer.Option(metavar="DURATION", parser=_seconds, help="When the token expires: 30d (s, m, h, d, w, y).  [default: never]"),
+    ] = None,
+    audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience of the token.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and print it. Give exactly one of the keys."""
+    key = _one_of(("--secret-key", secret_key, tokens.secret_key), ("--private-key", private_key, tokens.private_key))
+    if not subject or not subject.isprintable():
+        raise typer.BadParameter("--subject takes a name of printable characters")
+    claims: dict[str, object] = {"sub": subject}
+    if expiry_time is not None:
+        claims["exp"] = int(time.time()) + expiry_time
+    if audience is not None:
+        claims["aud"] = audience
+    token = tokens.signed(key, claims)
+    print_fact(token, {"token": token}, as_json=as_json)
+
+
+@app.command()
+def show(token: TokenArgument, *, as_json: JsonOption = False) -> None:
+    """Show the header and the claims of a token. Its signature is not checked."""
+    try:
+        header, claims = tokens.unchecked(OwnToken(token).current() or "")
+    except ValueError as error:
+        raise CallerError(f"the token cannot be shown: {error}; give a whole token") from None
+    print_document({"header": header, "claims": claims}, as_json=as_json)
+
+
+@app.command()
+def validate(
+    token: TokenArgument,
+    *,
+    secret_key: SecretKeyOption = None,
+    public_key: PublicKeyOption = None,
+    claim: Annotated[str, typer.Option(metavar="NAME", help="The claim that names the role.")] = "sub",
+    audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience that the token must name.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a token as a broker does, and print its role. Exit code 1: a broker would refuse it. Give exactly one of the keys."""
+    key = _one_of(("--secret-key", secret_key, tokens.secret_key), ("--public-key", public_key, tokens.public_key))
+    credentials = Credentials(method=TOKEN, data=(OwnToken(token).current() or "").encode(errors="replace"))
+    checked = tokens.TokenVerifier(key, claim=claim, audience=audience).check(credentials, time.time())
+    if isinstance(checked, Refusal):
+        sentence = f"a broker would refuse this token as {checked.fault.value}: {checked.problem}"
+        print_fact(sentence, {"refused_as": checked.fault.value, "problem": checked.problem}, as_json=as_json)
+        raise typer.Exit(ExitCode.REFUSED)
+    valid_s = None if checked.valid_ms is None else checked.valid_ms // 1_000
+    print_document({"role": checked.role, "seconds_left": valid_s}, as_json=as_json)
+
+
+def _one_of(*choices: tuple[str, str | None, Callable[[bytes], tokens.Key]]) -> tokens.Key:
+    """Return the one key that is given, of options with their values and parsers. Raise `typer.BadParameter`."""
+    given = [(option, value, parse) for option, value, parse in choices if value is not None]
+    if len(given) != 1:
+        raise typer.BadParameter(f"give exactly one of {' and '.join(option for option, _, _ in choices)}")
+    ((option, value, parse),) = given
+    try:
+        return parse(read_key(value))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
