@@ -93,13 +93,7 @@ class Worker:
         self.own_token = OwnToken(_revealed(config.broker_token))
         # What clients must pass; None lets everyone in.
         self.gate = _gate(config, self.own_token, self.metrics) if config.authentication else None
-        self.profile = Profile(
-            addresses=dict(addresses),
-            capacity=config.capacity,
-            failure_domain=config.failure_domain,
-            labels=dict(config.labels),
-            version=installed_version(),
-        )
+        self.profile = _profile(config, addresses)
         self._runner = ServiceRunner(
             services,
             clock=self.clock,
@@ -531,6 +525,16 @@ def _named(data: bytes) -> dict[str, object]:
     """Return the kind and the key of a record, for a log line."""
     record = orjson.loads(data)
     return {"kind": record["kind"], "key": record["key"]}
+
+
+def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
+    return Profile(
+        addresses=dict(addresses),
+        capacity=config.capacity,
+        failure_domain=config.failure_domain,
+        labels=dict(config.labels),
+        version=installed_version(),
+    )
 
 
 def _gate(config: WorkerConfig, own_token: OwnToken, metrics: Metrics) -> Gate:

@@ -1,9 +1,10 @@
-"""Make keys for tokens, and write them to files that did not exist before."""
+"""Make keys for tokens, and write keys and tokens to files."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,17 @@ def write_key_pair(private: Path, public: Path, algorithm: str) -> None:
     _write(public, key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), mode=_FOR_ALL)
 
 
+def write_token(file: Path, token: str) -> None:
+    """Write a token for its owner only. A file of this name is replaced in one step. Raise `OperatorError` if that fails."""
+    try:
+        descriptor, written = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:64]}-")
+        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+            opened.write(token)
+        Path(written).replace(file)
+    except (OSError, ValueError) as error:
+        raise _unwritable(file, error) from error
+
+
 def _write(file: Path, data: bytes, *, mode: int) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -44,6 +56,11 @@ def _write(file: Path, data: bytes, *, mode: int) -> None:
             opened.write(data)
     except FileExistsError:
         raise OperatorError(f"the key file {file} exists, and tokens may depend on it; name another file") from None
-    except (OSError, ValueError) as error:  # ValueError: no path can have this name.
-        problem = error.strerror if isinstance(error, OSError) else "it is no name of a file"
-        raise OperatorError(f"the key file {file} cannot be written: {problem}; mend that, and try again") from error
+    except (OSError, ValueError) as error:
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: Path, error: OSError | ValueError) -> OperatorError:
+    """Return the error for a file. A ValueError means that no path can have its name."""
+    problem = error.strerror if isinstance(error, OSError) else "it is no name of a file"
+    return OperatorError(f"the file {file} cannot be written: {problem}; mend that, and try again")

@@ -92,6 +92,10 @@ def create(
         typer.Option(metavar="DURATION", parser=_seconds, help="When the token expires: 30d (s, m, h, d, w, y).  [default: never]"),
     ] = None,
     audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience of the token.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", parser=file, help="Write the token to this file, for its owner only, instead.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and print it. Give exactly one of the keys."""
@@ -104,7 +108,10 @@ def create(
     if audience is not None:
         claims["aud"] = audience
     token = tokens.signed(key, claims)
-    print_fact(token, {"token": token}, as_json=as_json)
+    if output is None:
+        print_fact(token, {"token": token}, as_json=as_json)
+    else:
+        new_keys.write_token(output, token)
 
 
 @app.command()

@@ -95,7 +95,7 @@ _LINES: Final[Mapping[str, str]] = {
     "tokens create-key-pair": (
         "--output-private-key {folder}/private.key --output-public-key {folder}/public.key --signature-algorithm ES256 --json"
     ),
-    "tokens create": "--subject orders --secret-key {secret} --expiry-time 30d --audience shop --json",
+    "tokens create": "--subject orders --secret-key {secret} --expiry-time 30d --audience shop --output {folder}/token --json",
     "tokens show": "{token} --json",
     "tokens validate": "{token} --secret-key {secret} --claim sub --audience shop --json",
     "spark audit": (

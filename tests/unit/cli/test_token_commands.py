@@ -24,7 +24,9 @@ def test_a_secret_key_makes_tokens_that_it_accepts(tmp_path: Path) -> None:
     made("create-secret-key", "--output", str(key))
     assert (64, 0o600) == (len(key.read_bytes()), stat.S_IMODE(key.stat().st_mode))
     file = tmp_path / "token"
-    file.write_text(made("create", "--subject", "orders", "--secret-key", f"file://{key}", "--expiry-time", "1d"), encoding="ascii")
+    file.write_text("an older token", encoding="ascii")
+    made("create", "--subject", "orders", "--secret-key", f"file://{key}", "--expiry-time", "1d", "--output", str(file))
+    assert 0o600 == stat.S_IMODE(file.stat().st_mode)
     shown = json.loads(made("validate", f"file://{file}", "--secret-key", str(key), "--json"))
     assert ("orders", True) == (shown["role"], 86_000 < shown["seconds_left"] <= 86_400)
 
