@@ -30,11 +30,11 @@ class Gate:
         """`counted` takes each refusal; `now_s` is Unix time."""
         self._verifier = verifier
         self._counted = counted
-        self._now_s = now_s
+        self.now_s = now_s
 
     def check(self, surface: Surface, credentials: Credentials | None) -> Identity | Refusal:
         """Return who sent the credentials at `surface`, or why they are refused. Refusals are counted."""
-        checked = self._verifier.check(credentials, self._now_s())
+        checked = self._verifier.check(credentials, self.now_s())
         if isinstance(checked, Refusal):
             self._counted(surface, checked.fault)
         return checked
@@ -42,7 +42,7 @@ class Gate:
     def check_own(self, token: OwnToken) -> None:
         """Check the token that the broker sends to others, which have the same key. Raise `InvalidConfig`, or `PeerError` for its file."""
         sent = (token.current() or "").encode(errors="replace")
-        checked = self._verifier.check(Credentials(method=TOKEN, data=sent), self._now_s())
+        checked = self._verifier.check(Credentials(method=TOKEN, data=sent), self.now_s())
         if isinstance(checked, Refusal):
             raise InvalidConfig(problems=(f"broker_token: other brokers would refuse this broker: {checked.problem}",))
 

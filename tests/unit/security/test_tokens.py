@@ -157,21 +157,21 @@ def test_a_long_token_is_not_even_read() -> None:
     assert Fault.MALFORMED is fault(token("me", padding="x" * TOKEN_BYTES_MAX))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"x" * 300,
-        b"-----BEGIN PUBLIC KEY-----\nnone\n-----END PUBLIC KEY-----\n",
-        public_of(rsa.generate_private_key(public_exponent=65_537, key_size=1_024), Encoding.DER),  # noqa: S505 - it must be refused
-        public_of(ec.generate_private_key(ec.SECP256K1()), Encoding.DER),
-        ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
-        RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    ],
-)
-def test_an_unusable_public_key_is_refused(data: bytes) -> None:
+UNUSABLE = {
+    "nothing": b"",
+    "no key": b"x" * 300,
+    "no PEM": b"-----BEGIN PUBLIC KEY-----\nnone\n-----END PUBLIC KEY-----\n",
+    "a short key": public_of(rsa.generate_private_key(public_exponent=65_537, key_size=1_024), Encoding.DER),  # noqa: S505 - as the name says
+    "another curve": public_of(ec.generate_private_key(ec.SECP256K1()), Encoding.DER),
+    "another kind": ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+    "a private key": RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_an_unusable_public_key_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="RSA"):
-        public_key(data)
+        public_key(UNUSABLE[kind])
 
 
 def test_a_short_secret_is_refused() -> None:
