@@ -272,6 +272,12 @@ def cannot_listen(address: str, problem: str, *, setting: str = "http_port") -> 
     return OperatorError(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
 
 
+def address_taken(*, address: str, log: str) -> OperatorError:
+    """Return the error for a program's `address` that another worker of this machine advertises on the same log."""
+    problem = f"cannot advertise {address} on {log}: another worker of this machine does, and callers would reach either of the two"
+    return OperatorError(f"{problem}; run one process per address (uvicorn --workers 1), or give each process a port of its own")
+
+
 def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
     """Return the error for a load bus that cannot be used. Brokers keep serving, but nothing is balanced."""
     return PeerError(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")

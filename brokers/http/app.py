@@ -67,7 +67,7 @@ def make_app(
 
 @asynccontextmanager
 async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
-    """Serve an application at a bound socket, and close the socket at the end. Requests in progress may still be answered.
+    """Serve an application at a bound socket, TCP or Unix, and close the socket at the end. Requests in progress may still be answered.
 
     This also adds the guard, authentication and the limit of connections, for each application of a broker.
     """
@@ -75,7 +75,8 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     if worker.gate is not None:
         app.middlewares.append(authenticated(worker.gate))
     app.on_response_prepare.append(_signed)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it. All connections inherit it.
+    is_local = listening.family == socket.AF_UNIX
+    if hasattr(socket, "TCP_USER_TIMEOUT") and not is_local:  # Linux has it. All connections inherit it.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
@@ -84,7 +85,9 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     listener = None
     try:
         connections = Connections(server, worker)
-        listener = await asyncio.get_running_loop().create_server(connections.made, sock=listening, backlog=ACCEPTED_AT_ONCE)
+        loop = asyncio.get_running_loop()
+        create = loop.create_unix_server if is_local else loop.create_server
+        listener = await create(connections.made, sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(BACKLOG)  # asyncio uses one number for two limits: waiting connections, and connections accepted at once.
         yield
     finally:

@@ -30,6 +30,9 @@ _FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 # Pulsar's tools send JSON to these paths only. Services choose what their paths accept.
 _JSON_PATHS: Final = "/admin/"
 
+ARRIVED_AT: Final = "X-Equipoise-Arrived-At"
+"""The local address at which a program got the request that it forwards. It counts only on a Unix socket, which only the program uses."""
+
 _PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
 _SHOWN_MAX: Final = 256
 
@@ -144,7 +147,7 @@ def _head_of(request: web.Request) -> RequestHead:
         site=headers.get("Sec-Fetch-Site"),
         has_body=request.body_exists,
         content_type=request.content_type if hdrs.CONTENT_TYPE in headers else "",
-        arrived_at=address[0] if isinstance(address, tuple) else None,
+        arrived_at=address[0] if isinstance(address, tuple) else headers.get(ARRIVED_AT),
     )
 
 

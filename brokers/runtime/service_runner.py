@@ -51,11 +51,11 @@ _match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII
 # Why a service with `fetch` does not start.
 _NO_PEERS: Final = (
     "it hands over state by fetch(), and its broker has no address where the next owner could ask for it; give the worker a port "
-    "(http_port=0 for any), or in a test give the Cluster serves_peers=True, or keep that state in a store"
+    "(http_port=0 for any) or mount its asgi(), or in a test give the Cluster serves_peers=True, or keep that state in a store"
 )
 
-# How long a broker that ends waits for next owners to fetch kept state.
-_LAST_FETCHES_MS: Final = 2_000
+LAST_FETCHES_MS: Final = 2_000
+"""How long a broker that ends or drains waits for next owners to fetch kept state."""
 
 FetchSpilled = Callable[[Peer, str, str], Awaitable[bytes | None]]
 OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
@@ -154,7 +154,7 @@ class ServiceRunner:
 
     async def all_fetched(self) -> None:
         """Wait, for a bounded time, until next owners have fetched what is kept here."""
-        await self._spilled.all_fetched(timeout_ms=_LAST_FETCHES_MS)
+        await self._spilled.all_fetched(timeout_ms=LAST_FETCHES_MS)
 
     async def close_all(self, *, timeout_ms: int) -> None:
         """Close all open bundles concurrently and let closings finish, within `timeout_ms`.
@@ -281,7 +281,7 @@ class ServiceRunner:
             return None  # No broker waits for it.
         elif not self._serves_peers:
             too_large = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}"
-            problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port"
+            problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port, or mount its asgi()"
         elif (digest := self._spilled.keep(handover)) is None:
             problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
         else:

@@ -1,14 +1,17 @@
 """Run a broker inside a user's program, on its event loop or in a thread.
 
-`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. They handle no signals, which belong to the program.
+`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. Signals belong to the program: see `drain_on_signals`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import sys
 import uuid
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -16,14 +19,18 @@ from typing import Final, Literal, Self
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
-from equipoise.brokers.errors import InvalidConfig, Rejected
+from equipoise.brokers.errors import InvalidConfig, Rejected, address_taken
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
-from equipoise.brokers.runtime.service import Ownership, Peer, Service
+from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
+from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
 from equipoise.brokers.runtime.worker import Worker as Host
 from equipoise.brokers.server.main import Broker
-from equipoise.channel.core.errors import without_password
+from equipoise.brokers.server.mounted import MountedHttp
+from equipoise.brokers.server.signal_drain import draining
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, without_password
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
+from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path
 
 OnLoss = Literal["fence", "serve"]
@@ -31,6 +38,9 @@ OnLoss = Literal["fence", "serve"]
 READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
+
+LINGER_MS: Final = 1_000
+"""How long a drained program continues to answer by default: many times what callers and other brokers need to learn the new owners."""
 
 
 class Worker:
@@ -63,8 +73,9 @@ class Worker:
         * `broker_id`: the name of a broker that comes back as itself. Without it the broker is new at each start.
         * `data_dir`: by default beside the log, if the log is a file. A broker without a name has a temporary directory.
         * `http_port`: the port for lookups, administration, the routes of the services, and brokers that fetch state
-          (0: any free port). Without it the broker does not listen, and refuses a service with `fetch`.
-        * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`.
+          (0: any free port). Without it the broker does not listen, and refuses a service with `fetch`, unless you mount `asgi()`.
+        * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`. No other
+          process of this machine may have the same one on the same log.
         * `settings`: any other setting of a broker, by name.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together.
@@ -87,6 +98,7 @@ class Worker:
         elif is_nameless:
             given["broker_id"] = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         self._config = WorkerConfig.model_validate(given)
+        self._mounted: MountedHttp | None = None
         self._parts = AsyncExitStack()
         self._host: Host | None = None
 
@@ -96,10 +108,39 @@ class Worker:
         state = "not running" if host is None else "running" if host.ended is None else "ended"
         return f"<Worker {broker or 'without an id yet'} on {without_password(self._config.log_url)}, {state}>"
 
+    def asgi(self, prefix: str = "") -> MountedHttp:
+        """Return an ASGI app with all paths of a broker. Mount it at `prefix`, such as `/equipoise`, before you enter the context.
+
+        It serves what `http_port` would: lookups, administration, the routes of the services, health, readiness, metrics, and state for
+        other brokers. Those find it at the `http` address of `advertised_addresses` and `prefix`, or at the `peer` address if you give one.
+        It answers 503 while the worker does not run.
+
+        It does not authenticate callers: anyone who reaches it can drain the broker. Raises `CallerError` for a worker with `http_port`,
+        without an `http` address, or after its start, for a second mount, and for a prefix that is no path.
+        """
+        problem = None
+        if self._listens:
+            problem = "this worker serves the same paths at http_port; leave out one of the two"
+        elif self._host is not None:
+            problem = "the worker has started; call asgi() before you enter its context"
+        elif self._mounted is not None:
+            problem = "it is mounted already; use that app"
+        elif "http" not in self._advertised_addresses:
+            problem = "other brokers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'} of the program"
+        elif prefix and (not prefix.startswith("/") or prefix.endswith("/")):
+            problem = f"the prefix {prefix!r} is no path; write it with a slash at its start and none at its end, as in '/equipoise'"
+        if problem is not None:
+            raise CallerError(f"the HTTP of a worker cannot be mounted: {problem}")
+        peer = self._advertised_addresses["http"].rstrip("/") + prefix
+        self._advertised_addresses = {PEER: peer} | self._advertised_addresses
+        self._mounted = MountedHttp()
+        return self._mounted
+
     def in_thread(self) -> WorkerInThread:
         """Return the same worker in a thread of its own, as a plain context, for a program without an event loop."""
         start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
-        return WorkerInThread(self, start_ms=start_ms, stop_ms=self._config.stop_ms + CROSSING_MS)
+        stop_ms = self._config.stop_ms + CROSSING_MS
+        return WorkerInThread(self, start_ms=start_ms, stop_ms=stop_ms, drain_ms=self._config.drain_ms)
 
     async def __aenter__(self) -> Self:
         """Start, and wait until the broker is a member, for 60 s at most. Raises the error that prevents this.
@@ -110,10 +151,18 @@ class Worker:
         """
         async with AsyncExitStack() as parts:
             config = self._config
+            parts.callback(_claimed(config.log_url, self._advertised_addresses).close)
             if self._data_dir is None:
                 folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
                 config = config.model_copy(update={"data_dir": Path(folder)})
-            broker = Broker(config, self._services, listens=self._listens, advertised_addresses=self._advertised_addresses)
+            socket_path = None if self._mounted is None else parts.enter_context(self._mounted.listening())
+            broker = Broker(
+                config,
+                self._services,
+                listens=self._listens,
+                socket_path=socket_path,
+                advertised_addresses=self._advertised_addresses,
+            )
             self._host = await parts.enter_async_context(broker)
             await self._host.ready(timeout_ms=READY_MS_MAX)
             self._parts = parts.pop_all()
@@ -170,6 +219,60 @@ class Worker:
             if namespace not in host.view.namespaces:  # Otherwise another process was first.
                 raise
 
+    async def drain(self, *, timeout_ms: int | None = None) -> bool:
+        """Move all bundles to other brokers, and take no new ones. Return whether this broker has none left. You may repeat it.
+
+        It waits at most `timeout_ms` (by default `drain_ms`), and not for bundles that no other broker takes. The broker stays a member:
+        `route` returns the new owners. A drain cannot be undone: end the context, and start a new worker. Raises `WorkerEnded`.
+        """
+        host = self._running
+        host.drain()
+        try:
+            what = f"the draining of broker {host.broker_id}"
+            is_drained = await host.until(
+                self._has_drained, timeout_ms=host.config.drain_ms if timeout_ms is None else timeout_ms, what=what
+            )
+        except DeadlineExceeded:
+            is_drained = False
+        await host.all_fetched()
+        return is_drained
+
+    def _has_drained(self, view: View) -> bool | None:
+        """Return whether all bundles have moved; None while that may still change."""
+        agent = self._started.agent
+        if agent.incarnation is None or agent.entry is None or agent.entry.status != "draining":
+            return None  # Also between two incarnations: the next one drains, too.
+        if not view.held_count(agent.incarnation):
+            return True
+        return None if any(broker.status == "up" for broker in view.live_brokers()) else False
+
+    @contextmanager
+    def drain_on_signals(self, *, linger_ms: int = LINGER_MS) -> Iterator[None]:
+        """Drain at SIGTERM and SIGINT, before the program's server handles the signal and closes its listener.
+
+        Use it inside the context of the worker, around the `yield` of a lifespan. At a signal:
+
+        1. The worker drains.
+        2. The program continues to answer for `linger_ms`. Callers follow its redirects and learn the new owners, and load balancers see
+           that `/ready` answers 503. This step is left out if no other broker takes the bundles.
+        3. Event streams of `asgi()` end, and the server handles the signal.
+
+        A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn. In a thread it does nothing,
+        because threads get no signals. Raises `CallerError` if the server handles signals on the event loop, and outside the context.
+        """
+        self.check()
+
+        async def drain() -> None:
+            try:
+                if await self.drain():
+                    await asyncio.sleep(linger_ms / 1_000)
+            finally:
+                if self._mounted is not None:
+                    self._mounted.end_streams()
+
+        with draining(drain):
+            yield
+
     async def finished(self) -> None:
         """Wait until the broker has ended. Raises the error that ended it; returns if the context was left."""
         await self._started.finished()
@@ -198,15 +301,34 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
     return None if path is None else f"{path}.brokers/broker-{broker}"
 
 
+def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.socket:
+    """Return a socket that claims the program's address on this machine. The system frees the name when the socket or the process ends.
+
+    Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each other for ever. Raises `OperatorError`.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    address = advertised_addresses.get("http")
+    if address is None or sys.platform != "linux":  # Only Linux has names that end with their process.
+        return claim
+    name = blake2b(f"{log_path(log_url) or log_url} {address}".encode(), digest_size=16).hexdigest()
+    try:
+        claim.bind(f"\0equipoise:{name}")
+    except OSError as error:
+        claim.close()
+        raise address_taken(address=address, log=without_password(log_url)) from error
+    return claim
+
+
 class WorkerInThread(InThread):
     """A worker in a thread with an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
 
     Entering and the calls raise the errors of `Worker`, and `CallerError` outside the context.
     """
 
-    def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:
+    def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int, drain_ms: int) -> None:
         """For `Worker.in_thread` only."""
         super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
+        self._drain_ms = drain_ms
         self._worker = worker
 
     @property
@@ -227,3 +349,8 @@ class WorkerInThread(InThread):
         """See `Worker.create_namespace`."""
         create = self._worker.create_namespace(namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms)
         self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")
+
+    def drain(self, *, timeout_ms: int | None = None) -> bool:
+        """See `Worker.drain`."""
+        waited_ms = self._drain_ms if timeout_ms is None else timeout_ms
+        return self.run(self._worker.drain(timeout_ms=waited_ms), timeout_ms=waited_ms + LAST_FETCHES_MS + CROSSING_MS, what="the draining")

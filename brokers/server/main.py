@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +30,7 @@ from equipoise.brokers.server.file_watch import FileWatch
 from equipoise.brokers.server.load_reporter import LoadReporter
 from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable, OperatorError
 from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
 from equipoise.channel.system.stop_signals import stop_event
 
@@ -55,6 +56,7 @@ class Broker:
         services: Mapping[str, Service],
         *,
         listens: bool = True,
+        socket_path: Path | None = None,
         advertised_addresses: Mapping[str, str] | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
@@ -63,11 +65,13 @@ class Broker:
         The caller ends the process once `stopping` is set: a start no longer waits for the log, and a request to shut down sets it. Without
         it, the process belongs to another program, and such a request is refused.
 
-        `listens`: whether to serve its ports. `advertised_addresses`: where the program itself serves clients.
+        `listens`: whether to serve its ports. `socket_path`: a Unix socket at which to serve HTTP instead, for a program that forwards to
+        it. `advertised_addresses`: where the program itself serves clients.
         """
         self._config = config
         self._services = services
         self._listens = listens
+        self._socket_path = socket_path
         self._advertised_addresses = dict(advertised_addresses or {})
         self._stopping = stopping or asyncio.Event()
         self._end = None if stopping is None else stopping.set
@@ -93,7 +97,10 @@ class Broker:
             if "http" in addresses:  # Clients use the program's address, but other brokers connect here.
                 addresses = {PEER: config.http_url} | addresses
             addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
-        worker = Worker(config, self._services, addresses=addresses, serves_peers=self._listens)
+        elif self._socket_path is not None:
+            config = _with_room(config)
+            listening["http_port"] = parts.enter_context(closing(bind_locally(self._socket_path)))
+        worker = Worker(config, self._services, addresses=addresses, serves_peers=bool(listening))
         lookups = Lookups(worker)
         try:
             await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
@@ -265,4 +272,18 @@ def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
         listening.close()
         raise cannot_listen(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
     listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
+    return listening
+
+
+def bind_locally(path: Path) -> socket.socket:
+    """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is too long for the system."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        what = f"cannot listen on the Unix socket {path}: {error.strerror or error}"
+        raise OperatorError(f"{what}; set TMPDIR to a short path of a directory on a local disk") from error
+    listening.setblocking(False)  # noqa: FBT003 - as above
     return listening

@@ -53,18 +53,15 @@ def make_app(log_url: str, address: str) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         async with worker:
             await worker.create_namespace(NAMESPACE)
-            yield  # Serve; then hand the pages over to the other programs, and leave.
+            with worker.drain_on_signals():  # At SIGTERM, hand the pages over to the other programs while this one still answers.
+                yield
 
     app = FastAPI(lifespan=lifespan)
+    app.mount("/equipoise", worker.asgi("/equipoise"))  # Health, metrics, administration, and state for the other programs.
 
     @app.exception_handler(EquipoiseError)
     async def unavailable(_request: Request, error: Exception) -> Response:
         return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
-
-    @app.get("/health")
-    async def health() -> str:
-        worker.check()  # Raises `WorkerEnded` once the broker has ended: restart this program.
-        return "ok"
 
     @app.post("/visits/{page}")
     async def visit(page: str, request: Request) -> Response:

@@ -90,14 +90,15 @@ def test_a_program_whose_broker_has_ended_answers_503(tmp_path: Path) -> None:
     """With the reason, and what to do."""
     log = tmp_path / "channel.db"
     with httpx.Client(timeout=DEADLINE_S) as client, program(f"sqlite:{log}") as at:
-        assert 200 == client.get(f"{at.address}/health").status_code
+        assert 200 == client.get(f"{at.address}/equipoise/health").status_code
         assert 1 == visits(client, at, "home")[0]
         log.rename(tmp_path / "elsewhere.db")
         give_up = time.monotonic() + DEADLINE_S
-        while (health := client.get(f"{at.address}/health")).status_code == 200:
+        while (health := client.get(f"{at.address}/equipoise/health")).status_code == 200:
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        for answer in (health, client.post(f"{at.address}/visits/home"), client.post(f"{at.address}/visits/other")):
+        calls = [client.post(f"{at.address}/visits/{page}") for page in ("home", "other")]
+        for answer, field in ((health, "reason"), *((call, "detail") for call in calls)):
             assert 503 == answer.status_code
-            assert "was replaced" in answer.json()["detail"]
-            assert "start this program again" in answer.json()["detail"]
+            assert "was replaced" in answer.json()[field]
+            assert "start this program again" in answer.json()[field]

@@ -1,0 +1,208 @@
+"""Serve a broker's HTTP as an ASGI app, which forwards each request to a private Unix socket of the same process.
+
+Each path exists once, in the broker's own HTTP server. Source: the ASGI specification, version 3, protocols HTTP and WebSocket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.errors import RETRY_AFTER_S
+from equipoise.brokers.http.guard import ARRIVED_AT
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+# Headers of one connection (RFC 9110, section 7.6.1), and what the HTTP client or server beside it answers for.
+_HOP_BY_HOP: Final = frozenset(
+    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", ARRIVED_AT.lower()}
+)
+# What aiohttp would add to a request that lacks them.
+_AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+# How a WebSocket is refused before it is accepted: servers answer 403.
+_REFUSED: Final = 1_000
+
+
+class MountedHttp:
+    """An ASGI app with all paths of one broker. Its address is a Unix socket that only this user can open.
+
+    It answers 503 while there is no socket. It may run on another event loop than the broker.
+    """
+
+    def __init__(self) -> None:
+        self._socket_path: Path | None = None
+        self._streams: set[asyncio.Timeout] = set()
+        self._ends_streams = False
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request. WebSockets are refused: no path of a broker takes one."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": _REFUSED})
+            return
+        if scope["type"] != "http":
+            raise NotImplementedError(f"the app of a worker has no {scope['type']!r}; mount it into a program, which starts the worker")
+        first = await receive()
+        while first.get("more_body") and not first.get("body"):  # Whether there is a body at all is not known yet.
+            first = await receive()
+        body = _Body(first, receive)
+        exchange = asyncio.ensure_future(self._exchange(scope, body, send))
+        gone = asyncio.ensure_future(body.client_is_gone())
+        try:
+            await asyncio.wait((exchange, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (exchange, gone):
+                task.cancel()
+            await asyncio.wait((exchange, gone))
+        if not exchange.cancelled():
+            exchange.result()
+
+    @contextmanager
+    def listening(self) -> Iterator[Path]:
+        """Yield the path at which the broker is to listen meanwhile, in a directory that only this user can open."""
+        with TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as folder:
+            self._socket_path = Path(folder) / "http"
+            self._ends_streams = False
+            try:
+                yield self._socket_path
+            finally:
+                self._socket_path = None
+
+    def end_streams(self) -> None:
+        """End all event streams, and each later one at its start. Servers wait for them before they tell a program to stop."""
+        self._ends_streams = True
+        for limit in self._streams:
+            limit.reschedule(0)
+
+    async def _exchange(self, scope: Message, body: _Body, send: Send) -> None:
+        if self._socket_path is None:
+            await _refuse(send, "the worker does not run, or is still starting")
+            return
+        url = URL.build(scheme="http", host="worker", path=_path(scope), query_string=scope["query_string"].decode("latin-1"), encoded=True)
+        # One connection for each request: a kept one could be closed by the broker just as the next request is sent.
+        connector = aiohttp.UnixConnector(path=str(self._socket_path), force_close=True)
+        has_answered = False
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    connector=connector,
+                    auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    skip_auto_headers=_AUTOMATIC,
+                    timeout=aiohttp.ClientTimeout(total=None),
+                ) as session,
+                session.request(scope["method"], url, headers=_request_headers(scope), data=body.data(), allow_redirects=False) as response,
+            ):
+                has_answered = True
+                await send({"type": "http.response.start", "status": response.status, "headers": _end_to_end(response.raw_headers)})
+                await self._relay(response, send)
+        except aiohttp.ClientError as error:
+            if has_answered:
+                raise
+            await _refuse(send, f"the worker does not answer: {error}")
+
+    async def _relay(self, response: aiohttp.ClientResponse, send: Send) -> None:
+        """Send the body, piece by piece. `end_streams` ends an event stream early, as complete."""
+        is_stream = response.content_type == "text/event-stream"
+        limit = asyncio.timeout(0 if is_stream and self._ends_streams else None)
+        try:
+            async with limit:
+                if is_stream:
+                    self._streams.add(limit)
+                async for piece in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._streams.discard(limit)
+        await send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """The body of one request, and the end of its client. Both come from the same ASGI channel, one after the other."""
+
+    def __init__(self, first: Message, receive: Receive) -> None:
+        self._first = first
+        self._receive = receive
+        self._is_read = asyncio.Event()
+        self._is_gone = first["type"] == "http.disconnect"
+        if not first.get("more_body"):
+            self._is_read.set()
+
+    def data(self) -> AsyncIterator[bytes] | bytes | None:
+        """Return the body for aiohttp; None if there is none."""
+        if self._first.get("more_body"):
+            return self._pieces()
+        return self._first.get("body") or None
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        message = self._first
+        try:
+            while True:
+                if message.get("body"):
+                    yield message["body"]
+                if not message.get("more_body"):
+                    return
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    self._is_gone = True
+                    raise aiohttp.ClientConnectionError("the caller is gone")
+        finally:
+            self._is_read.set()
+
+    async def client_is_gone(self) -> None:
+        """Wait until the client has closed its connection, or has its whole answer."""
+        await self._is_read.wait()
+        while not self._is_gone:
+            self._is_gone = (await self._receive())["type"] == "http.disconnect"
+
+
+def _path(scope: Message) -> str:
+    """Return the path below the mount, percent-encoded as the client sent it.
+
+    `path` and `raw_path` begin with `root_path` by the specification. Older frameworks leave it out of `path`.
+    """
+    path, root = scope["path"], scope.get("root_path", "")
+    below = path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path
+    sent = (scope.get("raw_path") or b"").decode("latin-1").partition("?")[0]
+    start = sent.removeprefix(quote(root))
+    # The prefix itself may be encoded in another way; then the decoded path is the only one that can be cut.
+    return (start if sent.startswith(f"{quote(root)}/") else quote(below)) or "/"
+
+
+def _request_headers(scope: Message) -> list[tuple[str, str]]:
+    headers = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in _end_to_end(scope["headers"])]
+    return [*headers, (ARRIVED_AT, str(scope["server"][0]))] if scope.get("server") else headers
+
+
+def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers without those of one connection, and those that `Connection` names, with names in lower case."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.decode("latin-1").split(",")}
+    return [(name, value) for name, value in pairs if name.decode("latin-1") not in _HOP_BY_HOP | named]
+
+
+async def _refuse(send: Send, problem: str) -> None:
+    """Answer 503 in the form of all errors of a broker."""
+    body = orjson.dumps({"reason": f"{problem}; try again, or use another broker", "error": "NotReady"})
+    headers = [
+        (b"content-type", JSON.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", str(RETRY_AFTER_S).encode()),
+    ]
+    await send({"type": "http.response.start", "status": int(HTTPStatus.SERVICE_UNAVAILABLE), "headers": headers})
+    await send({"type": "http.response.body", "body": body})

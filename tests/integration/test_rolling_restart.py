@@ -1,0 +1,176 @@
+"""The FastAPI example as three processes under uvicorn, with callers at a steady rate, while SIGTERM restarts each process in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from equipoise.brokers.cli.__main__ import main
+from tests.house.house_rules import ROOT
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 60.0
+PAGES = [f"page-{number}" for number in range(20)]
+CALLS_PER_S = 100.0
+
+
+def environment(log_url: str, address: str) -> Mapping[str, str]:
+    """Return the environment of the program at `address`."""
+    return {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address, "PYTHONPATH": str(ROOT)}
+
+
+class Program:
+    """One process of the example at a fixed port."""
+
+    def __init__(self, log_url: str, folder: Path, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.output = folder / f"{self.port}.txt"
+        self._environment = environment(log_url, self.address)
+        self._options = options
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> asyncio.subprocess.Process:
+        """Start the process. Output of all its runs is in one file."""
+        words = ("-m", "uvicorn", "equipoise.examples.fastapi_app:app", "--port", str(self.port), *self._options)
+        with self.output.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
+        return self.process
+
+    async def start(self, session: aiohttp.ClientSession) -> None:
+        """Start the process, and wait until it is ready."""
+        process = await self.run()
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                assert process.returncode is None, self.output.read_text()
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(f"{self.address}/equipoise/ready") as answer:
+                        if answer.status == 200:
+                            return
+                await asyncio.sleep(0.02)
+
+    async def terminate(self) -> None:
+        """Send SIGTERM, and wait for the end of the process."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.process.wait() in (0, -signal.SIGTERM), self.output.read_text()
+
+
+@contextlib.asynccontextmanager
+async def programs(folder: Path, count: int, session: aiohttp.ClientSession) -> AsyncIterator[Sequence[Program]]:
+    """Run programs that share one log. Yield them once they are ready."""
+    started = [Program(f"sqlite:{folder}/channel.db", folder) for _ in range(count)]
+    try:
+        for each in started:
+            await each.start(session)
+        yield started
+    finally:
+        for each in started:
+            if each.process is not None and each.process.returncode is None:
+                each.process.kill()
+                await each.process.wait()
+
+
+class Callers:
+    """Callers at a steady rate. Each call goes to where the last one for its page was served, and follows redirects."""
+
+    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+        self.session = session
+        self.served_at = dict.fromkeys(PAGES, address)
+        self.counts = Counter[str]()
+        self.calls = Counter[str]()
+        self.failures: list[str] = []
+
+    async def call(self, page: str) -> None:
+        """Visit a page. Each page has one call at a time at most as often as the rate allows, so counts rise by one."""
+        self.calls[page] += 1
+        try:
+            async with self.session.post(f"{self.served_at[page]}/visits/{page}") as answer:
+                if answer.status != 200:
+                    self.failures.append(f"{answer.url}: {answer.status} {await answer.text()}")
+                    return
+                self.counts[page] = max(self.counts[page], (await answer.json())["visits"])
+                self.served_at[page] = str(answer.url.origin())
+        except aiohttp.ClientError as error:
+            self.failures.append(f"{self.served_at[page]}: {error!r}")
+
+    async def run(self) -> None:
+        """Call until cancelled; then wait for the calls under way."""
+        async with asyncio.TaskGroup() as calls:
+            next_at = time.monotonic()
+            number = 0
+            with contextlib.suppress(asyncio.CancelledError):
+                while True:
+                    calls.create_task(self.call(PAGES[number % len(PAGES)]))
+                    number += 1
+                    next_at += 1 / CALLS_PER_S
+                    await asyncio.sleep(max(next_at - time.monotonic(), 0))
+
+
+async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
+    """No call fails, and no visit is lost or counted twice."""
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 3, session) as started:
+        callers = Callers(session, started[0].address)
+        calling = asyncio.ensure_future(callers.run())
+        for each in started:
+            await each.terminate()
+            await each.start(session)
+        calling.cancel()
+        await calling
+        assert [] == callers.failures
+        assert callers.calls == callers.counts
+        assert min(callers.calls.values()) > 10
+        assert "Traceback" not in "".join(each.output.read_text() for each in started)
+
+
+async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:
+    """Otherwise the two would redirect callers to each other for ever."""
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (first,):
+        second = Program(f"sqlite:{tmp_path}/channel.db", tmp_path)
+        second.port, second._environment = second.port, first._environment  # noqa: SLF001 - the mistake under test
+        process = await second.run()
+        assert 0 != await process.wait()
+        assert f"cannot advertise {first.address} on sqlite:" in second.output.read_text()
+
+
+async def test_an_open_stream_does_not_keep_a_program(tmp_path: Path) -> None:
+    """Uvicorn waits for all answers, and an event stream has no end of its own."""
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (goes, _):
+        async with session.get(f"{goes.address}/equipoise/v1/assignment/web/pages") as stream:
+            assert (200, "text/event-stream") == (stream.status, stream.content_type)
+            await goes.terminate()
+            assert b"event: table" in await stream.read()
+
+
+async def test_commands_work_at_the_mount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that ask a broker by its address on the log, and those that are given the address."""
+
+    async def command(*words: str) -> str:
+        capsys.readouterr()
+        assert 0 == await asyncio.to_thread(main, [*words]), capsys.readouterr()
+        return capsys.readouterr().out
+
+    log = f"sqlite:{tmp_path}/channel.db"
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (goes, stays):
+        assert "ready" in await command("brokers", "status", "--url", f"{goes.address}/equipoise")
+        async with session.get(f"{goes.address}/equipoise/ready") as answer:
+            broker = (await answer.json())["broker"]
+        await command("namespaces", "unload", "web/pages", "--log", log)
+        assert f"{broker} is drained" in await command("brokers", "drain", broker, "--log", log)
+        for page in PAGES:
+            async with session.post(f"{goes.address}/visits/{page}") as answer:
+                assert (200, stays.port) == (answer.status, answer.url.port)

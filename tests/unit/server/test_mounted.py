@@ -1,0 +1,188 @@
+"""The ASGI app of a worker: what reaches the broker behind it, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+from aiohttp import web
+from fastapi import FastAPI
+
+from equipoise.brokers.http.guard import ARRIVED_AT
+from equipoise.brokers.server.main import bind_locally
+from equipoise.brokers.server.mounted import Message, MountedHttp
+
+pytestmark = pytest.mark.integration
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PREFIX = "/my broker"
+
+
+class Behind:
+    """A mounted app in front of `handler`. `requests` are those that reached it."""
+
+    def __init__(self, parts: AsyncExitStack) -> None:
+        self.mounted = MountedHttp()
+        self.requests: list[web.Request] = []
+        self._parts = parts
+
+    async def answers_by(self, handler: Handler) -> None:
+        """Listen where the app forwards to."""
+
+        async def noted(request: web.Request) -> web.StreamResponse:
+            self.requests.append(request)
+            return await handler(request)
+
+        app = web.Application(client_max_size=1 << 30)
+        app.add_routes([web.route("*", "/{path:.*}", noted)])
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        self._parts.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, bind_locally(self._parts.enter_context(self.mounted.listening()))).start()
+
+    def client(self) -> httpx.AsyncClient:
+        """Return a client of a program that has mounted the app."""
+        program = FastAPI()
+        program.mount(PREFIX, self.mounted)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(program), base_url="http://program:8000")
+
+
+@asynccontextmanager
+async def mounting(handler: Handler | None = None) -> AsyncIterator[Behind]:
+    """Yield a mounted app, in front of `handler` if one is given."""
+    async with AsyncExitStack() as parts:
+        behind = Behind(parts)
+        if handler is not None:
+            await behind.answers_by(handler)
+        yield behind
+
+
+async def echo(request: web.Request) -> web.Response:
+    """Answer with what came."""
+    return web.Response(
+        body=await request.read(), status=207, headers=[("X-Path", request.raw_path), ("Set-Cookie", "a"), ("Set-Cookie", "b")]
+    )
+
+
+async def test_before_the_worker_runs_it_answers_503() -> None:
+    """And after it."""
+    async with mounting() as behind, behind.client() as client:
+        answer = await client.get(f"{PREFIX}/health")
+        with behind.mounted.listening():
+            starting = await client.get(f"{PREFIX}/health")
+    assert (503, "1", "NotReady") == (answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+    assert "the worker does not run" in answer.json()["reason"]
+    assert (503, "NotReady") == (starting.status_code, starting.json()["error"])
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/a/b", "/a%2Fb/%25?q=%2F&r=ü", "/my broker/my broker"])
+async def test_a_request_and_its_answer_arrive_as_they_are(method: str, path: str) -> None:
+    async with mounting(echo) as behind, behind.client() as client:
+        answer = await client.request(method, PREFIX + path, headers={"X-Mine": "1", "Connection": "x-hop", "X-Hop": "1"})
+    (request,) = behind.requests
+    sent = httpx.URL("http://program" + path).raw_path.decode()
+    assert (207, sent, ["a", "b"]) == (answer.status_code, answer.headers["X-Path"], answer.headers.get_list("Set-Cookie"))
+    assert (method, "program:8000", "1") == (request.method, request.headers["Host"], request.headers["X-Mine"])
+    assert "X-Hop" not in request.headers
+    assert not request.body_exists
+
+
+async def test_a_caller_cannot_say_where_its_request_arrived() -> None:
+    """The guard of the broker trusts that address."""
+    async with mounting(echo) as behind, behind.client() as client:
+        await client.get(f"{PREFIX}/", headers={ARRIVED_AT: "evil"})
+    assert ["program"] == behind.requests[0].headers.getall(ARRIVED_AT)
+
+
+async def pieces(size: int, count: int) -> AsyncIterator[bytes]:
+    """Yield a body piece by piece."""
+    for number in range(count):
+        yield bytes([number % 256]) * size
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+async def test_a_large_body_passes_both_ways(is_chunked: bool) -> None:
+    body = b"".join([piece async for piece in pieces(65_536, 256)])
+    async with mounting(echo) as behind, behind.client() as client:
+        answer = await client.post(f"{PREFIX}/", content=pieces(65_536, 256) if is_chunked else body)
+    assert body == answer.content
+
+
+async def test_redirects_and_compressed_answers_are_left_to_the_caller() -> None:
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, body=b"not really gzip", headers={"Location": "http://other/x", "Content-Encoding": "gzip"})
+
+    async with mounting(redirect) as behind, behind.client() as client, client.stream("GET", f"{PREFIX}/") as answer:
+        assert [b"not really gzip"] == [piece async for piece in answer.aiter_raw()]
+    assert (307, "http://other/x") == (answer.status_code, answer.headers["Location"])
+
+
+class Caller:
+    """A caller at the level of ASGI, which httpx has no streams for: `received` are the messages that it got."""
+
+    def __init__(self) -> None:
+        self.received: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+
+    async def call(self, app: MountedHttp, kind: str = "http") -> None:
+        """Call the app, as a server does."""
+        scope = {"type": kind, "method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", b"x")], "server": None}
+        await app(scope, self.sent.get, self.received.put)
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    """Answer with an event stream that does not end."""
+    answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await answer.prepare(request)
+    await answer.write(b"data: 1\n\n")
+    await asyncio.Event().wait()
+    return answer
+
+
+async def test_streams_end_when_the_program_is_about_to() -> None:
+    """As complete. A later one ends at once."""
+    first, second = Caller(), Caller()
+    async with mounting(stream) as behind:
+        calling = asyncio.ensure_future(first.call(behind.mounted))
+        assert 200 == (await first.received.get())["status"]
+        assert b"data: 1\n\n" == (await first.received.get())["body"]
+        behind.mounted.end_streams()
+        await calling
+        await second.call(behind.mounted)
+    for caller in (first, second):
+        last = [caller.received.get_nowait() for _ in range(caller.received.qsize())][-1]
+        assert {"type": "http.response.body", "body": b""} == last
+
+
+async def test_a_caller_that_leaves_ends_the_request_behind() -> None:
+    cancelled = asyncio.Event()
+
+    async def wait(_: web.Request) -> web.Response:
+        try:
+            caller.sent.put_nowait({"type": "http.disconnect"})
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return web.Response()
+
+    caller = Caller()
+    async with mounting(wait) as behind:
+        await caller.call(behind.mounted)
+        await cancelled.wait()
+    assert caller.received.empty()
+
+
+async def test_a_web_socket_is_refused() -> None:
+    caller = Caller()
+    await caller.call(MountedHttp(), "websocket")
+    assert "websocket.close" == caller.received.get_nowait()["type"]
+
+
+async def test_a_server_that_starts_the_app_itself_learns_that_it_is_to_be_mounted() -> None:
+    with pytest.raises(NotImplementedError, match="mount it into a program"):
+        await Caller().call(MountedHttp(), "lifespan")

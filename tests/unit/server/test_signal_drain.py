@@ -1,0 +1,112 @@
+"""What happens at a signal: the drain first, then what the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from equipoise.brokers.server.signal_drain import draining
+from equipoise.channel.core.errors import CallerError, PeerError
+
+pytestmark = pytest.mark.integration
+
+
+class Story:
+    """What happened, in order. `server` is the handler of a server like uvicorn."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.drains = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    def server(self, number: int, _frame: object) -> None:
+        """Handle a signal."""
+        self.lines.append(f"server ends at {signal.Signals(number).name}")
+        self.ended.set()
+
+    async def drain(self) -> None:
+        """Drain until the test lets it go on."""
+        self.lines.append("drain")
+        self.drains.set()
+        await self.goes_on.wait()
+        self.lines.append("drained")
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+@pytest.fixture(autouse=True)
+def handlers(story: Story) -> Iterator[None]:
+    """Handle the signals as a server does, and put back the handlers of the tests."""
+    before = {number: signal.signal(number, story.server) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_server_gets_the_signal_after_the_drain(story: Story, number: signal.Signals) -> None:
+    with draining(story.drain):
+        os.kill(os.getpid(), number)
+        await story.drains.wait()
+        assert ["drain"] == story.lines
+        story.goes_on.set()
+        await story.ended.wait()
+    assert ["drain", "drained", f"server ends at {number.name}"] == story.lines
+
+
+async def test_a_second_signal_goes_to_the_server_at_once(story: Story) -> None:
+    """The drain ends with the context."""
+    with draining(story.drain):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await story.drains.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await story.ended.wait()
+    story.goes_on.set()
+    await asyncio.sleep(0)
+    assert ["drain", "server ends at SIGINT"] == story.lines
+
+
+async def test_a_drain_that_fails_does_not_keep_the_signal(story: Story) -> None:
+    async def fail() -> None:
+        raise PeerError("the broker has ended")
+
+    with draining(fail):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await story.ended.wait()
+    assert ["server ends at SIGTERM"] == story.lines
+
+
+async def test_without_a_signal_the_handlers_come_back(story: Story) -> None:
+    with draining(story.drain):
+        assert story.server != signal.getsignal(signal.SIGTERM)
+    assert story.server == signal.getsignal(signal.SIGTERM)
+    assert story.server == signal.getsignal(signal.SIGINT)
+
+
+async def test_a_server_that_handles_signals_on_the_loop_is_refused(story: Story) -> None:
+    """It would close its listener at once."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, story.lines.append, "server ends")
+    try:
+        with pytest.raises(CallerError, match="SIGTERM on its event loop"), draining(story.drain):
+            pass
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def test_in_a_thread_nothing_is_handled(story: Story) -> None:
+    """Python lets only the main thread handle signals."""
+
+    async def run() -> object:
+        with draining(story.drain):
+            return signal.getsignal(signal.SIGTERM)
+
+    assert story.server == await asyncio.to_thread(lambda: asyncio.run(run()))
