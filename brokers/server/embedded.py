@@ -101,6 +101,7 @@ class Worker:
         self._mounted: MountedHttp | None = None
         self._parts = AsyncExitStack()
         self._host: Host | None = None
+        self._broker: Broker | None = None
 
     def __repr__(self) -> str:
         host = self._host
@@ -156,14 +157,14 @@ class Worker:
                 folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
                 config = config.model_copy(update={"data_dir": Path(folder)})
             socket_path = None if self._mounted is None else parts.enter_context(self._mounted.listening())
-            broker = Broker(
+            self._broker = Broker(
                 config,
                 self._services,
                 listens=self._listens,
                 socket_path=socket_path,
                 advertised_addresses=self._advertised_addresses,
             )
-            self._host = await parts.enter_async_context(broker)
+            self._host = await parts.enter_async_context(self._broker)
             await self._host.ready(timeout_ms=READY_MS_MAX)
             self._parts = parts.pop_all()
         return self
@@ -255,7 +256,7 @@ class Worker:
         1. The worker drains.
         2. The program continues to answer for `linger_ms`. Callers follow its redirects and learn the new owners, and load balancers see
            that `/ready` answers 503. This step is left out if no other broker takes the bundles.
-        3. Event streams of `asgi()` end, and the server handles the signal.
+        3. Long polls and streams of `asgi()` end, for which the server would wait. Then the server handles the signal.
 
         A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn. In a thread it does nothing,
         because threads get no signals. Raises `CallerError` if the server handles signals on the event loop, and outside the context.
@@ -267,8 +268,8 @@ class Worker:
                 if await self.drain():
                     await asyncio.sleep(linger_ms / 1_000)
             finally:
-                if self._mounted is not None:
-                    self._mounted.end_streams()
+                if self._broker is not None:
+                    await self._broker.end_waits()
 
         with draining(drain):
             yield

@@ -76,6 +76,7 @@ class Broker:
         self._stopping = stopping or asyncio.Event()
         self._end = None if stopping is None else stopping.set
         self._parts = AsyncExitStack()
+        self._app: web.Application | None = None
 
     async def __aenter__(self) -> Worker:
         """Bind, serve and start. The worker is not `ready` yet. Raises the error that makes a start impossible."""
@@ -108,7 +109,7 @@ class Broker:
             if "pulsar_port" in listening:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
             if "http_port" in listening:
-                await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"], self._end))
+                self._app = await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"], self._end))
                 parts.push_async_callback(worker.all_fetched)
                 if topics is not None:
                     parts.push_async_callback(topics.all_fetched)
@@ -123,6 +124,11 @@ class Broker:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._parts.__aexit__(kind, error, trace)
+
+    async def end_waits(self) -> None:
+        """End long polls and streams, and later ones at once. A server may wait for their answers before it tells the program to stop."""
+        if self._app is not None:
+            await self._app.shutdown()
 
 
 async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> None:
@@ -181,8 +187,11 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
 @asynccontextmanager
 async def _serving(
     worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket, end: Callable[[], None] | None
-) -> AsyncIterator[None]:
-    """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered."""
+) -> AsyncIterator[web.Application]:
+    """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered.
+
+    Yield the application.
+    """
     if topics is None:
         app = make_app(worker, lookups, end=end)
     else:
@@ -192,7 +201,7 @@ async def _serving(
         _add_routes(app, service)
     app.add_routes([unmatched(has_topics=topics is not None)])
     async with served(app, listening, worker):
-        yield
+        yield app
 
 
 @asynccontextmanager

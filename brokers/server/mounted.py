@@ -44,8 +44,6 @@ class MountedHttp:
 
     def __init__(self) -> None:
         self._socket_path: Path | None = None
-        self._streams: set[asyncio.Timeout] = set()
-        self._ends_streams = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. WebSockets are refused: no path of a broker takes one."""
@@ -75,17 +73,10 @@ class MountedHttp:
         """Yield the path at which the broker is to listen meanwhile, in a directory that only this user can open."""
         with TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as folder:
             self._socket_path = Path(folder) / "http"
-            self._ends_streams = False
             try:
                 yield self._socket_path
             finally:
                 self._socket_path = None
-
-    def end_streams(self) -> None:
-        """End all event streams, and each later one at its start. Servers wait for them before they tell a program to stop."""
-        self._ends_streams = True
-        for limit in self._streams:
-            limit.reschedule(0)
 
     async def _exchange(self, scope: Message, body: _Body, send: Send) -> None:
         if self._socket_path is None:
@@ -108,28 +99,13 @@ class MountedHttp:
             ):
                 has_answered = True
                 await send({"type": "http.response.start", "status": response.status, "headers": _end_to_end(response.raw_headers)})
-                await self._relay(response, send)
+                async for piece in response.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
         except aiohttp.ClientError as error:
             if has_answered:
                 raise
             await _refuse(send, f"the worker does not answer: {error}")
-
-    async def _relay(self, response: aiohttp.ClientResponse, send: Send) -> None:
-        """Send the body, piece by piece. `end_streams` ends an event stream early, as complete."""
-        is_stream = response.content_type == "text/event-stream"
-        limit = asyncio.timeout(0 if is_stream and self._ends_streams else None)
-        try:
-            async with limit:
-                if is_stream:
-                    self._streams.add(limit)
-                async for piece in response.content.iter_any():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except TimeoutError:
-            if not limit.expired():
-                raise
-        finally:
-            self._streams.discard(limit)
-        await send({"type": "http.response.body", "body": b""})
 
 
 class _Body:

@@ -7,12 +7,15 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import httpx
 import pytest
+from aiohttp import web
 
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import ENDING_MS
@@ -146,6 +149,129 @@ async def test_mistakes_are_typed_errors() -> None:
             await worker.create_namespace(NAMESPACE, bundles=5_000)
         await worker.create_namespace(NAMESPACE)
         assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
+
+
+async def test_a_drained_worker_stays_and_routes_to_the_new_owners() -> None:
+    """A second drain changes nothing."""
+    log, stays = memory(), Keeper()
+    async with Worker(log, Keeper()) as goes:
+        await goes.create_namespace(NAMESPACE)
+        await goes.route(NAMESPACE, "key")
+        async with Worker(log, stays) as other:
+            assert await goes.drain()
+            for key in map(str, range(20)):
+                served = await goes.route(NAMESPACE, key)
+                assert isinstance(served, Peer)
+                assert served.broker == other.broker_id
+                assert isinstance(await other.route(NAMESPACE, key), Ownership)
+            assert {goes.broker_id.encode()} == set(stays.handed_over)
+            assert await goes.drain()
+            goes.check()
+
+
+async def test_a_drain_does_not_wait_for_brokers_that_do_not_exist() -> None:
+    """The worker serves on."""
+    async with Worker(memory(), Keeper()) as worker:
+        await worker.create_namespace(NAMESPACE)
+        await worker.route(NAMESPACE, "key")
+        assert not await worker.drain()
+        assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
+
+
+class Reluctant(Keeper):
+    """A service that closes no bundle until `may_close` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_close = asyncio.Event()
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        await self.may_close.wait()
+        return None
+
+
+async def test_a_drain_returns_at_its_deadline() -> None:
+    """It goes on, and a second call waits for its end."""
+    log, reluctant = memory(), Reluctant()
+    async with Worker(log, reluctant) as goes:
+        await goes.create_namespace(NAMESPACE)
+        await goes.route(NAMESPACE, "key")
+        async with Worker(log, Keeper()):
+            assert not await goes.drain(timeout_ms=1)
+            reluctant.may_close.set()
+            assert await goes.drain()
+
+
+def test_a_worker_in_a_thread_drains() -> None:
+    log = memory()
+    with Worker(log, Keeper()).in_thread() as goes:
+        goes.create_namespace(NAMESPACE)
+        with Worker(log, Keeper()).in_thread():
+            assert goes.drain()
+            assert isinstance(goes.route(NAMESPACE, "key"), Peer)
+
+
+async def test_a_mounted_worker_has_all_paths() -> None:
+    """Also those of its services. Other brokers find it at the mount. Outside the context it answers 503."""
+
+    class Greeting(Keeper):
+        def routes(self) -> Sequence[web.RouteDef]:
+            return (web.get("/hello", self.hello),)
+
+        async def hello(self, request: web.Request) -> web.Response:
+            return web.Response(text="hello")
+
+    worker = Worker(memory(), Greeting(), advertised_addresses={"http": "http://one:8000/"})
+    app = worker.asgi("/equipoise")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client:
+        assert 503 == (await client.get("/health")).status_code
+        async with worker:
+            await worker.create_namespace(NAMESPACE)
+            for path in ("/health", "/ready", "/metrics", "/hello", "/admin/v2/brokers", "/v1/assignment/shop/orders"):
+                assert 200 == (await client.get(path)).status_code, path
+            assert 421 == (await client.get("/health", headers={"Host": "evil"})).status_code
+            (entry,) = (await client.get("/v1/brokers")).json()
+            assert {"http": "http://one:8000/", "peer": "http://one:8000/equipoise"} == entry["addresses"]
+            assert 204 == (await client.post("/admin/v2/brokers/drain")).status_code
+            assert "it drains" in (await client.get("/ready")).text
+        assert 503 == (await client.get("/health")).status_code
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "problem"),
+    [
+        ("", {"http_port": 0}, "leave out one of the two"),
+        ("", {}, "give advertised_addresses"),
+        ("equipoise", {"advertised_addresses": {"http": "http://one"}}, "'equipoise' is no path"),
+        ("/equipoise/", {"advertised_addresses": {"http": "http://one"}}, "is no path"),
+    ],
+)
+def test_a_worker_that_cannot_be_mounted(prefix: str, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(CallerError, match=f"cannot be mounted: .*{problem}"):
+        Worker(memory(), Keeper(), **options).asgi(prefix)
+
+
+async def test_a_worker_is_mounted_once_and_before_its_start() -> None:
+    worker = Worker(memory(), Keeper(), advertised_addresses={"http": "http://one"})
+    async with worker:
+        with pytest.raises(CallerError, match="has started"):
+            worker.asgi()
+    mounted = Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"})
+    mounted.asgi()
+    with pytest.raises(CallerError, match="mounted already"):
+        mounted.asgi()
+    async with mounted:  # Its service has `fetch`, and other brokers reach it.
+        pass
+
+
+async def test_two_workers_of_one_address_are_refused() -> None:
+    """Callers would reach either of them. The first goes on; another log is another cluster."""
+    log, addresses = memory(), {"http": "http://one"}
+    async with Worker(log, Keeper(), advertised_addresses=addresses), Worker(memory(), Keeper(), advertised_addresses=addresses):
+        with pytest.raises(OperatorError, match=r"cannot advertise http://one on memory:.*--workers 1"):
+            await Worker(log, Keeper(), advertised_addresses=addresses).__aenter__()
+    async with Worker(log, Keeper(), advertised_addresses=addresses):
+        pass
 
 
 class Fetched(Keeper):

@@ -7,16 +7,16 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from equipoise.brokers.cli.__main__ import main
 from tests.house.house_rules import ROOT
 
 pytestmark = pytest.mark.integration
@@ -26,26 +26,21 @@ PAGES = [f"page-{number}" for number in range(20)]
 CALLS_PER_S = 100.0
 
 
-def environment(log_url: str, address: str) -> Mapping[str, str]:
-    """Return the environment of the program at `address`."""
-    return {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address, "PYTHONPATH": str(ROOT)}
-
-
 class Program:
     """One process of the example at a fixed port."""
 
-    def __init__(self, log_url: str, folder: Path, *options: str) -> None:
+    def __init__(self, log_url: str, folder: Path, *, address: str | None = None) -> None:
+        """`address` is what it advertises, if that is not its own."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.output = folder / f"{self.port}.txt"
-        self._environment = environment(log_url, self.address)
-        self._options = options
+        self._environment = {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address or self.address, "PYTHONPATH": str(ROOT)}
         self.process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> asyncio.subprocess.Process:
         """Start the process. Output of all its runs is in one file."""
-        words = ("-m", "uvicorn", "equipoise.examples.fastapi_app:app", "--port", str(self.port), *self._options)
+        words = ("-m", "uvicorn", "equipoise.examples.fastapi_app:app", "--port", str(self.port))
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
         return self.process
@@ -140,29 +135,35 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
 async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:
     """Otherwise the two would redirect callers to each other for ever."""
     async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (first,):
-        second = Program(f"sqlite:{tmp_path}/channel.db", tmp_path)
-        second.port, second._environment = second.port, first._environment  # noqa: SLF001 - the mistake under test
+        second = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, address=first.address)
         process = await second.run()
         assert 0 != await process.wait()
         assert f"cannot advertise {first.address} on sqlite:" in second.output.read_text()
 
 
-async def test_an_open_stream_does_not_keep_a_program(tmp_path: Path) -> None:
-    """Uvicorn waits for all answers, and an event stream has no end of its own."""
+async def test_open_streams_and_polls_do_not_keep_a_program(tmp_path: Path) -> None:
+    """Uvicorn waits for all answers, and these would take minutes."""
     async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (goes, _):
-        async with session.get(f"{goes.address}/equipoise/v1/assignment/web/pages") as stream:
+        table = f"{goes.address}/equipoise/v1/assignment/web/pages"
+        poll = asyncio.ensure_future(session.get(f"{table}?after=1000000&timeout_ms=300000"))
+        async with session.get(table, headers={"Accept": "text/event-stream"}) as stream:
             assert (200, "text/event-stream") == (stream.status, stream.content_type)
             await goes.terminate()
             assert b"event: table" in await stream.read()
+        async with await poll as answer:
+            assert 204 == answer.status
 
 
-async def test_commands_work_at_the_mount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_commands_work_at_the_mount(tmp_path: Path) -> None:
     """Those that ask a broker by its address on the log, and those that are given the address."""
 
     async def command(*words: str) -> str:
-        capsys.readouterr()
-        assert 0 == await asyncio.to_thread(main, [*words]), capsys.readouterr()
-        return capsys.readouterr().out
+        ran = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "equipoise.brokers.cli", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        output = (await ran.communicate())[0].decode()
+        assert 0 == ran.returncode, output
+        return output
 
     log = f"sqlite:{tmp_path}/channel.db"
     async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (goes, stays):
