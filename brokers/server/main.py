@@ -47,7 +47,7 @@ class Broker:
     """One broker on the running loop, as a context: its worker, HTTP and balancer. Leaving the context stops it gracefully.
 
     The port listens before the broker joins, so that the advertised address is true. HTTP answers 503 until the broker is ready, and while
-    it waits for the log.
+    it waits for the log. A Unix socket listens once the log is open.
     """
 
     def __init__(
@@ -100,11 +100,13 @@ class Broker:
             addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
         elif self._socket_path is not None:
             config = _with_room(config)
-            listening["http_port"] = parts.enter_context(closing(bind_locally(self._socket_path)))
-        worker = Worker(config, self._services, addresses=addresses, serves_peers=bool(listening))
+        is_served = self._listens or self._socket_path is not None
+        worker = Worker(config, self._services, addresses=addresses, serves_peers=is_served)
         lookups = Lookups(worker)
         try:
             await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
+            if self._socket_path is not None:  # Not before: Python unlinks the path when the first server of the socket ends.
+                listening["http_port"] = parts.enter_context(closing(bind_locally(self._socket_path)))
             topics: PulsarAdmin | None = None
             if "pulsar_port" in listening:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))

@@ -65,8 +65,9 @@ class MountedHttp:
             for task in (exchange, gone):
                 task.cancel()
             await asyncio.wait((exchange, gone))
-        if not exchange.cancelled():
-            exchange.result()
+        for task in (exchange, gone):
+            if not task.cancelled():
+                task.result()
 
     @contextmanager
     def listening(self) -> Iterator[Path]:
