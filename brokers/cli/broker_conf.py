@@ -26,6 +26,15 @@ from equipoise.channel.kafka.settings import MASK
 FILE_BYTES_MAX: Final = 1 << 20
 """The largest file read. Pulsar's own has 100 KiB."""
 
+# The settings of Pulsar's keys about TLS. Its ports for TLS and without are one port here.
+_TLS: Final = {
+    "tlsCertificateFilePath": "tls_certificate",
+    "tlsKeyFilePath": "tls_key",
+    "tlsTrustCertsFilePath": "tls_ca",
+    "tlsRequireTrustedClientCertOnConnect": "tls_require_client_certificate",
+}
+_TLS_NOTE: Final = "with a certificate, all ports accept TLS only"
+
 _logger: Final = logging.getLogger(__name__)
 
 _ENABLED: Final = "authenticationEnabled"
@@ -61,7 +70,7 @@ def read_broker_conf(path: Path) -> BrokerConf:
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(problems=(f"--broker-conf: {path} has more than {FILE_BYTES_MAX} bytes, which is no broker.conf",))
     text = data.decode("iso-8859-1")  # Java's encoding of such files.
-    read, authentication = read_pulsar_settings(text), _authentication_in(text)
+    read, authentication = _with_tls(read_pulsar_settings(text)), _authentication_in(text)
     without_meaning = tuple(_shown(entry, authentication) for entry in read.without_meaning)
     return BrokerConf(file=path, read=replace(read, without_meaning=without_meaning), authentication=authentication)
 
@@ -83,6 +92,21 @@ def _shown(entry: OtherEntry, authentication: Mapping[str, str]) -> OtherEntry:
     setting = _AUTHENTICATION.get(entry.key, "")
     why = f"it is not about balancing; brokers take it as {setting}" if setting in authentication else entry.why
     return replace(entry, value=MASK if _is_secret(entry.key) else entry.value, why=why)
+
+
+def _with_tls(read: PulsarSettings) -> PulsarSettings:
+    """Take the entries about TLS, too. They are settings of a broker, not of balancing."""
+    taken = [
+        TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings={_TLS[entry.key]: entry.value}, note=_TLS_NOTE)
+        for entry in read.without_meaning
+        if entry.key in _TLS and entry.why == NOT_ABOUT_BALANCING and entry.value
+    ]
+    lines = {entry.line for entry in taken}
+    return PulsarSettings(
+        taken=tuple(sorted((*read.taken, *taken), key=lambda entry: entry.line)),
+        without_meaning=tuple(entry for entry in read.without_meaning if entry.line not in lines),
+        not_understood=read.not_understood,
+    )
 
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.errors import InvalidPolicy
+from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 
@@ -38,7 +39,7 @@ def broker_row(view: View, broker: BrokerEntry) -> Row:
         "incarnation": broker.incarnation,
         "bundles": view.held_count(broker.incarnation),
         "capacity": joined.capacity,
-        "http": joined.addresses.get("http"),
+        "http": http_address(joined.addresses),
         "addresses": dict(joined.addresses),
         "failure_domain": domain.name,
         "failure_domain_source": domain.source,

@@ -52,14 +52,15 @@ class Client:
         """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
 
         `token` is for brokers with authentication: the token itself, or `file:///PATH`, which is read for each request. Default: the
-        environment variable `EQUIPOISE_TOKEN`.
+        environment variable `EQUIPOISE_TOKEN`. The variables `EQUIPOISE_TLS_CA`, `EQUIPOISE_TLS_CERTIFICATE` and `EQUIPOISE_TLS_KEY` name
+        files for https:// addresses.
 
         Raises `CallerError` for anything else.
         """
         self._shown = ", ".join(map(without_password, sources))
         are_http = [source.startswith(_HTTP) for source in sources]
         if not sources or (not all(are_http) and len(sources) > 1):
-            raise CallerError(f"a client takes one log URL, or the http:// addresses of brokers, not {self._shown}")
+            raise CallerError(f"a client takes one log URL, or the http:// or https:// addresses of brokers, not {self._shown}")
         self._source: Source
         if all(are_http):
             own_token = OwnToken.of_environment() if token is None else OwnToken(token)

@@ -16,9 +16,10 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from equipoise.brokers.client.table import Assigned, Table
-from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.errors import InvalidConfig, UnknownNamespace
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
+from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.core.errors import CallerError, Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
@@ -87,7 +88,8 @@ class HttpSource:
         self._streams: dict[str, _Stream] = {}
 
     async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - streams start with the first lookup
-        """See `Source.start`."""
+        """See `Source.start`. Raises `InvalidConfig` for certificates in the environment that cannot be used."""
+        client_context_of_environment()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=NAMESPACES_MAX))
 
@@ -197,9 +199,10 @@ class _Stream:
     async def _read(self, address: str) -> None:
         url = f"{address}/v1/assignment/{self._namespace}"
         try:
+            tls = client_context_of_environment()  # Read for each connection, because certificates are renewed.
             async with (
                 asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
-                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers()}) as response,
+                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers()}, ssl=tls) as response,
             ):
                 if response.status == HTTPStatus.UNAUTHORIZED:
                     self._is_refused(address, await response.json())
@@ -214,7 +217,7 @@ class _Stream:
                             return
                         if name == "table":
                             until_table.reschedule(None)
-        except (aiohttp.ClientError, TimeoutError, ValidationError, PeerError, ValueError):
+        except (aiohttp.ClientError, TimeoutError, ValidationError, PeerError, ValueError, InvalidConfig):
             return  # `_run` asks the next broker.
 
     def _take(self, name: str, data: bytes) -> None:

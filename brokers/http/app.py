@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,10 +26,10 @@ from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName
-from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 BACKLOG: Final = 1_024
 """Accepted connections that wait for the event loop. Many clients connect at once after the death of their broker."""
@@ -85,10 +84,9 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     listener = None
     try:
         connections = Connections(server, worker)
-        loop = asyncio.get_running_loop()
-        create = loop.create_unix_server if is_local else loop.create_server
-        listener = await create(connections.made, sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(BACKLOG)  # asyncio uses one number for two limits: waiting connections, and connections accepted at once.
+        listener = await listen(
+            listening, connections.made, port="http", backlog=BACKLOG, certificates=worker.certificates, handshakes=worker.handshakes
+        )
         yield
     finally:
         if listener is not None:

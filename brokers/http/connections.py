@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from equipoise.brokers.http.answers import SERVER, raw_answer
 from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
+from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 
 _logger: Final = logging.getLogger(__name__)
@@ -86,13 +87,14 @@ class Connections:
         problem = {"reason": reason, "error": "Overloaded"}
         transport.write(raw_answer(HTTPStatus.SERVICE_UNAVAILABLE, problem, f"Retry-After: {RETRY_AFTER_S}"))
         # If the socket were closed with an unread request, the system would drop the answer.
-        transport.write_eof()
+        if transport.can_write_eof():  # TLS cannot.
+            transport.write_eof()
         asyncio.get_running_loop().call_later(_REJECTION_S, transport.abort)
 
     def explain(self, request: web.BaseRequest, message: str) -> tuple[str, str]:
         """Return the reason and the code for what is no HTTP; `message` is aiohttp's. Log clients that took this port for another one."""
         if _match_pulsar(message):
-            pulsar = self._worker.profile.addresses.get("pulsar", "its address for Pulsar clients")
+            pulsar = pulsar_address(self._worker.profile.addresses) or "its address for Pulsar clients"
             return self._log_wrong_port(request, "pulsar", f"a Pulsar client connected to the HTTP port; use {pulsar}"), "WrongPort"
         if _match_tls(message):
             problem = "a client started TLS, which the HTTP port does not accept; use http:// instead of https://"

@@ -149,8 +149,15 @@ class LocalCluster:
             raise invalid_log_url(url=self.log_url, problem="the processes of a cluster cannot share memory")
         ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)
         self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
-        self.stop_ms = max(member.config(log_url=self.log_url, settings=settings.settings).stop_ms for member in self._members)
+        configs = [member.config(log_url=self.log_url, settings=settings.settings) for member in self._members]
+        self.stop_ms = max(config.stop_ms for config in configs)
         """How long a stopping broker may take before it is killed."""
+        self.addresses = tuple(config.http_url for config in configs)
+        """The HTTP addresses of the brokers: `http://127.0.0.1:PORT`."""
+        self.pulsar_url = ",".join(
+            [configs[0].pulsar_url, *(f"{HOST}:{config.pulsar_port}" for config in configs[1:] if config.pulsar_port is not None)]
+        )
+        """The service URL for Pulsar's clients, with all brokers that accept them: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
         self.load_workers = LocalLoadWorkers(
             settings.directory,
             count=settings.load_workers,
@@ -175,17 +182,6 @@ class LocalCluster:
     def broker_ids(self) -> tuple[str, ...]:
         """The ids of the brokers."""
         return tuple(member.id for member in self._members)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The HTTP addresses of the brokers: `http://127.0.0.1:PORT`."""
-        return tuple(f"http://{member.id}" for member in self._members)
-
-    @property
-    def pulsar_url(self) -> str:
-        """The service URL for Pulsar's clients, with all brokers that accept them: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
-        hosts = [f"{HOST}:{member.pulsar_port}" for member in self._members if member.pulsar_port is not None]
-        return f"pulsar://{','.join(hosts)}"
 
     @property
     def directories(self) -> tuple[Path, ...]:

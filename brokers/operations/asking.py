@@ -1,4 +1,4 @@
-"""Ask brokers over HTTP, without a proxy, for what is not on the log."""
+"""Ask brokers over HTTP, without a proxy, for what is not on the log. The environment has the certificates (`brokers.security.tls`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+    from equipoise.brokers.security.tls import ClientTls
+
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest answer read: the stats of a topic with as many producers and consumers as it may have."""
 
@@ -36,7 +38,7 @@ _SHARES_MAX: Final = 4
 A silent broker then costs a quarter of it, and the others still have time for a slow answer.
 """
 
-_HTTP_PORT: Final = 80
+_PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
 
 _SHOWN_CHARACTERS_MAX: Final = 4_096
 
@@ -165,8 +167,7 @@ def ask_at(
                 return answer
             url = urljoin(url, location)
     except (OSError, HTTPException, ValueError) as error:
-        problem = "it does not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise BrokerUnreachable(broker=broker, address=address, problem=problem, in_doubt=is_sent) from error
+        raise BrokerUnreachable(broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent) from error
     problem = f"it redirects more than {_REDIRECTS_MAX} times, at last to {url}"
     raise BrokerUnreachable(broker=broker, address=address, problem=problem)
 
@@ -189,10 +190,13 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
     """Return a new connection. Raise `OSError`, `HTTPException` or `ValueError`."""
     from http.client import HTTPConnection
 
+    from equipoise.brokers.security.tls import client_context_of_environment
+
     parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise ValueError("that is no http:// address")
-    connection = HTTPConnection(parts.hostname, parts.port or _HTTP_PORT)
+    if parts.scheme not in _PORT_OF_SCHEME or parts.hostname is None:
+        raise ValueError("that is no http:// or https:// address")
+    connection = HTTPConnection(parts.hostname, parts.port or _PORT_OF_SCHEME[parts.scheme])
+    tls = client_context_of_environment() if parts.scheme == "https" else None
     problem = OSError(f"{parts.hostname} has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM):
         bounded = _BoundedSocket(family, kind, protocol)
@@ -200,13 +204,42 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
         try:
             bounded.settimeout(min(_left_s(connected_by), _left_s(deadline)))
             bounded.connect(address)
+            connection.sock = bounded if tls is None else _by_tls(bounded, connection.host, tls)
         except OSError as error:
             bounded.close()
             problem = error
         else:
-            connection.sock = bounded
             return connection
     raise problem
+
+
+def _by_tls(connected: _BoundedSocket, host: str, tls: ClientTls) -> _BoundedSocket:
+    """Return a connected socket after its handshake, with the same deadline. Raise `OSError`."""
+    import ssl
+
+    class Bounded(_BoundedSocket, ssl.SSLSocket):  # type: ignore[misc] # `recv_into` has the same parameters under two types
+        """A socket with TLS and one deadline."""
+
+    context = ssl.create_default_context() if tls is True else tls
+    context.sslsocket_class = Bounded
+    deadline = connected.deadline
+    encrypted = context.wrap_socket(connected, server_hostname=host)
+    assert isinstance(encrypted, Bounded), "the context makes these"
+    encrypted.deadline = deadline
+    return encrypted
+
+
+def _problem(error: Exception, url: str) -> str:
+    """Return why there is no answer."""
+    import ssl
+
+    from equipoise.brokers.security.tls import VARIABLES, connection_problem
+
+    if isinstance(error, ssl.SSLError):
+        return connection_problem(error)
+    problem = "it does not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    is_cut_off = isinstance(error, ConnectionError) and url.startswith("https:")  # As brokers do with a client that they refuse.
+    return f"{problem}; it may require a client certificate ({VARIABLES})" if is_cut_off else problem
 
 
 def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | None) -> tuple[Answer, str | None]:

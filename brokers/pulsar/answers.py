@@ -19,7 +19,7 @@ from equipoise.brokers.pulsar.admission import UncomparedError
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
-from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, served_topic
+from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.schemas import version_of
@@ -54,7 +54,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TurnedAway,
     Unsubscribed,
 )
-from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.ranges import TopicName
 
@@ -397,7 +397,7 @@ class Answers:
             return here
         served = await self._service.serve(name, self._server.admission.check_use)
         if isinstance(served, Peer):
-            raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
+            raise ServedElsewhere(topic=topic, broker=served.broker, url=pulsar_address(served.addresses))
         return served
 
     async def _fetch_schemas(self, topic: TopicName, served: Served) -> None:

@@ -17,9 +17,9 @@ import aiohttp
 from yarl import URL
 
 from equipoise.brokers.pulsar.hosting import Hosting
-from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PULSAR
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
-from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import InvalidName
@@ -140,7 +140,7 @@ class Peers:
     def _others(self) -> Sequence[BrokerEntry]:
         """Return the other live brokers that serve Pulsar's clients."""
         me = self._worker.broker_id
-        return [each for each in self._worker.view.live_brokers() if PULSAR in each.joined.addresses and each.broker != me]
+        return [each for each in self._worker.view.live_brokers() if pulsar_address(each.joined.addresses) and each.broker != me]
 
     def is_served_here(self, topic: TopicName) -> bool:
         """Return whether this broker serves a topic, or no broker does."""
@@ -242,8 +242,8 @@ class Peers:
         if url is not None:
             try:
                 local = URL(f"{url}{path}", encoded=True).update_query(local="true")
-                headers = self._worker.own_token.headers()
-                async with self._http.request(method, local, headers=headers, allow_redirects=False) as response:
+                headers, tls = self._worker.own_token.headers(), self._worker.certificates.client
+                async with self._http.request(method, local, headers=headers, allow_redirects=False, ssl=tls) as response:
                     if response.status == HTTPStatus.NO_CONTENT:
                         return None
                     if response.status == HTTPStatus.OK:

@@ -34,9 +34,10 @@ from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violati
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Ended, TopicsMode
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
+from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
-from equipoise.brokers.runtime.service import WorkerEnded, own_http
+from equipoise.brokers.runtime.service import WorkerEnded, own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.channel.core.entries import NamespaceEntry
@@ -44,7 +45,6 @@ from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from equipoise.channel.core.records import Document
 from equipoise.channel.core.view import View
-from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -165,8 +165,14 @@ class Server:
         loop = asyncio.get_running_loop()
         metrics = PulsarMetrics(self, broker=self.broker_id)
         self._worker.metrics.register(metrics)
-        server = await loop.create_server(lambda: Session(self), sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(_BACKLOG)  # asyncio uses one number for the backlog and for accepts at once.
+        server = await listen(
+            listening,
+            lambda: Session(self),
+            port=PULSAR,
+            backlog=_BACKLOG,
+            certificates=self._worker.certificates,
+            handshakes=self._worker.handshakes,
+        )
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
         following = loop.create_task(self._follow_policies(), name="the policies of Pulsar's namespaces")
         try:
@@ -374,7 +380,7 @@ class Server:
         Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no Pulsar clients.
         """
         located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns())
-        url = located.broker.joined.addresses.get(PULSAR)
+        url = pulsar_address(located.broker.joined.addresses)
         if url is None:
             problem = f"broker {located.broker.broker}, which serves {topic.full}, accepts no Pulsar clients"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)

@@ -31,7 +31,6 @@ from equipoise.brokers.pulsar.hosting import Hosting, Served
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
-from equipoise.brokers.pulsar.topics.names import PULSAR
 from equipoise.brokers.pulsar.topics.policies import PolicyTable
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.schemas import Schemas
@@ -40,7 +39,7 @@ from equipoise.brokers.pulsar.topics.topic import Outcome, Receipt, TopicState
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
-from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service, Work
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service, Work, pulsar_address
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from equipoise.channel.system.deadline import Deadline
@@ -112,7 +111,7 @@ class PulsarService(Service):
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - it never waits
         """Close a bundle as the module docstring describes. Consumers are redirected after this returns."""
-        url = None if moved_to is None else moved_to.addresses.get(PULSAR)
+        url = None if moved_to is None else pulsar_address(moved_to.addresses)
         hosted = self.hosting.bundles.get(bundle.name)
         released = self.hosting.close(bundle.name)
         states = self._disconnect(released, url)  # 1., 2., 4.

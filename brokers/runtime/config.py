@@ -18,6 +18,7 @@ from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, value_of, with_values
 from equipoise.brokers.errors import InvalidConfig, InvalidSetting, UnknownSetting
+from equipoise.brokers.security.tls import TlsFiles
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
@@ -102,13 +103,13 @@ class WorkerConfig(BaseModel):
     )
     host: str = Field(
         default="127.0.0.1",
-        description="The address on which HTTP listens. Any address other than loopback needs `insecure`, because connections are not "
-        "encrypted.",
+        description="The address on which HTTP listens. Any address other than loopback needs `tls_certificate`, and `authentication` or "
+        "`tls_require_client_certificate`. Otherwise it needs `insecure`.",
     )
     http_port: int = Field(default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port.")
     insecure: bool = Field(
         default=False,
-        description="Allow a `host` that other machines can reach. Without `authentication` every client there has full access.",
+        description="Allow a `host` that other machines can reach, without TLS or without authentication.",
     )
     advertised_host: str | None = Field(
         default=None, description="The host that clients use. Default: `host`. Required if `host` stands for all addresses."
@@ -156,6 +157,23 @@ class WorkerConfig(BaseModel):
         default=None,
         description="The token that this broker sends to other brokers: the token itself, or `file:///PATH`. The file is read for each "
         "request, so it may be replaced at any time. It is never printed.",
+    )
+    tls_certificate: NamedPath | None = Field(
+        default=None,
+        description="The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS only, and the advertised "
+        "addresses are `https://` and `pulsar+ssl://`. It must hold the host that clients use. Changed files are used within a second, "
+        "without a restart.",
+    )
+    tls_key: NamedPath | None = Field(default=None, description="The unencrypted key of `tls_certificate` (PEM).")
+    tls_ca: NamedPath | None = Field(
+        default=None,
+        description="The CAs (PEM) that sign the certificates of the other brokers, and of clients if they must present one. Default: "
+        "the CAs of the system, for brokers only.",
+    )
+    tls_require_client_certificate: bool = Field(
+        default=False,
+        description="Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`. Each of them has full access. "
+        "The broker presents its own certificate to other brokers.",
     )
 
     capacity: int = Field(
@@ -330,6 +348,11 @@ class WorkerConfig(BaseModel):
         return with_values(BalancingSettings(), following | self.balancing)
 
     @property
+    def is_secure(self) -> bool:
+        """Whether connections are encrypted, and clients prove who they are."""
+        return self.tls_certificate is not None and (self.authentication or self.tls_require_client_certificate)
+
+    @property
     def stop_ms(self) -> int:
         """The longest graceful stop in ms, from the first signal to the end of the process."""
         return self.drain_ms + self.close_ms + ENDING_MS
@@ -344,7 +367,8 @@ class WorkerConfig(BaseModel):
     def pulsar_url(self) -> str:
         """The URL for Pulsar clients. Valid once `pulsar_port` is bound."""
         host = self.advertised_host or self.host
-        return f"pulsar://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"pulsar://{host}:{self.pulsar_port}"
+        scheme = "pulsar" if self.tls_certificate is None else "pulsar+ssl"
+        return f"{scheme}://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"{scheme}://{host}:{self.pulsar_port}"
 
     @property
     def id(self) -> str:
@@ -354,7 +378,17 @@ class WorkerConfig(BaseModel):
     @property
     def http_url(self) -> str:
         """The broker's HTTP URL for clients."""
-        return f"http://{self.authority}"
+        return f"{'http' if self.tls_certificate is None else 'https'}://{self.authority}"
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """The files for TLS, on its ports and to other brokers."""
+        return TlsFiles(
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            requires_client_certificate=self.tls_require_client_certificate,
+        )
 
 
 def installed_version() -> str:
@@ -408,10 +442,10 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         problems["retain"] = str(error)
     if not _is_host(config.host):
         problems["host"] = f"{config.host!r} is neither an address nor a host name"
-    elif not config.insecure and not _is_loopback(config.host):
+    elif not config.insecure and not config.is_secure and not _is_loopback(config.host):
         problems["host"] = (
-            f"{config.host} can be reached from other machines, and connections are not encrypted; "
-            "listen on 127.0.0.1, or set `insecure` if the network itself keeps others out"
+            f"{config.host} can be reached from other machines; set `tls_certificate`, and `authentication` or "
+            "`tls_require_client_certificate`; or listen on 127.0.0.1; or set `insecure` if the network itself keeps others out"
         )
     if config.advertised_host is None:
         if _is_any_address(config.host):
@@ -423,7 +457,9 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         problems["http_hosts"] = f"{invalid!r} is neither an address nor a host name; a name has no port"
     problems |= _problems_of_authentication(config)
     problems |= _problems_of_balancing(config.balancing)
-    for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
+    problems |= config.tls_files.missing()
+    paths = {"log_url": Path(config.log_url), "data_dir": config.data_dir, "evidence": config.evidence, **config.tls_files.paths()}
+    for setting, path in paths.items():
         if path is not None and "\0" in str(path):
             problems[setting] = "a path cannot hold a null character"
     return problems

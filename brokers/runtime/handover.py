@@ -13,6 +13,7 @@ import orjson
 
 from equipoise.brokers.runtime.service import Peer, own_http
 from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
+from equipoise.brokers.security.tls import ClientTls
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
@@ -133,11 +134,13 @@ def _unavailable(bundle: str, source: Peer, problem: str) -> PeerError:
     return PeerError(f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
 
 
-async def fetch_from(source: Peer, bundle: str, digest: str | None = None, *, token: OwnToken = NO_TOKEN) -> bytes | None:
+async def fetch_from(
+    source: Peer, bundle: str, digest: str | None = None, *, token: OwnToken = NO_TOKEN, tls: ClientTls = True
+) -> bytes | None:
     """Return the state of `bundle` that `source` still holds; None if it has none. `token` is that of this broker.
 
-    With `digest`, fetch the handover kept under it. Raise `PeerError` if `source` cannot be asked, is too slow, or sends more
-    than `STATE_BYTES_MAX`.
+    With `digest`, fetch the handover kept under it. `tls` verifies an https:// address. Raise `PeerError` if `source` cannot be asked, is
+    too slow, or sends more than `STATE_BYTES_MAX`.
     """
     address = own_http(source.addresses)
     if address is None:
@@ -148,7 +151,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None, *, to
         async with (
             asyncio.timeout(_TIMEOUT_S),
             aiohttp.ClientSession() as session,
-            session.get(f"{address}/v1/handover/{bundle}{query}", headers=token.headers(), allow_redirects=False) as response,
+            session.get(f"{address}/v1/handover/{bundle}{query}", headers=token.headers(), allow_redirects=False, ssl=tls) as response,
         ):
             if response.status == HTTPStatus.NO_CONTENT:
                 return None

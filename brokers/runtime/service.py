@@ -42,7 +42,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another broker, by its id. `addresses` maps a protocol (`http`) to the address for clients, such as `http://host:8080`."""
+    """Another broker, by its id. `addresses` maps a protocol (`http`, `https`) to the address for clients: `https://host:8080`."""
 
     broker: str
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,17 @@ PEER: Final = "peer"
 
 def own_http(addresses: Mapping[str, str]) -> str | None:
     """Return the address of a broker's own HTTP, for administration and other brokers, by the `addresses` that it advertises."""
-    return addresses.get(PEER, addresses.get("http"))
+    return addresses.get(PEER, http_address(addresses))
+
+
+def http_address(addresses: Mapping[str, str]) -> str | None:
+    """Return the address of HTTP for clients, by the `addresses` that a broker advertises: by TLS where it has it."""
+    return addresses.get("https", addresses.get("http"))
+
+
+def pulsar_address(addresses: Mapping[str, str]) -> str | None:
+    """Return the address for Pulsar's clients, as `http_address` does."""
+    return addresses.get("pulsar+ssl", addresses.get("pulsar"))
 
 
 class OwnershipLost(PeerError):

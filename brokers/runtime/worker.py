@@ -31,6 +31,7 @@ from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.handover import fetch_from
+from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
@@ -41,6 +42,7 @@ from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunne
 from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.brokers.security.gate import Gate, open_gate
 from equipoise.brokers.security.own_token import OwnToken
+from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
@@ -83,8 +85,8 @@ class Worker:
     ) -> None:
         """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
 
-        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry and for keys
-        of authentication that cannot be used, and `CallerError`.
+        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry and for unusable
+        certificates and keys, and `CallerError`.
         """
         self.config = config
         self.clock = SystemClock()
@@ -93,6 +95,9 @@ class Worker:
         self.own_token = OwnToken(_revealed(config.broker_token))
         # What clients must pass; None lets everyone in.
         self.gate = _gate(config, self.own_token, self.metrics) if config.authentication else None
+        self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
+        self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
+        self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
         self._runner = ServiceRunner(
             services,
@@ -442,7 +447,8 @@ class Worker:
         return Ownership(handle, clock=self.clock, record=self._recorders.record_work, fetch=fetch)
 
     async def _fetch_from(self, source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
-        return await fetch_from(source, bundle, digest, token=self.own_token)
+        """Fetch state with the token and the certificates in use now."""
+        return await fetch_from(source, bundle, digest, token=self.own_token, tls=self.certificates.client)
 
     @property
     def view(self) -> View:
@@ -528,6 +534,7 @@ def _named(data: bytes) -> dict[str, object]:
 
 
 def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
+    """Return what the broker publishes on joining."""
     return Profile(
         addresses=dict(addresses),
         capacity=config.capacity,

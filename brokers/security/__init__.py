@@ -1,1 +1,1 @@
-"""Who may connect to a broker, and how that is proved."""
+"""Who may connect to a broker, how that is proved, and TLS."""

@@ -21,7 +21,7 @@ from equipoise.brokers.http.readiness import denying
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.service import PEER, Service
+from equipoise.brokers.runtime.service import PEER, Service, http_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.balancing import Balancing, SettingsInForce
 from equipoise.brokers.server.compacting import Compacting
@@ -88,19 +88,12 @@ class Broker:
     async def _start(self, parts: AsyncExitStack) -> Worker:
         listening: dict[str, socket.socket] = {}
         config, addresses = self._config, self._advertised_addresses
-        if self._listens:
-            config = _with_room(config)
-            for name in ("http_port", "pulsar_port"):
-                port = getattr(config, name)
-                if port is not None:
-                    listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
-                    config = config.model_copy(update={name: listening[name].getsockname()[1]})
-            if "http" in addresses:  # Clients use the program's address, but other brokers connect here.
-                addresses = {PEER: config.http_url} | addresses
-            addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
-        elif self._socket_path is not None:
-            config = _with_room(config)
         is_served = self._listens or self._socket_path is not None
+        if is_served:
+            config = _with_room(config)
+        if self._listens:
+            config, listening = _bound(config, parts)
+            addresses = _own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening) | addresses
         worker = Worker(config, self._services, addresses=addresses, serves_peers=is_served)
         lookups = Lookups(worker)
         try:
@@ -119,7 +112,9 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        watching = (FileWatch(worker).run(),) if listening else ()
+        watching = [FileWatch(worker).run()] if listening else []
+        if config.tls_files.paths():
+            watching.append(worker.certificates.run())
         for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
@@ -224,6 +219,28 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
     server = Server(service, worker, lookups)
     async with server.serving(listening):
         yield PulsarAdmin(worker, server, lookups)
+
+
+def _bound(config: WorkerConfig, parts: AsyncExitStack) -> tuple[WorkerConfig, dict[str, socket.socket]]:
+    """Bind the ports, and return the settings with the numbers of those that were free. Raise `OperatorError`."""
+    listening: dict[str, socket.socket] = {}
+    for name in ("http_port", "pulsar_port"):
+        port = getattr(config, name)
+        if port is not None:
+            listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
+            config = config.model_copy(update={name: listening[name].getsockname()[1]})
+    return config, listening
+
+
+def _own_addresses(config: WorkerConfig, advertised: Mapping[str, str], *, speaks_pulsar: bool) -> dict[str, str]:
+    """Return the addresses of the broker's own ports. If the program advertises one for HTTP, only other brokers connect to the port."""
+    http = _by_scheme(config.http_url) if http_address(advertised) is None else {PEER: config.http_url}
+    return http | (_by_scheme(config.pulsar_url) if speaks_pulsar else {})
+
+
+def _by_scheme(url: str) -> dict[str, str]:
+    """Return an address by its protocol, as brokers advertise it."""
+    return {url.partition("://")[0]: url}
 
 
 def _with_room(config: WorkerConfig) -> WorkerConfig:

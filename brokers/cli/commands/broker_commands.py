@@ -30,7 +30,7 @@ from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
 from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory
 from equipoise.brokers.operations.on_channel import run
-from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.service import http_address, own_http
 from equipoise.channel.system.deadline import Deadline
 
 app = group("List brokers and their status; drain a broker; declare a dead one dead.")
@@ -73,7 +73,7 @@ def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
     if leader is None:
         print_fact("no broker is alive, so none leads", {"brokerId": None, "serviceUrl": None}, as_json=as_json)
         raise typer.Exit(ExitCode.UNAVAILABLE)
-    address = leader.joined.addresses.get("http")
+    address = http_address(leader.joined.addresses)
     sentence = f"{leader.broker} at {address or 'no HTTP address'}, the oldest, since offset {leader.incarnation}"
     print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)  # Pulsar's field names.
 

@@ -11,6 +11,7 @@ from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
 from equipoise.brokers.operations import verbs
+from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.ranges import key_hash
 
 app = group("Show bundles and their owners; cancel moves.")
@@ -77,7 +78,7 @@ def owner(
         sentence = f"no broker serves it now: its bundle {bundle.name} is {bundle.state}"
     else:
         sentence = (
-            f"{server.broker} at {server.joined.addresses.get('http', 'no HTTP address')}, in {bundle.name} with token {bundle.token}"
+            f"{server.broker} at {http_address(server.joined.addresses) or 'no HTTP address'}, in {bundle.name} with token {bundle.token}"
         )
     print_fact(sentence, document, as_json=as_json)
     if server is None:

@@ -76,7 +76,8 @@ def plan(
 
 
 def _settings_of(broker_conf: Path) -> Mapping[str, Value]:
-    return read_broker_conf(broker_conf).read.settings
+    """Return the settings of balancing in a file. Only these have a dot in their name."""
+    return {name: value for name, value in read_broker_conf(broker_conf).read.settings.items() if "." in name}
 
 
 def _leader(view: View) -> str | None:

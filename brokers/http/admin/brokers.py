@@ -19,6 +19,7 @@ from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain
+from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound
@@ -26,6 +27,8 @@ from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Use
 
+# The fields of a load report that are left out without TLS, by the protocol that the broker advertises.
+_TLS_ADDRESSES: Final = {"webServiceUrlTls": "https", "pulsarServiceUrlTls": "pulsar+ssl"}
 _CLOSING: Final = frozenset({"handing_over", "unloading"})
 
 
@@ -66,7 +69,7 @@ class Brokers(Admin):
         """Return the leader: the oldest live broker that does not drain."""
         leader = ready_view(self._worker).leader()
         assert leader is not None, "a broker that is ready is alive itself"
-        return json_answer({"brokerId": leader.broker, "serviceUrl": leader.joined.addresses.get("http", "")})
+        return json_answer({"brokerId": leader.broker, "serviceUrl": http_address(leader.joined.addresses) or ""})
 
     async def load_report(self, _request: web.Request) -> web.Response:
         """Return what this broker serves, what each bundle costs it now, and how much of its resources the broker uses.
@@ -82,6 +85,7 @@ class Brokers(Admin):
                 "brokerId": worker.broker_id,
                 "webServiceUrl": addresses.get("http", ""),
                 "pulsarServiceUrl": addresses.get("pulsar", ""),
+                **{field: addresses[name] for field, name in _TLS_ADDRESSES.items() if name in addresses},
                 "brokerVersionString": "" if entry is None else entry.joined.version,
                 "capacity": worker.config.capacity,
                 "offset": view.offset,
@@ -89,7 +93,7 @@ class Brokers(Admin):
                 "bundles": bundles,
                 "lastStats": {name: _load_document(loads.get(name, BundleLoad())) for name in bundles},
                 "persistentTopicsEnabled": False,
-                "nonPersistentTopicsEnabled": "pulsar" in addresses,
+                "nonPersistentTopicsEnabled": pulsar_address(addresses) is not None,
                 "cpu": _use_document(resources.cpu),
                 "memory": _use_document(resources.memory),
                 "directMemory": _use_document(resources.direct_memory),

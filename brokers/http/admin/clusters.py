@@ -29,6 +29,11 @@ _CLUSTER: Final = f"{_CLUSTERS}/{{cluster}}"
 _DOMAINS: Final = f"{_CLUSTER}/failureDomains"
 
 
+# The fields of Pulsar's `ClusterData`, by the protocols that brokers advertise. Those of TLS are left out without TLS.
+_ADDRESSES: Final = {"serviceUrl": "http", "serviceUrlTls": "https", "brokerServiceUrl": "pulsar", "brokerServiceUrlTls": "pulsar+ssl"}
+_ALWAYS: Final = frozenset({"serviceUrl", "brokerServiceUrl"})
+
+
 class Clusters(Admin):
     """The paths of clusters and failure domains of one worker."""
 
@@ -56,8 +61,8 @@ class Clusters(Admin):
         """Return the addresses of the cluster: those of its live brokers that do not drain, as a URL with several hosts."""
         view = view_of_cluster(self._worker, request)
         addresses = [broker.joined.addresses for broker in view.live_brokers() if broker.status == "up"]
-        named = {"serviceUrl": "http", "brokerServiceUrl": "pulsar"}
-        return json_answer({field: _url_of(each.get(name, "") for each in addresses) for field, name in named.items()})
+        urls = {field: _url_of(each.get(name, "") for each in addresses) for field, name in _ADDRESSES.items()}
+        return json_answer({field: url for field, url in urls.items() if url or field in _ALWAYS})
 
     async def create(self, request: web.Request) -> web.Response:
         """Refuse: 409 for the name of this cluster, 405 for another one."""

@@ -9,7 +9,8 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.http.errors import problem_answer
-from equipoise.brokers.pulsar.topics.names import PERSISTENT, PULSAR, not_stored
+from equipoise.brokers.pulsar.topics.names import PERSISTENT, not_stored
+from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import parse_topic
 
@@ -38,6 +39,6 @@ class Refused:
 
     async def websocket(self, request: web.Request) -> web.Response:
         """Refuse a WebSocket client with 501."""
-        url = self._worker.profile.addresses.get(PULSAR, "the broker's Pulsar address")
+        url = pulsar_address(self._worker.profile.addresses) or "the broker's Pulsar address"
         reason = f"this server has no WebSocket interface; use a client of Pulsar's binary protocol at {url}"
         return problem_answer(request, HTTPStatus.NOT_IMPLEMENTED, reason, "NotSupported")

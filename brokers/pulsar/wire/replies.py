@@ -82,6 +82,11 @@ def _framed(command: BaseCommand) -> bytes:
     return frame(command.SerializeToString())
 
 
+def _by_transport(url: str | None) -> tuple[str | None, str | None]:
+    """Return an address as the pair of fields of all answers with one: without TLS, and with TLS. Clients read only their own."""
+    return (None, url) if url is not None and url.startswith("pulsar+ssl:") else (url, None)
+
+
 def _wire(error: ServerError) -> WireError:
     """Return the same code as protobuf's type."""
     return cast("WireError", int(error))
@@ -131,13 +136,15 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
 
 
 def located(request_id: int, url: str) -> bytes:
-    """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port`, exactly as the owner advertises it everywhere.
+    """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port` or `pulsar+ssl://host:port`, as the owner advertises it everywhere.
 
     The answer is final, since all brokers read the owner from the same log.
     """
+    plain, tls = _by_transport(url)
     body = CommandLookupTopicResponse(
         request_id=request_id,
-        brokerServiceUrl=url,
+        brokerServiceUrl=plain,
+        brokerServiceUrlTls=tls,
         response=CommandLookupTopicResponse.Connect,
         authoritative=True,
         proxy_through_service_url=False,
@@ -167,13 +174,19 @@ def send_error(producer_id: int, sequence_id: int, code: ServerError, message: s
 
 def close_producer(producer_id: int, url: str | None) -> bytes:
     """CLOSE_PRODUCER from the broker, with the new address if known. Clients do not reply."""
-    body = CommandCloseProducer(producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
+    plain, tls = _by_transport(url)
+    body = CommandCloseProducer(
+        producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=plain, assignedBrokerServiceUrlTls=tls
+    )
     return _framed(BaseCommand(close_producer=body))
 
 
 def close_consumer(consumer_id: int, url: str | None) -> bytes:
     """CLOSE_CONSUMER from the broker; see `close_producer`."""
-    body = CommandCloseConsumer(consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
+    plain, tls = _by_transport(url)
+    body = CommandCloseConsumer(
+        consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=plain, assignedBrokerServiceUrlTls=tls
+    )
     return _framed(BaseCommand(close_consumer=body))
 
 

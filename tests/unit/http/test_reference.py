@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http.admin.absent import FEATURES
+from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.metrics import Metrics
+from equipoise.brokers.security.tls import Certificates, TlsFiles
 from equipoise.channel.core.view import View
 from tests.docs.openapi import document
 from tests.unit.http.cluster import cluster
@@ -43,6 +45,9 @@ def test_openapi_has_every_path() -> None:
 def test_every_metric_is_documented() -> None:
     page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
     metrics = Metrics(broker="b")
+    certificates = Certificates(TlsFiles(), broker="b", host="b")
+    certificates.expires_s = 0.0
+    metrics.register(Handshakes(certificates, broker="b"))
     scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
     told = set(
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)

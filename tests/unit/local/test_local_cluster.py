@@ -20,6 +20,16 @@ def test_a_broker_is_given_the_time_that_its_settings_promise(tmp_path: Path) ->
     assert 86_400_000 + 20_000 + ENDING_MS == LocalCluster(ClusterSettings(directory=tmp_path, settings=settings)).stop_ms
 
 
+def test_its_addresses_are_those_that_the_brokers_advertise(tmp_path: Path) -> None:
+    plain = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, http_port=8080, pulsar_port=6650))
+    assert ("http://127.0.0.1:8080", "http://127.0.0.1:8081") == plain.addresses
+    assert "pulsar://127.0.0.1:6650,127.0.0.1:6651" == plain.pulsar_url
+    tls: dict[str, str | int] = {"tls_certificate": "b.pem", "tls_key": "b.key"}
+    encrypted = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, http_port=8080, pulsar_port=6650, settings=tls))
+    assert ("https://127.0.0.1:8080", "https://127.0.0.1:8081") == encrypted.addresses
+    assert "pulsar+ssl://127.0.0.1:6650,127.0.0.1:6651" == encrypted.pulsar_url
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "lease_ms is 1 ms, which is not safe": {"settings": {"lease_ms": 1}},
     "lease: there is no such setting": {"settings": {"lease": 1}},

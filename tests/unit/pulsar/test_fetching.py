@@ -45,7 +45,7 @@ async def delivered(member: Member) -> str:
 def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
     """Replace how next owners fetch. `fetch` gets the usual function."""
     usual = fetch_from
-    monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle, _digest, token: fetch(usual, source, bundle))
+    monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle, *_, **__: fetch(usual, source, bundle))
 
 
 async def test_a_failed_fetch_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

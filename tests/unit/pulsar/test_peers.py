@@ -66,7 +66,13 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
             for number, broker in ((1, "me"), (2, "other"))
         }
         view = SimpleNamespace(bundles_of=stand_in.bundles_of, live=live)
-        worker = SimpleNamespace(view=view, broker_id="me", own_token=NO_TOKEN, open_bundles=["t/other/0x00000000_0xffffffff", open_here])
+        worker = SimpleNamespace(
+            view=view,
+            broker_id="me",
+            own_token=NO_TOKEN,
+            certificates=SimpleNamespace(client=True),
+            open_bundles=["t/other/0x00000000_0xffffffff", open_here],
+        )
         hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():

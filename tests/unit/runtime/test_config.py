@@ -92,8 +92,29 @@ def test_loopback_needs_no_permission(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "broker.example", "localhost.example"])
 def test_other_addresses_need_insecure(host: str) -> None:
-    assert "not encrypted" in problem(host=host)
+    assert "can be reached" in problem(host=host)
+    encrypted = {"tls_certificate": "b.pem", "tls_key": "b.key"}
+    assert "can be reached" in problem(host=host, **encrypted)
+    assert config(host=host, **encrypted, tls_ca="ca.pem", tls_require_client_certificate=True).host == host
     assert host == config(host=host, insecure=True).host
+
+
+def test_a_certificate_turns_the_addresses_to_tls() -> None:
+    plain, encrypted = config(pulsar_port=6650), config(pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key")
+    assert ("http://127.0.0.1:8080", "pulsar://127.0.0.1:6650") == (plain.http_url, plain.pulsar_url)
+    assert ("https://127.0.0.1:8080", "pulsar+ssl://127.0.0.1:6650") == (encrypted.http_url, encrypted.pulsar_url)
+    assert "pulsar+ssl://[::1]:6650" == config(host="::1", pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key").pulsar_url
+
+
+def test_settings_of_tls_need_each_other() -> None:
+    """No file is read for that."""
+    assert "tls_key: it is missing, but tls_certificate is set" in problem(tls_certificate="b.pem")
+    assert "tls_certificate: it is missing, but tls_key is set" in problem(tls_key="b.key")
+    assert "tls_certificate: the name is empty" in problem(tls_certificate="", tls_key="b.key")
+    text = problem(tls_require_client_certificate=True)
+    assert "tls_certificate: it is missing, but clients must present a certificate" in text
+    assert "tls_ca: it is missing, but clients must present a certificate" in text
+    assert config(tls_ca="ca.pem").tls_files.ca == Path("ca.pem")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - refused is what it is

@@ -39,6 +39,21 @@ def reply(data: bytes) -> BaseCommand:
     return command
 
 
+@pytest.mark.parametrize(
+    ("url", "plain", "tls"),
+    [("pulsar://b:6650", "pulsar://b:6650", ""), ("pulsar+ssl://b:6651", "", "pulsar+ssl://b:6651"), (None, "", "")],
+)
+def test_an_address_is_in_the_field_of_its_transport(url: str | None, plain: str, tls: str) -> None:
+    """A client reads only the field of the transport that it uses itself."""
+    if url is not None:
+        found = reply(replies.located(1, url)).lookup_response
+        assert (plain, tls) == (found.brokerServiceUrl, found.brokerServiceUrlTls)
+    closed = reply(replies.close_producer(1, url)).close_producer
+    assert (plain, tls) == (closed.assignedBrokerServiceUrl, closed.assignedBrokerServiceUrlTls)
+    left = reply(replies.close_consumer(1, url)).close_consumer
+    assert (plain, tls) == (left.assignedBrokerServiceUrl, left.assignedBrokerServiceUrlTls)
+
+
 def test_producer_success_sets_all_fields_that_java_reads() -> None:
     success = reply(replies.producer_success(1, "p", b"")).producer_success
     assert (1, "p", -1, b"", True) == (

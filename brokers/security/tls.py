@@ -1,0 +1,285 @@
+"""Make TLS contexts from files, check a broker's certificate by a handshake with itself, and replace contexts when files change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NoReturn
+
+from equipoise.brokers.errors import InvalidConfig
+
+_logger: Final = logging.getLogger(__name__)
+
+CA_VARIABLE: Final = "EQUIPOISE_TLS_CA"
+CERTIFICATE_VARIABLE: Final = "EQUIPOISE_TLS_CERTIFICATE"
+KEY_VARIABLE: Final = "EQUIPOISE_TLS_KEY"
+VARIABLES: Final = f"{CA_VARIABLE}, {CERTIFICATE_VARIABLE} and {KEY_VARIABLE} name the files"
+
+# How often a broker looks for changed files.
+_LOOK_S: Final = 1.0
+
+# Far more than certificates need. A wrong path (a device, a log) must not fill the memory.
+_FILE_BYTES_MAX: Final = 1 << 20
+
+# Flights of a handshake: TLS 1.2 takes four.
+_FLIGHTS_MAX: Final = 16
+
+# What to do about a certificate that OpenSSL refuses, by a part of its reason.
+_ADVICE: Final[Mapping[str, str]] = {
+    "mismatch": "use a certificate that has this host in its subjectAltName",
+    "expired": "renew it",
+    "not yet valid": "check the clock of this machine",
+    "issuer": "trust its CA",
+    "self-signed": "trust its CA",
+    "self signed": "trust its CA",
+    "purpose": "use a certificate for servers and clients (extendedKeyUsage)",
+}
+
+# What a failed connection means to the side that began it, by OpenSSL's reason.
+_PROBLEMS: Final[Mapping[str, str]] = {
+    "WRONG_VERSION_NUMBER": "it does not speak TLS; use its http:// address",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it accepts only clients with a certificate; present one",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the CA of the presented certificate; present another one",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the presented certificate has expired; renew it",
+}
+
+# Contexts of clients: the files of the settings, or `True`, for which HTTP clients trust the CAs of the system.
+ClientTls = ssl.SSLContext | Literal[True]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Files in PEM format: a chain with its unencrypted key, and the CAs to trust instead of those of the system.
+
+    `names` are the names of the three in errors: of settings or variables. With `requires_client_certificate`, servers accept only
+    clients whose certificate is signed by one of the CAs.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    requires_client_certificate: bool = False
+    names: tuple[str, str, str] = ("tls_certificate", "tls_key", "tls_ca")
+
+    def paths(self) -> Mapping[str, Path]:
+        """Return the given files by their names in errors."""
+        return {name: path for name, path in zip(self.names, (self.certificate, self.key, self.ca), strict=True) if path is not None}
+
+    def missing(self) -> Mapping[str, str]:
+        """Return what the given files need besides, by name."""
+        certificate, key, ca = self.names
+        problems = {}
+        if self.certificate is None and self.key is not None:
+            problems[certificate] = f"it is missing, but {key} is set; set both, or none"
+        if self.key is None and self.certificate is not None:
+            problems[key] = f"it is missing, but {certificate} is set; set both, or none"
+        if self.requires_client_certificate and self.certificate is None:
+            problems[certificate] = "it is missing, but clients must present a certificate, which takes TLS; set it"
+        if self.requires_client_certificate and self.ca is None:
+            problems[ca] = "it is missing, but clients must present a certificate; set the CAs that sign those of clients"
+        return problems
+
+
+# --- contexts ---
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext | None:
+    """Return the context of a listening port, TLS 1.2 or newer; None without a certificate. Raise `InvalidConfig`."""
+    if files.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_certificate(context, files)
+    if files.requires_client_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_ca(context, files)
+    return context
+
+
+def client_context(files: TlsFiles) -> ClientTls:
+    """Return the context for connections to brokers, which verifies their certificates and hosts. Raise `InvalidConfig`."""
+    _check_readable(files)
+    if files.certificate is None and files.ca is None:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if files.ca is None:
+        context.load_default_certs()
+    else:
+        _load_ca(context, files)
+    if files.certificate is not None:
+        _load_certificate(context, files)
+    return context
+
+
+def client_context_of_environment() -> ClientTls:
+    """Return the context for commands and clients: as the variables `EQUIPOISE_TLS_*` say. Raise `InvalidConfig`."""
+    names = (CERTIFICATE_VARIABLE, KEY_VARIABLE, CA_VARIABLE)
+    certificate, key, ca = (Path(value) if (value := os.environ.get(name)) else None for name in names)
+    files = TlsFiles(certificate=certificate, key=key, ca=ca, names=names)
+    problems = files.missing()
+    if problems:
+        raise InvalidConfig(problems=tuple(f"{name}: {problem}" for name, problem in problems.items()))
+    return client_context(files)
+
+
+def _check_readable(files: TlsFiles) -> None:
+    for name, path in files.paths().items():
+        try:
+            with path.open("rb") as file:
+                if len(file.read(_FILE_BYTES_MAX + 1)) > _FILE_BYTES_MAX:
+                    raise InvalidConfig(problems=(f"{name}: {path} has more than {_FILE_BYTES_MAX} bytes, which is no certificate",))
+        except OSError as error:
+            raise InvalidConfig(problems=(f"{name}: {path} cannot be read: {error.strerror or error}",)) from error
+
+
+def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
+    certificate, key, _ = files.names
+    assert files.certificate is not None, "checked by the caller"
+
+    def is_encrypted() -> NoReturn:  # Otherwise OpenSSL would ask at the terminal.
+        raise InvalidConfig(problems=(f"{key}: {files.key} is encrypted; decrypt it (openssl pkey), and protect it by its file mode",))
+
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=is_encrypted)
+    except ssl.SSLError as error:
+        problem = f"{certificate}: {files.certificate} and {files.key} are no certificate and key in PEM format ({error.reason or error})"
+        if error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"{key}: {files.key} is not the key of {files.certificate}"
+        raise InvalidConfig(problems=(problem,)) from error
+
+
+def _load_ca(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_verify_locations(files.ca)
+    except ssl.SSLError as error:
+        problem = f"{files.names[2]}: {files.ca} has no certificates in PEM format ({error.reason or error})"
+        raise InvalidConfig(problems=(problem,)) from error
+
+
+# --- checks ---
+
+
+def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
+    """Return why OpenSSL refuses a certificate, and what to do."""
+    reason = error.verify_message.rstrip(".")
+    advice = next((advice for part, advice in _ADVICE.items() if part in reason), "use another one")
+    return f"{reason[:1].lower()}{reason[1:]}; {advice}"
+
+
+def connection_problem(error: ssl.SSLError) -> str:
+    """Return why a connection to a broker by the files of the environment fails, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        problem = f"its certificate is refused: {certificate_problem(error)}"
+    else:
+        problem = _PROBLEMS.get(error.reason or "", f"TLS fails: {error.reason or error}")
+    return f"{problem} ({VARIABLES})"
+
+
+def _check_own(server: ssl.SSLContext, client: ssl.SSLContext, host: str, files: TlsFiles) -> float:
+    """Let a broker connect to itself in memory, as its peers will at `host`. Return when its certificate expires, in seconds of the epoch.
+
+    Raise `InvalidConfig` if a peer would refuse the certificate, or it would refuse that of a peer.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server, server_hostname=host)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [asking, answering]
+    try:
+        for _ in range(_FLIGHTS_MAX):
+            waiting = [side for side in waiting if not _is_done(side)]
+    except ssl.SSLCertVerificationError as error:
+        problem = f"{files.names[0]}: other brokers would refuse {files.certificate} of {host}: {certificate_problem(error)}"
+        raise InvalidConfig(problems=(problem,)) from error
+    except ssl.SSLError as error:
+        problem = f"{files.names[0]}: {files.certificate} cannot be used for TLS ({error.reason or error})"
+        raise InvalidConfig(problems=(problem,)) from error
+    assert not waiting, "a handshake takes few flights"
+    certificate = asking.getpeercert()
+    assert certificate, "the client requires one"
+    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+
+
+def _is_done(side: ssl.SSLObject) -> bool:
+    try:
+        side.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+# --- contexts in use ---
+
+
+class Certificates:
+    """The contexts of one broker, replaced when their files change.
+
+    * `server`: for its ports; None without TLS.
+    * `client`: for connections to other brokers.
+    * `expires_s`: when its certificate expires, in seconds of the epoch; None without TLS.
+    * `reload_failures`: how often changed files could not be used.
+
+    Connections keep the context that they began with.
+    """
+
+    def __init__(self, files: TlsFiles, *, broker: str, host: str) -> None:
+        """`host` is where other brokers connect. Raise `InvalidConfig` if the files cannot be used."""
+        self._files = files
+        self._broker = broker
+        self._host = host.rstrip(".")
+        self.server: ssl.SSLContext | None = None
+        self.client: ClientTls = True
+        self.expires_s: float | None = None
+        self.reload_failures = 0
+        self._seen = self._stamps()
+        self._load()
+
+    async def run(self) -> None:
+        """Look every second, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Use changed files from the next handshake on. If they cannot be used, log that, and keep what is in use."""
+        stamps = self._stamps()
+        if stamps == self._seen:
+            return
+        self._seen = stamps
+        about = {"broker": self._broker, "files": [str(path) for path in self._files.paths().values()]}
+        try:
+            self._load()
+        except InvalidConfig as error:
+            self.reload_failures += 1
+            problem = "; ".join(error.problems)
+            # No traceback: the problem is in the files.
+            _logger.error("certificates not reloaded, the former ones stay in use: %s", problem, extra=about | {"problem": problem})  # noqa: TRY400
+        else:
+            _logger.info("certificates reloaded", extra=about)
+
+    def _load(self) -> None:
+        """Replace all contexts, or none."""
+        client, server = client_context(self._files), server_context(self._files)
+        expires_s = None
+        if server is not None:
+            assert client is not True, "it presents the certificate"
+            expires_s = _check_own(server, client, self._host, self._files)
+        self.client, self.server, self.expires_s = client, server, expires_s
+
+    def _stamps(self) -> Mapping[str, tuple[int, ...]]:
+        """Return what changes when a file is written, replaced, or removed."""
+        stamps: dict[str, tuple[int, ...]] = {}
+        for name, path in self._files.paths().items():
+            try:
+                status = path.stat()
+            except OSError:
+                stamps[name] = ()
+            else:
+                stamps[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return stamps

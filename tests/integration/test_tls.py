@@ -1,0 +1,238 @@
+"""A cluster with TLS: its ports, its handovers, its moves under a real Pulsar client, and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.client.client import Client
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.security.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, ClientTls, TlsFiles, client_context
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.system.deadline import Deadline
+from tests.tls.authority import HOST, Authority, replaced
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "public/default"
+TOPIC = f"non-persistent://{NAMESPACE}/orders"
+PATIENCE_MS = 60_000
+MESSAGES = 400
+STATE = b"0123456789abcdef" * 8_192
+"""128 KiB: too large for a record, so the next owner fetches it."""
+
+# Sends and receives numbers, one after another, and prints those that came back.
+PULSAR_CLIENT = """
+import sys, pulsar
+url, topic, ca, certificate, key, count = sys.argv[1:]
+authentication = pulsar.AuthenticationTLS(certificate, key) if certificate else None
+options = {"tls_trust_certs_file_path": ca, "tls_validate_hostname": True, "tls_allow_insecure_connection": False}
+client = pulsar.Client(url, authentication=authentication, operation_timeout_seconds=15, **options)
+consumer = client.subscribe(topic, "s")
+producer = client.create_producer(topic)
+print("ready", flush=True)
+for number in range(int(count)):
+    producer.send(str(number).encode())
+    message = consumer.receive(timeout_millis=15_000)
+    consumer.acknowledge(message)
+    print(message.data().decode(), flush=True)
+client.close()
+"""
+
+
+class Heavy(Service):
+    """A service with a large state. It notes the states that it opens with."""
+
+    def __init__(self) -> None:
+        self.received: dict[str, tuple[bytes | None, str | None]] = {}
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.received[ownership.bundle.name] = handover, ownership.handover_problem
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        return STATE
+
+
+@asynccontextmanager
+async def cluster(folder: Path, authority: Authority, services: list[Service], **tls: bool) -> AsyncIterator[list[Worker]]:
+    """Yield ready brokers that share one log, each with a certificate of its own, and one namespace."""
+    log_url = f"sqlite:{folder / 'channel.db'}"
+    async with AsyncExitStack() as parts:
+        workers = []
+        for number, service in enumerate(services):
+            own = {"log_url": log_url, "data_dir": folder / f"data-{number}", "broker_id": f"broker-{number}", "http_port": 0}
+            own |= {"pulsar_port": 0} if isinstance(service, PulsarService) else {}
+            config = WorkerConfig.model_validate(own | authority.settings(f"broker-{number}", **tls))
+            workers.append(await parts.enter_async_context(Broker(config, {"*": service})))
+            await workers[-1].ready(timeout_ms=PATIENCE_MS)
+        await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+        await workers[0].until(lambda view: view.bundles_of(NAMESPACE)[0].phase == "owned" or None, timeout_ms=PATIENCE_MS, what="an owner")
+        yield workers
+
+
+async def transfer(workers: list[Worker]) -> Worker:
+    """Move the bundle to the other broker, and return that."""
+    (bundle,) = workers[0].view.bundles_of(NAMESPACE)
+    destination = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
+    await destination.request(Transfer(bundle=bundle.name, destination=destination.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
+    await destination.until(lambda _: bundle.name in destination.open_bundles or None, timeout_ms=PATIENCE_MS, what="the bundle")
+    return destination
+
+
+@pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mutual"])
+async def test_a_large_state_is_handed_over(is_mutual: bool, tmp_path: Path) -> None:
+    """The next owner verifies the former one, and presents its own certificate if it must."""
+    services = [Heavy(), Heavy()]
+    async with cluster(tmp_path, Authority(tmp_path / "ca"), list(services), is_mutual=is_mutual) as workers:
+        destination = await transfer(workers)
+        received = services[workers.index(destination)].received
+        assert [(STATE, None)] == list(received.values())
+        assert all(worker.profile.addresses["https"].startswith(f"https://{HOST}:") for worker in workers)
+
+
+async def test_a_peer_with_a_certificate_of_another_ca_is_not_trusted(tmp_path: Path) -> None:
+    """The state is lost, as if its owner were dead, and the reason is there for the service."""
+    services = [Heavy(), Heavy()]
+    own, foreign = Authority(tmp_path / "ca"), Authority(tmp_path / "foreign")
+    async with cluster(tmp_path, own, list(services)) as workers:
+        certificate, key = own.issue("x")
+        trusted = client_context(TlsFiles(certificate=certificate, key=key, ca=foreign.ca))
+        for worker in workers:
+            worker.certificates.client = trusted
+        destination = await transfer(workers)
+        ((state, problem),) = services[workers.index(destination)].received.values()
+        assert state is None
+        assert problem is not None
+        assert "certificate verify failed" in problem
+
+
+async def once_trusted(session: aiohttp.ClientSession, url: str, tls: ClientTls) -> str:
+    """Return an answer once the broker presents a certificate that is good for the host."""
+    while True:
+        try:
+            async with session.get(url, ssl=tls) as answer:
+                return await answer.text()
+        except aiohttp.ClientConnectorCertificateError:
+            await asyncio.sleep(0.05)
+
+
+async def test_http_serves_clients_that_trust_the_ca(tmp_path: Path) -> None:
+    """Others notice the wrong CA or host; a renewed certificate is used without a restart."""
+    authority = Authority(tmp_path / "ca")
+    async with cluster(tmp_path, authority, [Heavy()]) as (worker,), aiohttp.ClientSession() as session:
+        url = worker.profile.addresses["https"]
+        trusted = client_context(TlsFiles(ca=authority.ca))
+        async with session.get(f"{url}/lookup/v2/topic/non-persistent/{NAMESPACE}/orders", ssl=trusted) as answer:
+            found = await answer.json()
+        assert ("", url) == (found["httpUrl"], found["httpUrlTls"])
+        async with session.get(f"{url}/admin/v2/clusters/equipoise", ssl=trusted) as answer:
+            assert url == (await answer.json())["serviceUrlTls"]
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await session.get(url, ssl=True)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="Hostname mismatch"):
+            await session.get(url.replace(HOST, "localhost"), ssl=trusted)
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(url.replace("https:", "http:"))
+        replaced((tmp_path / "ca" / "broker-0.pem", tmp_path / "ca" / "broker-0.key"), authority.issue("renewed", HOST, "localhost"))
+        async with asyncio.timeout(PATIENCE_MS / 1_000):
+            metrics = await once_trusted(session, f"{url.replace(HOST, 'localhost')}/metrics", trusted)
+        assert re.search(r'equipoise_tls_handshakes_failed_total\{broker="broker-0",port="http",reason="plain"\} [1-9]', metrics)
+        assert "equipoise_tls_certificate_expiry_timestamp_seconds" in metrics
+
+
+@pytest.mark.parametrize("is_mutual", [False, True], ids=["tls", "mutual"])
+async def test_a_pulsar_client_follows_its_topic(is_mutual: bool, tmp_path: Path) -> None:
+    """It verifies the CA and the host, is redirected by each move, and loses nothing."""
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue("client", "client@test") if is_mutual else ("", "")
+    services: list[Service] = [PulsarService(), PulsarService()]
+    async with cluster(tmp_path, authority, services, is_mutual=is_mutual) as workers:
+        url = workers[0].profile.addresses["pulsar+ssl"]
+        words = (url, TOPIC, authority.ca, certificate, key, MESSAGES)
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        assert client.stdout is not None
+        assert client.stderr is not None
+        errors = asyncio.ensure_future(client.stderr.read())
+        received = []
+        while line := (await client.stdout.readline()).decode().strip():
+            if "|" in line:  # The library logs to standard output.
+                continue
+            received.append(line)
+            if len(received) in {50, 150, 250}:
+                await transfer(workers)
+        assert ["ready", *map(str, range(MESSAGES))] == received, (await errors).decode()[-2_000:]
+        assert await client.wait() == 0
+
+
+async def test_a_pulsar_client_that_does_not_trust_the_ca_is_refused(tmp_path: Path) -> None:
+    """The broker counts it."""
+    foreign = Authority(tmp_path / "foreign")
+    async with cluster(tmp_path, Authority(tmp_path / "ca"), [PulsarService()]) as (worker,):
+        words = (worker.profile.addresses["pulsar+ssl"], TOPIC, foreign.ca, "", "", 1)
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        printed, _ = await client.communicate()
+        assert client.returncode
+        assert b"ready\n" not in printed
+        failed = next(metric for metric in worker.handshakes.collect() if metric.name == "equipoise_tls_handshakes_failed")
+        assert sum(sample.value for sample in failed.samples if sample.labels["port"] == "pulsar") > 0
+
+
+async def test_commands_and_clients_use_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With mutual TLS they need the CA and a certificate, and say so."""
+    authority = Authority(tmp_path / "ca")
+    certificate, key = authority.issue("operator", "operator@test")
+    async with cluster(tmp_path, authority, [Heavy()], is_mutual=True) as (worker,):
+        url = worker.profile.addresses["https"]
+        code, row = await status(url, {})
+        assert (3, True) == (code, "its certificate is refused" in row and CA_VARIABLE in row)
+        code, row = await status(url, {CA_VARIABLE: authority.ca})
+        assert (3, True) == (code, CERTIFICATE_VARIABLE in row)
+        variables = {CA_VARIABLE: authority.ca, CERTIFICATE_VARIABLE: certificate, KEY_VARIABLE: key}
+        code, row = await status(url, variables)
+        assert (0, True) == (code, json.loads(row)[0]["status"] == "ready")
+        for name, path in variables.items():
+            monkeypatch.setenv(name, str(path))
+        async with Client(url) as client:
+            owner = await client.owner(NAMESPACE, "key", timeout_ms=PATIENCE_MS)
+        assert {"https": url} == owner.addresses
+
+
+async def status(url: str, variables: dict[str, Path]) -> tuple[int | None, str]:
+    """Return the exit code and the output of `equipoise brokers status`."""
+    environment = os.environ | {name: str(path) for name, path in variables.items()}
+    command = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "equipoise.brokers.cli", "brokers", "status", "--url", url, "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    printed, _ = await command.communicate()
+    return command.returncode, printed.decode()
+
+
+async def test_a_start_with_a_useless_certificate_is_refused(tmp_path: Path) -> None:
+    """The ports are free again."""
+    settings = Authority(tmp_path / "ca").settings("b", days=-1)
+    config = WorkerConfig.model_validate({"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "http_port": 0} | settings)
+    with pytest.raises(InvalidConfig, match=r"certificate has expired; renew it; correct them and start again"):
+        async with Broker(config, {"*": Heavy()}):
+            pass

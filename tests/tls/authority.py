@@ -1,0 +1,43 @@
+"""Make certificates for tests, by an authority of their own."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from pathlib import Path
+
+import trustme
+
+HOST = "127.0.0.1"
+DAY = dt.timedelta(days=1)
+
+
+class Authority:
+    """A CA with a folder for its own certificate (`ca`) and those that it signs."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._ca = trustme.CA()
+        self._folder = folder
+        self.ca = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(self.ca)
+
+    def issue(self, name: str, *hosts: str, days: float = 10) -> tuple[Path, Path]:
+        """Make the files `NAME.pem` and `NAME.key`, and replace former ones. The certificate expires in `days`."""
+        now = dt.datetime.now(dt.UTC)
+        issued = self._ca.issue_cert(*(hosts or (HOST,)), not_before=now - 30 * DAY, not_after=now + days * DAY)
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        for path, blobs in ((certificate, issued.cert_chain_pems), (key, [issued.private_key_pem])):
+            path.write_bytes(b"".join(blob.bytes() for blob in blobs))
+        return certificate, key
+
+    def settings(self, name: str, *hosts: str, days: float = 10, is_mutual: bool = False) -> dict[str, object]:
+        """Return the settings of a broker with a new certificate."""
+        certificate, key = self.issue(name, *hosts, days=days)
+        return {"tls_certificate": certificate, "tls_key": key, "tls_ca": self.ca, "tls_require_client_certificate": is_mutual}
+
+
+def replaced(files: tuple[Path, Path], by: tuple[Path, Path]) -> None:
+    """Replace a certificate and its key, as a program that renews them does."""
+    for old, new in zip(files, by, strict=True):
+        shutil.move(new, old)
