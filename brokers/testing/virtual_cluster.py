@@ -28,8 +28,9 @@ from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, NotFound, PeerError
 from equipoise.channel.core.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import BundleTransition
+from equipoise.channel.core.records import BundleTransition, Renewed
 from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe
 from equipoise.channel.system.deadline import Deadline
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ _EXCHANGES_MAX: Final = 10_000
 _NAMES_SHOWN_MAX: Final = 20
 
 # A bound that no operation reaches: what does not end while no time passes is cancelled.
-_OPERATION_MS_MAX: Final = 86_400_000
+OPERATION_MS_MAX: Final = 86_400_000
 
 # How often a cluster checks whether an unfinished task waits for virtual time, not for the real world.
 _LOOK_SECONDS: Final = 0.002
@@ -289,6 +290,19 @@ class Cluster(Generic[S]):
 
         return self._run(run())
 
+    def story(self) -> Sequence[str]:
+        """Return the records of the channel as text, without renewals: the lines of `equipoise channel tail`."""
+        reader = self._log.reader()
+        names = Names(reader.view)
+        lines: list[str] = []
+        for entry in self._log.entries:
+            folded = reader.feed(entry)
+            names.learn(folded)
+            if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
+                first, *more = describe(folded, reader.view, names)
+                lines += [f"{folded.offset:>6}  {first}", *(f"{'':8}{line}" for line in more)]
+        return lines
+
     # --- implementation ---
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
@@ -343,7 +357,7 @@ class Cluster(Generic[S]):
         """Run an operation at the leader until the cluster rests. Raises what the operation raises, or that it has not ended."""
 
         async def operate() -> None:
-            running = Operations(self._leader).run(operation, Deadline.after(timeout_ms=_OPERATION_MS_MAX))
+            running = Operations(self._leader).run(operation, Deadline.after(timeout_ms=OPERATION_MS_MAX))
             task = asyncio.get_running_loop().create_task(running)
             await self._settle()
             if not task.done():
