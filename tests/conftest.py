@@ -28,6 +28,7 @@ __all__ = [
     "three_kafkas_of_module",
 ]
 
+pytest_plugins = ["equipoise.pytest"]
 
 # On a shared machine the time of one example means nothing. pytest's timeout stops an example that hangs.
 settings.register_profile("unhurried", deadline=None)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from equipoise import Cluster, Ownership
 from equipoise.errors import OwnershipLost
 from equipoise.examples.fastapi_app import NAMESPACE, Visits
+from equipoise.pytest import MakeCluster
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster[Visits]]:
+def cluster(equipoise_cluster: MakeCluster) -> Cluster[Visits]:
     """Return three brokers with a service each, and one namespace of four bundles."""
-    with Cluster(Visits, brokers=3) as cluster:
-        cluster.create(NAMESPACE, bundles=4)
-        yield cluster
+    cluster = equipoise_cluster(Visits, brokers=3)
+    cluster.create(NAMESPACE, bundles=4)
+    return cluster
 
 
 def visit(cluster: Cluster[Visits], page: str) -> int:

@@ -18,6 +18,7 @@ from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.examples.counter import Counter
 from equipoise.examples.counter_store import CounterStore, Increment, Stored
+from equipoise.pytest import MovesAtEveryAwait
 
 NAMESPACE, KEY = "shop/orders", "k 1"
 DEADLINE_MS = 10_000  # That of a counter's call.
@@ -127,6 +128,40 @@ def test_the_load_counts_calls_by_bundle(counters: Counters) -> None:
     counters.post("a")
     assert counter.load()[counters.bundle].calls_per_second > 0
     assert {} == counter.load()
+
+
+# --- moves in the middle of a call ---
+
+
+async def counted(cluster: Cluster[Counter], request_id: str) -> int:
+    """Call as a client does: follow redirects, and repeat a call whose outcome is unknown."""
+    broker, match = "a", {"tenant": "shop", "namespace": "orders", "key": KEY}
+    while True:
+        request = make_mocked_request("POST", PATH, {"X-Request-Id": request_id}, match_info=match)
+        response = await cluster.service(broker).increment(request)
+        if response.status == 200:
+            value = body(response)["value"]
+            assert isinstance(value, int)
+            return value
+        assert response.status in (307, 500, 503)
+        if response.status == 307:
+            broker = response.headers["Location"].removesuffix(PATH).removeprefix("http://")
+
+
+def test_each_call_counts_once_wherever_its_bundle_moves(equipoise_moves: MovesAtEveryAwait, tmp_path: Path) -> None:
+    """Each run has a new store, which both brokers write to."""
+    stores: list[CounterStore] = []
+
+    def counter() -> Counter:
+        stores.append(CounterStore(tmp_path / f"counter-{len(stores) // 2}.db"))
+        return Counter(stores[-1])
+
+    for cluster in equipoise_moves(counter, NAMESPACE, KEY, brokers=("a", "b"), patience_ms=20_000):
+        cluster.create(NAMESPACE, bundles=1)
+        assert [1, 2, 3] == [cluster.call(counted(cluster, request_id)) for request_id in ("r1", "r2", "r3")]
+    for store in stores:
+        store.close()
+    assert len(stores) // 2 == 4  # One run without a move, and one for each write.
 
 
 # --- what only a stall can bring about ---
