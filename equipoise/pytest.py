@@ -78,8 +78,8 @@ class MovesAtEveryAwait:
 
         The body of the loop is the scenario. It creates the namespace, calls the service, and checks the results, the same in each run.
 
-        An await point is a suspension of a coroutine of the service or of the test, in any task, while a broker owns the bundle. The move
-        is over before the coroutine goes on, unless the move waits for it: then it goes on after `patience_ms` of real time.
+        An await point is a suspension of a coroutine of the service or of the test, in any task, while a broker owns the bundle. The
+        coroutine goes on when the move is over. If `close` or another task waits for it, it goes on after `patience_ms` of real time.
         `equipoise.Cluster` defines the other arguments.
 
         Raises `CallerError` if there is no await point, or if a run does not reach its point.
@@ -169,7 +169,9 @@ def equipoise_moves(request: pytest.FixtureRequest) -> Iterator[MovesAtEveryAwai
     """Run a scenario again and again, and move a bundle at another await point each time."""
     test = shlex.quote(request.node.nodeid)
     moves = MovesAtEveryAwait(
-        _evidence_of(request), lambda number: f"pytest {test} --equipoise-move={number}", request.config.getoption("equipoise_move")
+        _evidence_of(request),
+        lambda number: f"pytest {test} --equipoise-move={number}",
+        request.config.getoption("equipoise_move", default=None),
     )
     yield moves
     moves.close()

@@ -180,6 +180,13 @@ def test_a_wrong_service_fails_with_the_place_and_a_command_that_repeats_it(proj
     again.stdout.fnmatch_lines(["*- equipoise: move 1 -*"])
 
 
+def test_a_test_module_may_load_the_plugin(project: pytest.Pytester) -> None:
+    """Without the option, which pytest takes from the conftest.py at the root only."""
+    project.makeconftest("")
+    project.makepyfile('pytest_plugins = ["equipoise.pytest"]\n' + MOVES)
+    project.runpytest_subprocess("-W", "error").assert_outcomes(passed=1)
+
+
 def test_one_move_can_be_asked_for(project: pytest.Pytester) -> None:
     """A point that the scenario does not have is an error, and so is a number below 1."""
     project.makepyfile(MOVES)
