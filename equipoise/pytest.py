@@ -56,13 +56,13 @@ class MakeCluster:
 class MovesAtEveryAwait:
     """Run a scenario once for each of its await points, with a move there: the value of the fixture `equipoise_moves`."""
 
-    def __init__(self, evidence: list[_Evidence], repeat: Callable[[int], str], only: int | None) -> None:
+    def __init__(self, evidence: list[_Evidence], clusters: ExitStack, repeat: Callable[[int], str], only: int | None) -> None:
         """`repeat` returns the command that runs the test with one move; `only` is the one move of this session."""
-        self._evidence = evidence
+        evidence += [self._move, self._story]
+        self._clusters = clusters
         self._repeat = repeat
         self._only = only
         self._cluster: MovingCluster[Any] | None = None
-        self._runs: list[Generator[object]] = []
 
     def __call__(
         self,
@@ -86,21 +86,14 @@ class MovesAtEveryAwait:
         """
         from equipoise.brokers.testing.moving_cluster import moves_at_every_await
 
-        if not self._runs:
-            self._evidence += [self._move, self._story]
         runs = moves_at_every_await(
             service, namespace, key, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers, only=self._only
         )
-        self._runs.append(runs)
+        self._clusters.callback(runs.close)  # Ends the cluster of a run that failed.
         for cluster in runs:
             self._cluster = cluster
             yield cluster
         self._cluster = None  # What fails from now on fails outside the scenario.
-
-    def close(self) -> None:
-        """End the cluster of the run that failed."""
-        for runs in self._runs:
-            runs.close()
 
     def _move(self) -> tuple[str, str]:
         if self._cluster is None:
@@ -135,7 +128,7 @@ class MakeProcesses:
         `services` are the values of `equipoise up --service`, such as `visits:Visits`; `settings` are those of brokers. The processes find
         modules in the working folder, and in the `PYTHONPATH` of `environment`.
 
-        Raises `OperatorError` if a broker ends or is not ready in time, and `InvalidConfig` for settings that no broker accepts.
+        Raises `OperatorError` if a broker ends or is not ready in time, and for settings that no broker accepts.
         """
         from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 
@@ -168,13 +161,9 @@ def equipoise_cluster(request: pytest.FixtureRequest) -> Iterator[MakeCluster]:
 def equipoise_moves(request: pytest.FixtureRequest) -> Iterator[MovesAtEveryAwait]:
     """Run a scenario again and again, and move a bundle at another await point each time."""
     test = shlex.quote(request.node.nodeid)
-    moves = MovesAtEveryAwait(
-        _evidence_of(request),
-        lambda number: f"pytest {test} --equipoise-move={number}",
-        request.config.getoption("equipoise_move", default=None),
-    )
-    yield moves
-    moves.close()
+    only = request.config.getoption("equipoise_move", default=None)
+    with ExitStack() as clusters:
+        yield MovesAtEveryAwait(_evidence_of(request), clusters, lambda number: f"pytest {test} --equipoise-move={number}", only)
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import equipoise
 from equipoise import errors
+from equipoise import pytest as plugin
 from tests.docs.markdown import WRITTEN_BY, mermaid, table
 
 LINE_CHARACTERS_MAX: Final = 100
@@ -29,11 +30,13 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Run a broker in a program": ("Worker", "WorkerInThread"),
     "Call a service": ("Client", "ClientInThread"),
-    "Test a service": ("Cluster",),
+    "Test a service": ("Cluster", "MakeCluster", "MovesAtEveryAwait", "MakeProcesses"),
 }
 """The public names, in the order of the page."""
 
-MADE_BY_EQUIPOISE: Final = frozenset({"ClientInThread", "Ownership", "ServiceHost", "Work", "WorkerInThread"})
+MADE_BY_EQUIPOISE: Final = frozenset(
+    {"ClientInThread", "MakeCluster", "MakeProcesses", "MovesAtEveryAwait", "Ownership", "ServiceHost", "Work", "WorkerInThread"}
+)
 """The classes whose objects a program gets and never makes, so that their constructors are not on the page."""
 
 ELSEWHERE: Final = "[*]"
@@ -93,10 +96,15 @@ class _Plain(str):
     __repr__ = str.__str__
 
 
+def public_object(name: str) -> Any:  # noqa: ANN401 - a class or a function
+    """Return what a public name of `equipoise` or `equipoise.pytest` stands for."""
+    return getattr(plugin if name in plugin.__all__ else equipoise, name)
+
+
 def members(name: str) -> Iterator[Call]:
     """Yield the members of a public class that a program may use, in the order of the source, those of its bases last."""
     seen = set()
-    for base in (base for base in getattr(equipoise, name).__mro__ if base.__module__.startswith("equipoise.")):
+    for base in (base for base in public_object(name).__mro__ if base.__module__.startswith("equipoise.")):
         for member, value in vars(base).items():
             kind, function = "def", value
             if isinstance(value, property):
@@ -105,7 +113,7 @@ def members(name: str) -> Iterator[Call]:
                 kind, function = "classmethod", value.__func__
             elif inspect.iscoroutinefunction(value):
                 kind = "async def"
-            is_public = not member.startswith("_") or (member in ("__enter__", "__aenter__") and function.__doc__)
+            is_public = not member.startswith("_") or (member in ("__call__", "__enter__", "__aenter__") and function.__doc__)
             if is_public and member not in seen and inspect.isfunction(function):
                 seen.add(member)
                 yield Call(f"{name}.{member}", function, kind)
@@ -114,7 +122,7 @@ def members(name: str) -> Iterator[Call]:
 def calls() -> Iterator[Call]:
     """Yield each public name, and each member of each class, in the order of the page."""
     for name in (name for names in SECTIONS.values() for name in names):
-        public = getattr(equipoise, name)
+        public = public_object(name)
         yield Call(name, public, "class" if inspect.isclass(public) else "def")
         yield from members(name) if inspect.isclass(public) else ()
 
@@ -208,7 +216,8 @@ def python_page() -> str:
         "# The Python API",
         WRITTEN_BY,
         (
-            "Everything that a program imports is in `equipoise` and `equipoise.errors`; other modules change without notice. "
+            "Everything that a program imports is in `equipoise` and `equipoise.errors`, and what its tests need in "
+            "`equipoise.pytest` ([how to](../how-to/test-a-service.md)); other modules change without notice. "
             "[Your first service](../tutorial/first-service.md) introduces the most important names. A time that ends in `_ms` is a whole "
             "number of milliseconds."
         ),
