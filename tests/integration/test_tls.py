@@ -25,6 +25,7 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, ClientTls, TlsFiles, client_context
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from tests.tls.authority import HOST, Authority, replaced
 
@@ -76,18 +77,27 @@ async def cluster(folder: Path, authority: Authority, services: list[Service], *
     async with AsyncExitStack() as parts:
         workers = []
         for number, service in enumerate(services):
-            own = {"log_url": log_url, "data_dir": folder / f"data-{number}", "broker_id": f"broker-{number}", "http_port": 0}
+            own = {"log_url": log_url, "data_dir": folder / f"data-{number}", "broker_id": f"broker-{number}"}
+            own |= {"http_port": 0, "balance": False}
             own |= {"pulsar_port": 0} if isinstance(service, PulsarService) else {}
             config = WorkerConfig.model_validate(own | authority.settings(f"broker-{number}", **tls))
             workers.append(await parts.enter_async_context(Broker(config, {"*": service})))
             await workers[-1].ready(timeout_ms=PATIENCE_MS)
         await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
-        await workers[0].until(lambda view: view.bundles_of(NAMESPACE)[0].phase == "owned" or None, timeout_ms=PATIENCE_MS, what="an owner")
+        await workers[0].until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
         yield workers
+
+
+def is_owned(view: View) -> bool | None:
+    """Return whether the bundle is owned and does not move."""
+    bundles = view.bundles_of(NAMESPACE)
+    return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
 
 
 async def transfer(workers: list[Worker]) -> Worker:
     """Move the bundle to the other broker, and return that."""
+    for worker in workers:
+        await worker.until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
     (bundle,) = workers[0].view.bundles_of(NAMESPACE)
     destination = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
     await destination.request(Transfer(bundle=bundle.name, destination=destination.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
