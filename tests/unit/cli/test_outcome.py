@@ -190,7 +190,7 @@ def test_help_lists_every_group_without_importing_it() -> None:
     program = "import sys; from equipoise.brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     *lines, loaded = result.stdout.splitlines()
-    assert len(lines) < 30
+    assert len(lines) <= 30
     begin = lines.index("Commands:") + 1
     assert [
         "broker",
