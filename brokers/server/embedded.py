@@ -116,8 +116,10 @@ class Worker:
         other brokers. Those find it at the `http` address of `advertised_addresses` and `prefix`, or at the `peer` address if you give one.
         It answers 503 while the worker does not run.
 
-        It does not authenticate callers: anyone who reaches it can drain the broker. Raises `CallerError` for a worker with `http_port`,
-        without an `http` address, or after its start, for a second mount, and for a prefix that is no path.
+        With the setting `authentication` callers need a token. Without it, anyone who reaches the app can drain the broker.
+
+        Raises `CallerError` for a worker with `http_port`, without an `http` address, or after its start, for a second mount, and for a
+        prefix that is no path.
         """
         problem = None
         if self._listens:

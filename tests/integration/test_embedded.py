@@ -25,6 +25,7 @@ from equipoise.brokers.server.embedded import Worker, WorkerInThread
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced, OperatorError
 from equipoise.channel.system.deadline import Deadline
 from tests.house.house_rules import ROOT
+from tests.unit.security.signing import SETTINGS, bearer, token
 
 pytestmark = pytest.mark.integration
 
@@ -235,6 +236,15 @@ async def test_a_mounted_worker_has_all_paths() -> None:
             assert 204 == (await client.post("/admin/v2/brokers/drain")).status_code
             assert "it drains" in (await client.get("/ready")).text
         assert 503 == (await client.get("/health")).status_code
+
+
+async def test_a_mounted_worker_asks_for_tokens() -> None:
+    worker = Worker(memory(), Keeper(), advertised_addresses={"http": "http://one:8000"}, **SETTINGS)
+    app = worker.asgi()
+    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client:
+        assert 200 == (await client.get("/ready")).status_code
+        assert 401 == (await client.post("/admin/v2/brokers/drain")).status_code
+        assert 204 == (await client.post("/admin/v2/brokers/drain", headers=bearer(token()))).status_code
 
 
 @pytest.mark.parametrize(

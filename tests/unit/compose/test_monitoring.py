@@ -31,6 +31,7 @@ from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.metrics import LookupOutcome
+from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.records import Reason
 from equipoise.shedder.loads import Resources
@@ -112,6 +113,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_move_duration_seconds": {(kind.value, result.value) for kind in MoveKind for result in MoveResult},
     "equipoise_pulsar_disconnections": {(violation.value,) for violation in Violation},
     "equipoise_pulsar_requests_refused": {(command,) for command in REFUSABLE},
+    "equipoise_authentications_refused": {(fault.value, at.value) for fault in Fault for at in Surface},
     "spark_audit_findings": {(rule,) for rule in RULES},
 }
 """The values of the labels of each counter, besides `broker`, where each combination can occur."""
