@@ -89,7 +89,7 @@ def run(
         str | None, typer.Option(metavar="HOST", help="Host that clients connect to.  [default: that of --host]", show_default=False)
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a --host that other machines can reach. Connections are not encrypted.")
+        bool, typer.Option("--insecure", help="Allow a --host that other machines can reach, without TLS or without authentication.")
     ] = False,
     service: ServiceOption = None,
     capacity: Annotated[
