@@ -23,6 +23,7 @@ from equipoise.brokers.agent.events import (
     Event,
     Instant,
     NonceWritten,
+    OpenContinues,
     Opened,
     PlacementChosen,
     Prepared,
@@ -324,6 +325,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     AppendFailed: Agent._append_failed,  # noqa: SLF001
     NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001
     Prepared: lambda agent, event: agent._ownerships.prepared(event.bundle, event.problem),  # noqa: SLF001
+    OpenContinues: lambda agent, event: agent._ownerships.open_continues(event.bundle),  # noqa: SLF001
     Opened: lambda agent, event: agent._ownerships.opened(event.bundle, event.problem),  # noqa: SLF001
     Closed: lambda agent, event: agent._ownerships.closed(event.bundle, event.handover),  # noqa: SLF001
     Discarded: lambda agent, event: agent._ownerships.discarded(event.bundle),  # noqa: SLF001

@@ -76,6 +76,13 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenContinues:
+    """The service still receives state for `bundle`, so its deadline begins again."""
+
+    bundle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
     """The service has closed `bundle`. `handover` is for the next owner; None after an error."""
 
@@ -141,6 +148,7 @@ Event = (
     | NonceWritten
     | Prepared
     | Opened
+    | OpenContinues
     | Closed
     | Discarded
     | CutsFound

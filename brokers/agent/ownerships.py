@@ -210,6 +210,12 @@ class Ownerships:
             ownership.handle.is_open = problem is None
         self._finished(bundle, Stage.OPENING, Stage.OPEN if problem is None else Stage.FAILED, problem)
 
+    def open_continues(self, bundle: str) -> None:
+        """Give an opening that receives state its deadline again, unless the log has taken the bundle away."""
+        ownership = self._ownerships.get(bundle)
+        if ownership is not None and ownership.stage is Stage.OPENING and not ownership.is_over:
+            ownership.deadline_ms = self._core.now.boot_ms + self._core.timing.open_ms
+
     def closed(self, bundle: str, handover: bytes | None) -> None:
         """Note that the service has closed the bundle."""
         ownership = self._ownerships.get(bundle)

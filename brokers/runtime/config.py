@@ -262,7 +262,9 @@ class WorkerConfig(BaseModel):
     )
     prepare_ms: DeadlineMs = Field(default=_TIMING.prepare_ms, description="The service's deadline to warm up for a bundle.")
     open_ms: DeadlineMs = Field(
-        default=_TIMING.open_ms, description="The service's deadline to open a bundle, which no broker serves meanwhile."
+        default=_TIMING.open_ms,
+        description="The service's deadline to open a bundle, which no broker serves meanwhile. It begins again while "
+        "state streams from the former owner.",
     )
     close_ms: DeadlineMs = Field(
         default=_TIMING.close_ms,
@@ -278,7 +280,8 @@ class WorkerConfig(BaseModel):
     )
     drain_ms: DeadlineMs = Field(
         default=30_000,
-        description="The deadline of a graceful stop. Bundles that have not moved by then are released without a new owner.",
+        description="The deadline of a graceful stop. Bundles that have not moved by then are released without a new owner. What is "
+        "left of it is for next owners that still stream state from this broker.",
     )
 
     lookup_ms: DeadlineMs = Field(default=10_000, description="How long a lookup waits for an owner of its bundle before it fails.")

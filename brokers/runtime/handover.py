@@ -1,20 +1,14 @@
-"""Keep handovers that are too large for a record, and fetch them from the former owner's broker."""
+"""Keep handovers that are too large for a record until the next owner fetches them (`state_stream`)."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
 from hashlib import blake2b
-from http import HTTPStatus
 from typing import Final
 
-import aiohttp
 import orjson
 
-from equipoise.brokers.runtime.service import Peer, own_http
-from equipoise.brokers.security.own_token import NO_TOKEN, OwnToken
-from equipoise.brokers.security.tls import ClientTls
-from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 # A note's beginning. A handover that begins so is spilled too, at any size.
@@ -116,62 +110,3 @@ class Spilled:
         if expiry is not None:
             expiry.cancel()
         self._changed.set()
-
-
-# As long as the former owner's service may take. The opening has its own deadline.
-_TIMEOUT_S: Final = 10.0
-
-STATE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Limit of a bundle's state, against mistakes. Larger state belongs in a store."""
-
-# Bytes of an error response that are quoted.
-_PROBLEM_BYTES_MAX: Final = 1_024
-
-_READ_BYTES: Final = 64 * 1024
-
-
-def _unavailable(bundle: str, source: Peer, problem: str) -> PeerError:
-    return PeerError(f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
-
-
-async def fetch_from(
-    source: Peer, bundle: str, digest: str | None = None, *, token: OwnToken = NO_TOKEN, tls: ClientTls = True
-) -> bytes | None:
-    """Return the state of `bundle` that `source` still holds; None if it has none. `token` is that of this broker.
-
-    With `digest`, fetch the handover kept under it. `tls` verifies an https:// address. Raise `PeerError` if `source` cannot be asked, is
-    too slow, or sends more than `STATE_BYTES_MAX`.
-    """
-    address = own_http(source.addresses)
-    if address is None:
-        raise _unavailable(bundle, source, "it advertises no HTTP address")
-    query = "" if digest is None else f"?digest={digest}"
-    try:
-        # aiohttp's own timeout restarts with each redirect, and ends before the session is closed.
-        async with (
-            asyncio.timeout(_TIMEOUT_S),
-            aiohttp.ClientSession() as session,
-            session.get(f"{address}/v1/handover/{bundle}{query}", headers=token.headers(), allow_redirects=False, ssl=tls) as response,
-        ):
-            if response.status == HTTPStatus.NO_CONTENT:
-                return None
-            if response.status != HTTPStatus.OK:
-                body = await _read(response, _PROBLEM_BYTES_MAX)
-                problem = f"it answers {response.status}: {body[:_PROBLEM_BYTES_MAX].decode('utf-8', 'replace')}"
-                raise _unavailable(bundle, source, problem)
-            state = await _read(response, STATE_BYTES_MAX)
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address.
-        raise _unavailable(bundle, source, f"{type(error).__name__}: {error}") from error
-    if len(state) > STATE_BYTES_MAX:
-        raise _unavailable(bundle, source, f"it is larger than {STATE_BYTES_MAX} bytes")
-    return state
-
-
-async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
-    """Read at most slightly more than `bytes_max`. The length in the header is not trusted."""
-    body = bytearray()
-    async for chunk in response.content.iter_chunked(_READ_BYTES):
-        body += chunk
-        if len(body) > bytes_max:
-            break
-    return bytes(body)

@@ -141,6 +141,10 @@ class Metrics:
         text = "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar port."
         refused = counter("authentications_refused_total", text, "surface", "reason")
         self._refused = {(at, fault): refused.labels(broker, at.value, fault.value) for at in Surface for fault in Fault}
+        text = "Bytes of state of bundles that brokers streamed from one another, by direction: sent or received."
+        streamed = counter("state_bytes_total", text, "direction")
+        self.state_sent = streamed.labels(broker, "sent").inc
+        self.state_received = streamed.labels(broker, "received").inc
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from reprlib import repr as shortened
 from types import TracebackType
@@ -67,6 +68,10 @@ def pulsar_address(addresses: Mapping[str, str]) -> str | None:
     return addresses.get("pulsar+ssl", addresses.get("pulsar"))
 
 
+State = bytes | AsyncIterator[bytes]
+"""What `Service.fetch` may return: the whole state, or its chunks."""
+
+
 class OwnershipLost(PeerError):
     """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
 
@@ -118,13 +123,14 @@ class Ownership:
 
     * `bundle`: the bundle that it is about.
     * `fetch`: a function that asks the former owner's service for state that its `close` did not return, or None if no broker can be
-      asked. It returns None if that service has nothing, and raises `PeerError` if it does not answer.
+      asked. It returns None if that service has nothing, and raises `PeerError` if it does not answer, or sends more
+      than 64 MiB: `stream` takes state of any size.
     * `handover_problem`: the reason why `open` got no handover although the former owner closed the bundle and left one. Otherwise it is
       None: the handover came; there was none; the former owner died or did not close in time; the log was truncated before this broker
       read the handover.
     """
 
-    __slots__ = ("_clock", "_handle", "_record", "bundle", "fetch", "handover_problem")
+    __slots__ = ("_clock", "_handle", "_record", "_stream", "bundle", "fetch", "handover_problem")
 
     def __init__(
         self,
@@ -133,14 +139,36 @@ class Ownership:
         clock: Clock,
         record: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
+        stream: Callable[[], AsyncGenerator[bytes, None]] | None = None,
     ) -> None:
         """Only the worker creates one."""
         self._handle = handle
         self._clock = clock
         self._record = record
         self.fetch = fetch
+        self._stream = stream
         self.handover_problem: str | None = None
         self.bundle = Bundle(name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield what the former owner's `fetch` returns, in chunks of at most 256 KiB.
+
+        There is no chunk if there is no former owner, it is dead, or its `fetch` returned None. Serve from the chunks only once the
+        iteration has ended, because its end checks the checksum of the whole. If you take chunks slowly, the source sends them
+        slowly. While chunks come, the deadline of `open` does not run out. A broken connection is continued once.
+
+        Raises `PeerError` if the source does not send all of its state: it has ended, was silent for ten seconds, or the checksum does not
+        match. `handover_problem` then has the reason. Discard the chunks, and open without them, or let the error refuse the bundle.
+        """
+        if self._stream is None:
+            return
+        try:
+            async with aclosing(self._stream()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except PeerError as error:
+            self.handover_problem = str(error)
+            raise
 
     @property
     def token(self) -> int:
@@ -296,6 +324,7 @@ class Service(ABC):
 
         Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for all bundles together, and the
         next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.
+        State of any size streams from `fetch`.
 
         The ownership is already void: no new work starts, and work in progress fails its second check. No broker serves the bundle
         until this method returns. Past `deadline` it is cancelled, without a handover. To end earlier yourself, use
@@ -308,8 +337,13 @@ class Service(ABC):
     async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above
         """Discard what `prepare` warmed up, because that transfer was cancelled. Another `prepare` may follow."""
 
-    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - a default needs neither
-        """Return the state of a bundle that was closed here, for its next owner, beside the handover. `token` is that of this broker."""
+    async def fetch(self, bundle: Bundle, token: int) -> State | None:  # noqa: ARG002 - a default needs neither
+        """Return the state of a bundle that was closed here, for its next owner, beside the handover. `token` is that of this broker.
+
+        For state of any size, return an asynchronous iterator of its chunks, such as an asynchronous generator that reads a file. It is
+        asked for the next chunk when the next owner has taken the one before, and may take ten seconds for each. After a broken
+        connection `fetch` is called again, and must return the same bytes.
+        """
         return None
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:  # noqa: B027 - as above

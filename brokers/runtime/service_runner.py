@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
@@ -25,6 +25,7 @@ from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.state_stream import Departures, Pieces
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle
@@ -78,19 +79,21 @@ class ServiceRunner:
         end_process: Callable[[str], None],
         serves_peers: bool = True,
         fetch_spilled: FetchSpilled,
+        sent: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`services` maps a namespace pattern (`*`, `acme/*`) to a service; the first match wins.
 
         * `end_process`: the last resort against code that cannot be stopped.
         * `serves_peers`: whether other brokers can fetch state here.
         * `fetch_spilled`: fetches a handover, by bundle and digest.
+        * `sent`: counts the bytes of state that next owners stream from here.
 
         Raise `CallerError`, also for a service with `fetch` that other brokers cannot reach.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
             _check(service)
-            if not serves_peers and type(service).fetch is not Service.fetch:
+            if not serves_peers and self._has_fetch(service):
                 raise invalid_service(service=type(service).__name__, problem=_NO_PEERS)
         self._services = dict(services)
         self._clock = clock
@@ -106,12 +109,17 @@ class ServiceRunner:
         self._serves_peers = serves_peers
         self._fetch_spilled = fetch_spilled
         self._spilled = Spilled()
+        self._departures = Departures(sent)
         self._last_deadline: Deadline | None = None
         self.ownerships: dict[str, Ownership] = {}
 
     def service_of(self, namespace: str) -> Service | None:
         """Return the service of a namespace; None if no pattern matches."""
         return next((service for pattern, service in self._services.items() if fnmatchcase(namespace, pattern)), None)
+
+    @staticmethod
+    def _has_fetch(service: Service) -> bool:
+        return type(service).fetch is not Service.fetch
 
     @property
     def services(self) -> Sequence[Service]:
@@ -138,23 +146,33 @@ class ServiceRunner:
         else:
             self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
-    async def fetch_released(self, bundle: str, digest: str | None = None) -> bytes | None:
-        """Return the state that the service holds of a bundle closed here, if any.
+    async def fetch_released(self, bundle: str, digest: str | None = None, *, offset: int | None = 0) -> Pieces | None:
+        """Return the state that the service holds of a bundle closed here, from `offset` on, and its checksum; None if it holds none.
 
-        With `digest`, return the handover kept under it. Raise `DeadlineExceeded`, and the service's errors.
+        With `digest`, return the handover kept under it. Without `offset`, leave the checksum out. Raise `DeadlineExceeded`, and the
+        service's errors; so does the iteration.
         """
         if digest is not None:
-            return self._spilled.get(digest)
+            kept = self._spilled.get(digest)
+            return None if kept is None else self._departures.sending(bundle, kept, offset)
         token = self._released.get(bundle)
         if token is None:
             return None
         released = _bundle_named(bundle)
-        fetching = self._service(released.namespace).fetch(released, token)
-        return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
+        service = self._service(released.namespace)
+        fetching = service.fetch(released, token)
+        state: object = await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
+        if state is None:
+            return None
+        if not isinstance(state, bytes | AsyncIterator):
+            problem = f"its fetch returned {type(state).__name__}, not bytes or an asynchronous iterator of bytes"
+            raise invalid_service(service=type(service).__name__, problem=problem)
+        return self._departures.sending(bundle, state, offset)
 
-    async def all_fetched(self) -> None:
-        """Wait, for a bounded time, until next owners have fetched what is kept here."""
+    async def all_fetched(self, *, stream_ms: int) -> None:
+        """Wait, for a bounded time, until next owners have fetched what is kept here, and for `stream_ms` for what they stream."""
         await self._spilled.all_fetched(timeout_ms=LAST_FETCHES_MS)
+        await self._departures.all_ended(timeout_ms=stream_ms)
 
     async def close_all(self, *, timeout_ms: int) -> None:
         """Close all open bundles concurrently and let closings finish, within `timeout_ms`.
@@ -267,6 +285,8 @@ class ServiceRunner:
         if len(self._released) >= _RELEASED_MAX:
             del self._released[next(iter(self._released))]
         self._released[bundle.name] = token
+        if moved_to is not None and self._has_fetch(self._service(bundle.namespace)):
+            self._departures.wait_for(bundle.name)
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:

@@ -19,7 +19,18 @@ from pydantic import SecretStr
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
-from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Event, NonceWritten, PlacementChosen, Read, Resynced, Tick, Wanted
+from equipoise.brokers.agent.events import (
+    AppendFailed,
+    DrainRequested,
+    Event,
+    NonceWritten,
+    OpenContinues,
+    PlacementChosen,
+    Read,
+    Resynced,
+    Tick,
+    Wanted,
+)
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
@@ -30,7 +41,6 @@ from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
@@ -40,6 +50,7 @@ from equipoise.brokers.runtime.router import Located, Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots
+from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
 from equipoise.brokers.security.gate import Gate, open_gate
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.brokers.security.tls import Certificates
@@ -75,6 +86,8 @@ _SAMPLE_FRESH_MS: Final = 250
 class Worker:
     """One broker in this process, on the running loop. Call `start`, await `ready(...)`, and finally `stop`."""
 
+    _drain_by: Deadline | None = None  # From the beginning of `stop`.
+
     def __init__(
         self,
         config: WorkerConfig,
@@ -106,12 +119,12 @@ class Worker:
             step=self._step,
             end_process=end_process,
             serves_peers=serves_peers,
-            fetch_spilled=self._fetch_from,
+            fetch_spilled=lambda source, bundle, digest: self._arrival(source, bundle, digest=digest).whole(),
+            sent=self.metrics.state_sent,
         )
         self.services = self._runner.services
         self.service_of = self._runner.service_of
         self.fetch_released = self._runner.fetch_released
-        self.all_fetched = self._runner.all_fetched
         for service in self.services:
             service.host = self
         # Usually one event. The loop calls `_step` for each, and no effect answers within a step. Only code called within one (a listener,
@@ -213,6 +226,7 @@ class Worker:
         try:
             if not self._finished.done():
                 _logger.info("stopping", extra={"broker": self.broker_id})
+                self._drain_by = Deadline.after(timeout_ms=self.config.drain_ms)
                 now = self.clock.now()
                 self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
                 waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_RECORDS_MS) / 1_000
@@ -222,6 +236,11 @@ class Worker:
         finally:
             self._end(None)
             await self._released()
+
+    async def all_fetched(self, *, by: Deadline | None = None) -> None:
+        """Wait for next owners that fetch state from here. Those that stream have until `by`; by default what `stop` left of `drain_ms`."""
+        by = by or self._drain_by
+        await self._runner.all_fetched(stream_ms=0 if by is None else by.remaining_ms())
 
     async def abort(self) -> None:
         """Release everything without a record for other brokers, as if the process had died.
@@ -443,12 +462,26 @@ class Worker:
     # --- ownership ---
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
-        fetch = None if source is None else partial(self._fetch_from, peer_of(source), handle.bundle)
-        return Ownership(handle, clock=self.clock, record=self._recorders.record_work, fetch=fetch)
+        if source is None:
+            return Ownership(handle, clock=self.clock, record=self._recorders.record_work)
+        goes_on = partial(self._step, OpenContinues(bundle=handle.bundle))
 
-    async def _fetch_from(self, source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
-        """Fetch state with the token and the certificates in use now."""
-        return await fetch_from(source, bundle, digest, token=self.own_token, tls=self.certificates.client)
+        def arrival() -> Arrival:
+            progress = Progress(handle.bundle, source.broker, received=self.metrics.state_received, goes_on=goes_on)
+            return self._arrival(peer_of(source), handle.bundle, progress=progress)
+
+        return Ownership(
+            handle,
+            clock=self.clock,
+            record=self._recorders.record_work,
+            fetch=lambda: arrival().whole(),
+            stream=lambda: arrival().stream(),
+        )
+
+    def _arrival(self, source: Peer, bundle: str, *, digest: str | None = None, progress: Progress | None = None) -> Arrival:
+        """Return state of another broker. Each connection uses the token and the certificates of its time."""
+        request = over_http(source, bundle, digest, token=self.own_token, tls=lambda: self.certificates.client)
+        return Arrival(source, bundle, request, progress=progress)
 
     @property
     def view(self) -> View:

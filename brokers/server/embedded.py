@@ -32,6 +32,7 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded, without
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path
+from equipoise.channel.system.deadline import Deadline
 
 OnLoss = Literal["fence", "serve"]
 
@@ -225,19 +226,19 @@ class Worker:
     async def drain(self, *, timeout_ms: int | None = None) -> bool:
         """Move all bundles to other brokers, and take no new ones. Return whether this broker has none left. You may repeat it.
 
-        It waits at most `timeout_ms` (by default `drain_ms`), and not for bundles that no other broker takes. The broker stays a member:
+        It waits at most `timeout_ms` (by default `drain_ms`), also for next owners that stream state from it, and not for bundles that no
+        other broker takes. The broker stays a member:
         `route` returns the new owners. A drain cannot be undone: end the context, and start a new worker. Raises `WorkerEnded`.
         """
         host = self._running
+        drain_by = Deadline.after(timeout_ms=host.config.drain_ms if timeout_ms is None else timeout_ms)
         host.drain()
         try:
             what = f"the draining of broker {host.broker_id}"
-            is_drained = await host.until(
-                self._has_drained, timeout_ms=host.config.drain_ms if timeout_ms is None else timeout_ms, what=what
-            )
+            is_drained = await host.until(self._has_drained, timeout_ms=drain_by.timeout_ms, what=what)
         except DeadlineExceeded:
             is_drained = False
-        await host.all_fetched()
+        await host.all_fetched(by=drain_by)
         return is_drained
 
     def _has_drained(self, view: View) -> bool | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.router import Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
+from equipoise.brokers.runtime.state_stream import Arrival
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.channel.core.difference import Resync
@@ -114,7 +116,7 @@ class Member(AgentHost):
             step=self.deliver,
             end_process=self.end,
             serves_peers=world.serves_peers,
-            fetch_spilled=lambda source, bundle, digest: self._fetch(source.broker, bundle, digest),
+            fetch_spilled=lambda source, bundle, digest: self._arrival(source.broker, bundle, digest).whole(),
         )
         self.router = Router(
             self.agent,
@@ -208,9 +210,18 @@ class Member(AgentHost):
             await self._world.change()
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
-        fetch = None if source is None else partial(self._fetch, source.broker, handle.bundle)
-        return Ownership(handle, clock=self._world.clock, fetch=fetch)
+        if source is None:
+            return Ownership(handle, clock=self._world.clock)
+        arrival = self._arrival(source.broker, handle.bundle)
+        return Ownership(handle, clock=self._world.clock, fetch=arrival.whole, stream=arrival.stream)
 
-    async def _fetch(self, source: str, bundle: str, digest: str | None = None) -> bytes | None:
-        member = self._world.members.get(source)
-        return None if member is None else await member.runner.fetch_released(bundle, digest)
+    def _arrival(self, source: str, bundle: str, digest: str | None = None) -> Arrival:
+        """Return the state at another member, without the network."""
+
+        @asynccontextmanager
+        async def request(offset: int) -> AsyncIterator[tuple[AsyncIterator[bytes], bool] | None]:
+            member = self._world.members.get(source)
+            body = None if member is None else await member.runner.fetch_released(bundle, digest, offset=offset)
+            yield None if body is None else (body, True)
+
+        return Arrival(Peer(broker=source), bundle, request)

@@ -91,6 +91,7 @@ _ANSWERS: Final[Mapping[Callable[..., object], tuple[str, Json]]] = {
     answers.text_answer: ("200", {"description": "The answer, as text."}),
     answers.done: ("204", {"description": "Done."}),
 }
+_WITH_BODY: Final = (web.Response, web.StreamResponse)
 _REDIRECT: Final = ("307", {"description": "Another broker answers: the header Location names it."})
 
 
@@ -143,7 +144,7 @@ def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
     ]
     queried = {name: _PARAMETERS[value] for value, name in used if value in _PARAMETERS and name}
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queried.items()]
-    responses: Json = {status: {"description": "The answer."} for value, status in used if value is web.Response and status}
+    responses: Json = {status: {"description": "The answer."} for value, status in used if value in _WITH_BODY and status}
     responses |= dict(_ANSWERS[value] for value, _ in used if value in _ANSWERS)
     responses |= dict([_REDIRECT]) if any(value is web.HTTPTemporaryRedirect for value, _ in used) else {}
     body = next((value for value, _ in used if isinstance(value, TypeAdapter)), None)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import Final
 
 from aiohttp import web
@@ -14,21 +16,29 @@ from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
-from equipoise.brokers.http.bodies import bundle_of, parameter_of
+from equipoise.brokers.http.bodies import bundle_of, integer_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain
+from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.service import http_address, pulsar_address
+from equipoise.brokers.runtime.state_stream import STATE_TYPE
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import Use
 
+_logger: Final = logging.getLogger(__name__)
+
 # The fields of a load report that are left out without TLS, by the protocol that the broker advertises.
 _TLS_ADDRESSES: Final = {"webServiceUrlTls": "https", "pulsarServiceUrlTls": "pulsar+ssl"}
+
+_BYTES: Final = "application/octet-stream"
+
 _CLOSING: Final = frozenset({"handing_over", "unloading"})
 
 
@@ -150,13 +160,31 @@ class Brokers(Admin):
         view = ready_view(self._worker)
         return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
 
-    async def handover(self, request: web.Request) -> web.Response:
-        """Return the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.
+    async def handover(self, request: web.Request) -> web.StreamResponse:
+        """Stream the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.
 
-        With `digest`: the handover that was too large for its record.
+        With `digest`: the handover that was too large for its record. With `offset`: the state from there on, then its checksum.
         """
-        state = await self._worker.fetch_released(bundle_of(request), parameter_of(request, "digest"))
-        return done() if state is None else web.Response(body=state, content_type="application/octet-stream")
+        bundle, digest = bundle_of(request), parameter_of(request, "digest")
+        offset = None if "offset" not in request.query else integer_of(request, "offset", default=0, at_most=INTEGER_MAX)
+        pieces = await self._worker.fetch_released(bundle, digest, offset=offset)
+        if pieces is None:
+            return done()
+        async with aclosing(pieces):
+            first = await anext(pieces, b"")  # An error before it has a status.
+            answer = web.StreamResponse()
+            answer.content_type = _BYTES if offset is None else STATE_TYPE
+            await answer.prepare(request)
+            try:
+                await answer.write(first)
+                async for piece in pieces:
+                    await answer.write(piece)
+            except Exception as error:  # noqa: BLE001 - any error of the service or the connection
+                # The status is sent. Only a broken connection shows that the state is not whole.
+                _logger.warning("state of a bundle not sent: %s", error_text(error), extra={"bundle": bundle})
+                if request.transport is not None:
+                    request.transport.abort()
+        return answer
 
 
 def _active(view: View) -> list[str]:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from equipoise.brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from equipoise.brokers.agent.events import Closed, CutsFound, Event, OpenContinues, Opened, Prepared
 from equipoise.brokers.agent.intents import Cancel
 from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
@@ -42,6 +42,7 @@ def test_an_unexpected_answer_changes_nothing(bundle: str, host: str) -> None:
         Prepared(bundle=bundle, problem="no"),
         Opened(bundle=bundle),
         Opened(bundle=bundle, problem="no"),
+        OpenContinues(bundle=bundle),
         Closed(bundle=bundle, handover=b"state"),
         CutsFound(bundle=bundle, asked_at=6, cuts=(1 << 31,)),
         CutsFound(bundle=bundle, asked_at=6, problem="no"),
@@ -57,6 +58,17 @@ def test_a_handle_passes_only_once_the_service_has_opened() -> None:
     assert ("owned", False) == (stage.view.bundles[WHOLE].phase, handle.passes(stage.hosts["a"].now()))
     perform(stage, "service a answers")
     assert handle.passes(stage.hosts["a"].now())
+
+
+def test_an_opening_that_continues_has_its_deadline_again() -> None:
+    """Only while it opens, and not once the log has taken the bundle away."""
+    stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")
+    for _ in range(3):
+        perform(stage, "advance 6s")
+        assert [] == say(stage, "b", OpenContinues(bundle=WHOLE))
+        assert WHOLE in stage.process("b").agent.handles
+    perform(stage, "advance 11s")
+    assert WHOLE not in stage.process("b").agent.handles
 
 
 def test_a_handle_is_closed_before_the_service_closes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,11 @@ async def test_a_former_owner_returns_the_state_of_a_closed_bundle(tmp_path: Pat
         await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
         answer = await source.get(f"/v1/handover/{bundle}")
         assert (200, b"\x00state\xff") == (answer.status, answer.body)
+        checksum = sha256(b"\x00state\xff").digest()
+        answer = await source.get(f"/v1/handover/{bundle}?offset=4")
+        assert (b"te\xff" + checksum, "application/vnd.equipoise.state") == (answer.body, answer.headers["Content-Type"])
+        assert 503 == (await source.get(f"/v1/handover/{bundle}?offset=8")).status
+        assert 400 == (await source.get(f"/v1/handover/{bundle}?offset=-1")).status
         assert 204 == (await target.get(f"/v1/handover/{bundle}")).status
         assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
 

@@ -12,14 +12,13 @@ import pytest
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
-from equipoise.brokers.runtime.handover import fetch_from
-from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.runtime.state_stream import Arrival
 from equipoise.channel.core.errors import PeerError
 from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.wire_client import Brokers, Member, WireClient, brokers
 
-Fetch = Callable[[Peer, str], Awaitable[bytes | None]]
+Fetch = Callable[[Arrival], Awaitable[bytes | None]]
 
 HASTY = TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000)
 
@@ -42,20 +41,20 @@ async def delivered(member: Member) -> str:
     return (await client.receive_message())[2]
 
 
-def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
+def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Arrival], Awaitable[bytes | None]]) -> None:
     """Replace how next owners fetch. `fetch` gets the usual function."""
-    usual = fetch_from
-    monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle, *_, **__: fetch(usual, source, bundle))
+    usual = Arrival.whole
+    monkeypatch.setattr(Arrival, "whole", lambda arrival: fetch(usual, arrival))
 
 
 async def test_a_failed_fetch_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    asked: list[Arrival] = []
 
-    async def fail_once(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
-        asked.append(bundle)
+    async def fail_once(usual: Fetch, arrival: Arrival) -> bytes | None:
+        asked.append(arrival)
         if len(asked) == 1:
             raise PeerError("a broken connection")
-        return await usual(source, bundle)
+        return await usual(arrival)
 
     async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
         _, destination = await waiting(running)
@@ -70,7 +69,7 @@ def test_a_state_that_its_owner_no_longer_has_is_counted(
 ) -> None:
     """The topics open and wait for their consumers, without the messages."""
 
-    async def nothing(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
+    async def nothing(_usual: Fetch, _arrival: Arrival) -> bytes | None:
         return None
 
     async def story() -> None:
@@ -104,10 +103,10 @@ def test_a_state_without_room_is_counted_and_logged(tmp_path: Path, caplog: pyte
 async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaving = asyncio.Event()
 
-    async def late(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
+    async def late(usual: Fetch, arrival: Arrival) -> bytes | None:
         await leaving.wait()
         await asyncio.sleep(0.1)  # The stop continues meanwhile.
-        return await usual(source, bundle)
+        return await usual(arrival)
 
     usual_wait = PulsarService.all_fetched
 
@@ -131,7 +130,7 @@ async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypa
 def test_a_broker_that_stops_does_not_wait_without_fetches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It logs what is lost."""
 
-    async def never(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
+    async def never(_usual: Fetch, _arrival: Arrival) -> bytes | None:
         raise PeerError("it cannot be reached")
 
     async def story() -> None:

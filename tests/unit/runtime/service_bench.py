@@ -9,9 +9,9 @@ from equipoise.brokers.agent.effects import Open
 from equipoise.brokers.agent.events import Event
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.clock import SystemClock
-from equipoise.brokers.runtime.handover import fetch_from
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import FetchSpilled, ServiceRunner
+from equipoise.brokers.runtime.state_stream import Arrival, over_http
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.system.deadline import Deadline
@@ -30,6 +30,7 @@ class Plain(Service):
         self.closed: list[tuple[str, Peer | None, int]] = []
         self.given: bytes | None = None
         self.cuts: object = ()
+        self.state: object = None
         self.fetching: Callable[[], Coroutine[None, None, None]] = self._nothing
 
     async def _nothing(self) -> None:
@@ -53,7 +54,12 @@ class Odd(Plain):
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
         await self.fetching()
-        return None
+        return self.state  # type: ignore[return-value]  # as above
+
+
+async def fetch_over_http(source: Peer, bundle: str, digest: str) -> bytes | None:
+    """Fetch a handover from its former owner."""
+    return await Arrival(source, bundle, over_http(source, bundle, digest)).whole()
 
 
 def runner_of(
@@ -63,7 +69,7 @@ def runner_of(
     step: Callable[[Event], None] = lambda _: None,
     end_process: Callable[[str], None] = lambda _: None,
     serves_peers: bool = True,
-    fetch_spilled: FetchSpilled = fetch_from,
+    fetch_spilled: FetchSpilled = fetch_over_http,
 ) -> ServiceRunner:
     """Return a runner of one service, on the clocks of this machine."""
     return ServiceRunner(
@@ -81,7 +87,7 @@ class Bench:
     """A runner with one service, its events, and the reasons for which it ended the process."""
 
     def __init__(
-        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from
+        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_over_http
     ) -> None:
         self.ended: list[str] = []
         self.events: list[Event] = []

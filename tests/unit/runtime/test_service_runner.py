@@ -234,6 +234,17 @@ async def test_a_slow_fetch_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) 
         await bench.runner.fetch_released(BUNDLE)
 
 
+async def test_a_fetch_that_returns_something_else_is_an_error() -> None:
+    bench = Bench()
+    handle = bench.open(1)
+    await settled()
+    bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
+    await settled()
+    bench.service.state = "text"
+    with pytest.raises(CallerError, match="its fetch returned str, not bytes or an asynchronous iterator of bytes"):
+        await bench.runner.fetch_released(BUNDLE)
+
+
 async def test_code_that_cannot_be_stopped_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could still serve its bundle."""
     monkeypatch.setattr(module, "_ABANDON_MS", 10)

@@ -43,7 +43,8 @@ def fetching_from(source: Bench) -> FetchSpilled:
     """Return a function that fetches from the runner of another broker."""
 
     async def fetch(_source: Peer, bundle: str, digest: str) -> bytes | None:
-        return await source.runner.fetch_released(bundle, digest)
+        pieces = await source.runner.fetch_released(bundle, digest, offset=None)
+        return None if pieces is None else b"".join([piece async for piece in pieces])
 
     return fetch
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import aiohttp
 import httpx
 import pytest
+import uvicorn
 from aiohttp import web
 from fastapi import FastAPI
 
@@ -154,6 +157,51 @@ async def test_a_stream_arrives_piece_by_piece() -> None:
         goes_on.set()
         await calling
     assert [b"data: 2\n\n", b""] == [caller.received.get_nowait()["body"] for _ in range(2)]
+
+
+def breaking(goes_on: asyncio.Event) -> Handler:
+    """Return a handler that sends a part, waits, and breaks the connection."""
+
+    async def part(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"a part")
+        await goes_on.wait()
+        assert request.transport is not None, "it is connected"
+        request.transport.abort()
+        return answer
+
+    return part
+
+
+async def test_an_answer_that_breaks_has_no_end() -> None:
+    """The error makes each ASGI server break the caller's connection."""
+    goes_on, caller = asyncio.Event(), Caller()
+    async with mounting(breaking(goes_on)) as behind:
+        calling = asyncio.ensure_future(caller.call(behind.mounted))
+        assert 200 == (await caller.received.get())["status"]
+        assert {"type": "http.response.body", "body": b"a part", "more_body": True} == await caller.received.get()
+        goes_on.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await calling
+    assert caller.received.empty()
+
+
+async def test_under_uvicorn_an_answer_that_breaks_breaks_the_connection_of_the_caller() -> None:
+    goes_on = asyncio.Event()
+    async with mounting(breaking(goes_on)) as behind, aiohttp.ClientSession() as session:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(behind.mounted, log_config=None, lifespan="off"))
+        serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+        try:
+            async with session.get(f"http://127.0.0.1:{listening.getsockname()[1]}/") as answer:
+                assert b"a part" == await answer.content.readany()
+                goes_on.set()
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.content.readany()
+        finally:
+            server.should_exit = True
+            await serving
 
 
 async def test_a_caller_that_leaves_ends_the_request_behind() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -119,6 +119,29 @@ def test_large_state_moves_as_it_would_in_production() -> None:
             assert (
                 (20_000, None) == (size, problem) if serves_peers else (size, "no address to fetch it from" in (problem or "")) == (0, True)
             )
+
+
+class Streams(Keeps):
+    """A service whose state streams."""
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.came.append((sum([len(chunk) async for chunk in ownership.stream()]), ownership.handover_problem))
+
+    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"x" * 100
+
+        return chunks()
+
+
+def test_state_streams_as_it_would_in_production() -> None:
+    """Nothing streams when nobody owned the bundle before."""
+    with Cluster(Streams, brokers=("a", "b"), serves_peers=True) as cluster:
+        cluster.create(NAMESPACE, bundles=1)
+        (bundle,) = cluster.bundles(NAMESPACE)
+        cluster.give(bundle, "b")
+        assert ([(0, None)], [(300, None)]) == (cluster.service("a").came, cluster.service("b").came)
 
 
 def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:

@@ -1,0 +1,54 @@
+"""A service with state of any size: one file for each bundle, which streams to the bundle's next owner.
+
+Memory stays small on both sides: a chunk is read when the next owner has written the one before.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from equipoise import Bundle, Deadline, Ownership, Peer, Service
+
+CHUNK_BYTES = 256 * 1024
+
+
+class Files(Service):
+    """Append-only files. A split or a merge must cut or join files: implement both, or leave them switched off."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokens: dict[str, int] = {}  # Of each bundle, the ownership under which its file was written last.
+
+    def path(self, bundle: str) -> Path:
+        """Return the file of a bundle."""
+        return self.folder / bundle.replace("/", "_")
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Receive the former owner's file beside our own, and let it take its place once it is whole."""
+        name = ownership.bundle.name
+        if self.tokens.get(name) != ownership.token:  # The same token: the next owner died first, and the bundle is back.
+            arriving = self.path(name + ".arriving")
+            with await asyncio.to_thread(arriving.open, "wb") as file:
+                async for chunk in ownership.stream():  # Raises `PeerError` if the file does not come whole: the bundle is refused.
+                    await asyncio.to_thread(file.write, chunk)
+            await asyncio.to_thread(arriving.replace, self.path(name))
+        self.tokens[name] = ownership.token
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        """Return nothing: the next owner streams the file."""
+        return None
+
+    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes]:
+        """Return the chunks of a file that was closed here. This is called again after a broken connection."""
+        return self._chunks(self.path(bundle.name))
+
+    @staticmethod
+    async def _chunks(path: Path) -> AsyncIterator[bytes]:
+        with await asyncio.to_thread(path.open, "rb") as file:
+            while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
+                yield chunk
+
+    def append(self, ownership: Ownership, key: str, line: str) -> None:
+        """Append a line. Raises `OwnershipLost`, possibly after the line was written."""
+        with ownership.begin(key), self.path(ownership.bundle.name).open("a") as file:
+            file.write(f"{key} {line}\n")
