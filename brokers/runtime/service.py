@@ -48,6 +48,14 @@ class Peer:
     broker: str
     addresses: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def http_url(self) -> str:
+        """The address to redirect callers to over HTTP, `https://` where the broker has TLS. Raise `PeerError` if it has none."""
+        url = http_address(self.addresses)
+        if url is None:
+            raise PeerError(f"broker {self.broker} serves this key, but has no HTTP address; give its worker http_port or an http address")
+        return url
+
 
 PEER: Final = "peer"
 """The protocol under which a broker inside a program advertises its own HTTP, where the program serves clients at another address."""

@@ -52,9 +52,7 @@ class Counter(Service):
         try:
             served = await self.host.route(namespace, key, timeout_ms=10_000)
             if isinstance(served, Peer):
-                if "http" not in served.addresses:
-                    return _later(f"broker {served.broker} serves this key, but has no HTTP address")
-                return web.Response(status=307, headers={"Location": served.addresses["http"] + request.path_qs})
+                return web.Response(status=307, headers={"Location": served.http_url + request.path_qs})
             if namespace not in self._namespaces:
                 return web.Response(status=404, text=f"namespace {namespace} belongs to another service")
             work = served.begin(key)  # The first check: work may start.

@@ -67,7 +67,7 @@ def make_app(log_url: str, address: str) -> FastAPI:
     async def visit(page: str, request: Request) -> Response:
         served = await worker.route(NAMESPACE, page)
         if isinstance(served, Peer):
-            return RedirectResponse(served.addresses["http"] + request.url.path, status_code=307)
+            return RedirectResponse(served.http_url + request.url.path, status_code=307)
         return JSONResponse({"page": page, "visits": visits.visit(served, page), "broker": worker.broker_id})
 
     return app

@@ -13,7 +13,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class Files(Service):
-    """Append-only files. A split or a merge must cut or join files: implement both, or leave them switched off."""
+    """Append-only files. They cannot be cut or joined, so switch splits and merges off for their namespace."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -24,23 +24,28 @@ class Files(Service):
         return self.folder / bundle.replace("/", "_")
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Receive the former owner's file beside our own, and let it take its place once it is whole."""
+        """Receive the former owner's file beside our own, and let it take its place once it is whole. If none comes, keep our own."""
         name = ownership.bundle.name
         if self.tokens.get(name) != ownership.token:  # The same token: the next owner died first, and the bundle is back.
-            arriving = self.path(name + ".arriving")
+            arriving, has_come = self.path(name + ".arriving"), False
             with await asyncio.to_thread(arriving.open, "wb") as file:
                 async for chunk in ownership.stream():  # Raises `PeerError` if the file does not come whole: the bundle is refused.
+                    has_come = True
                     await asyncio.to_thread(file.write, chunk)
-            await asyncio.to_thread(arriving.replace, self.path(name))
+            if has_come:
+                await asyncio.to_thread(arriving.replace, self.path(name))
+            else:  # Nobody owned the bundle before, or its owner died: perhaps this program itself, which has started again.
+                await asyncio.to_thread(arriving.unlink)
         self.tokens[name] = ownership.token
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Return nothing: the next owner streams the file."""
         return None
 
-    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes]:
+    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes] | None:
         """Return the chunks of a file that was closed here. This is called again after a broken connection."""
-        return self._chunks(self.path(bundle.name))
+        path = self.path(bundle.name)
+        return self._chunks(path) if path.exists() else None
 
     @staticmethod
     async def _chunks(path: Path) -> AsyncIterator[bytes]:

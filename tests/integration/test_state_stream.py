@@ -53,8 +53,10 @@ class Odd(Files):
         finally:
             self.opened.set()
 
-    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes]:
+    async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes] | None:
         chunks = await super().fetch(bundle, token)
+        if chunks is None:
+            return None
 
         async def odd() -> AsyncIterator[bytes]:
             sent = 0
@@ -84,6 +86,31 @@ async def moved(source: Odd, destination: Odd, *, blocks: int, settings: dict[st
         await destination.opened.wait()
         arrived = destination.path(ownership.bundle.name)
         return path.read_bytes(), arrived.read_bytes() if arrived.exists() else b""
+
+
+async def test_a_file_stays_when_its_only_program_starts_again(tmp_path: Path) -> None:
+    log = f"sqlite:{tmp_path / 'files.db'}"
+    for times in (1, 2):
+        files = Files(tmp_path)
+        async with Worker(log, files, http_port=0, broker_id="only") as worker:
+            if times == 1:
+                await worker.create_namespace(NAMESPACE, bundles=1)
+            ownership = await worker.route(NAMESPACE, "key")
+            assert isinstance(ownership, Ownership)
+            files.append(ownership, "key", "line")
+            assert "key line\n" * times == files.path(ownership.bundle.name).read_text()
+
+
+async def test_a_bundle_without_a_file_moves(tmp_path: Path) -> None:
+    source, destination = Odd(tmp_path / "source"), Odd(tmp_path / "destination")
+    log = f"memory:{uuid.uuid4()}"
+    async with AsyncExitStack() as parts:
+        async with Worker(log, source, http_port=0) as goes:
+            await goes.create_namespace(NAMESPACE, bundles=1)
+            assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
+            await parts.enter_async_context(Worker(log, destination, http_port=0))
+        await destination.opened.wait()
+    assert destination.problem is None
 
 
 @pytest.mark.parametrize("broken", [0, 1])

@@ -100,10 +100,19 @@ def test_commands_and_options_exist() -> None:
     command = typer.main.get_command(broker_app)
     parameters = [parameter for each in getattr(command, "commands", {"": command}).values() for parameter in each.params]
     options = {option for parameter in parameters for option in parameter.opts}
-    assert "--id" in options
-    assert ["--id", "$(POD_NAME)"] == BROKER["args"]
+    assert {"--id", "--set"} <= options
+    assert ["--id", "$(POD_NAME)", "--set"] == BROKER["args"][:3]
     assert ["equipoise", "load-worker"] == WORKER["command"]
     assert "load-worker" in GROUPS
+
+
+def test_brokers_know_the_names_of_the_service_for_clients() -> None:
+    """A broker refuses a request for a host that it does not know."""
+    setting, _, names = BROKER["args"][3].partition("=")
+    config = WorkerConfig.model_validate({"log_url": "sqlite:x.db", "data_dir": "x", setting: names.replace("$(POD_NAMESPACE)", "shop")})
+    (service,) = of_kind("Service").keys() - {BROKERS["spec"]["serviceName"]}
+    suffixes = ("", ".shop", ".shop.svc", ".shop.svc.cluster.local")
+    assert [f"{service}{suffix}" for suffix in suffixes] == list(config.http_hosts)
 
 
 def test_the_stop_has_time_for_the_hook_and_for_the_broker() -> None:
