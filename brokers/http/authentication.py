@@ -16,6 +16,9 @@ from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Refus
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Probes of Kubernetes and of load balancers ask them, and have no token."""
 
+# A service may have its own route at one of these paths, with another method.
+_PROBING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+
 _NEEDS_HINT: Final = frozenset({Fault.MISSING, Fault.UNKNOWN})
 _REALM: Final = 'Bearer realm="equipoise"'
 
@@ -26,7 +29,7 @@ def authenticated(gate: Gate) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        if resource is not None and resource.canonical in OPEN_PATHS:
+        if resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING:
             return await handler(request)
         checked = gate.check(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())))
         if not isinstance(checked, Refusal):

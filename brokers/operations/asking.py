@@ -165,11 +165,19 @@ def ask_at(
                 answer, location = _exchange(connection, method, url, data)
             if location is None:
                 return answer
-            url = urljoin(url, location)
+            url = redirected(url, location)
     except (OSError, HTTPException, ValueError) as error:
         raise BrokerUnreachable(broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent) from error
     problem = f"it redirects more than {_REDIRECTS_MAX} times, at last to {url}"
     raise BrokerUnreachable(broker=broker, address=address, problem=problem)
+
+
+def redirected(url: str, location: str) -> str:
+    """Return where a redirect leads. Raise `ValueError` if it leaves TLS: anyone on the way could read the token."""
+    target = urljoin(url, location)
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise ValueError(f"it redirects to {target}, without TLS; advertise an https:// address there")
+    return target
 
 
 class _BoundedSocket(socket.socket):

@@ -445,7 +445,7 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         problems["retain"] = str(error)
     if not _is_host(config.host):
         problems["host"] = f"{config.host!r} is neither an address nor a host name"
-    elif not config.insecure and not config.is_secure and not _is_loopback(config.host):
+    elif not config.insecure and not config.is_secure and not is_loopback(config.host):
         problems["host"] = (
             f"{config.host} can be reached from other machines; set `tls_certificate`, and `authentication` or "
             "`tls_require_client_certificate`; or listen on 127.0.0.1; or set `insecure` if the network itself keeps others out"
@@ -508,7 +508,10 @@ def _is_ipv6(host: str) -> bool:
     return _is_address(host) and isinstance(ip_address(host), IPv6Address)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str | None) -> bool:
+    """Return whether only programs of this machine can reach a host: a loopback address, or the name `localhost`."""
+    if host is None:
+        return False
     return ip_address(host).is_loopback if _is_address(host) else host.rstrip(".").lower() == "localhost"
 
 

@@ -41,8 +41,10 @@ class OwnToken:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def current(self) -> str | None:
-        """Return the token as of now. Raise `PeerError` if its file cannot be read."""
+        """Return the token as of now. Raise `PeerError` if its file cannot be read, or it is no single word."""
         if self._file is None:
+            if self._text and len(self._text.split()) != 1:  # An error of the HTTP client would show it.
+                raise PeerError("the given token is more than one word; give exactly one token, or file:///PATH")
             return self._text
         try:
             token = self._file.read_text(encoding="ascii").strip()

@@ -153,6 +153,8 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             problem = f"{key}: {files.key} is not the key of {files.certificate}"
         raise InvalidConfig(problems=(problem,)) from error
+    except OSError as error:  # They are being replaced.
+        raise InvalidConfig(problems=(f"{certificate}: {files.certificate} or {files.key} cannot be read: {error.strerror}",)) from error
 
 
 def _load_ca(context: ssl.SSLContext, files: TlsFiles) -> None:
@@ -161,6 +163,8 @@ def _load_ca(context: ssl.SSLContext, files: TlsFiles) -> None:
     except ssl.SSLError as error:
         problem = f"{files.names[2]}: {files.ca} has no certificates in PEM format ({error.reason or error})"
         raise InvalidConfig(problems=(problem,)) from error
+    except OSError as error:
+        raise InvalidConfig(problems=(f"{files.names[2]}: {files.ca} cannot be read: {error.strerror}",)) from error
 
 
 # --- checks ---

@@ -32,6 +32,7 @@ TOKEN_BYTES_MAX: Final = 16 * 1024
 
 _match_method: Final = re.compile("[A-Za-z]{1,16}").fullmatch
 _ROLE_CHARACTERS_MAX: Final = 1_024
+_TIME_MAX: Final = 2**53
 _RSA_BITS_MIN: Final = 2_048
 
 # The shortest secret of each algorithm: as many bytes as its hash has.
@@ -168,7 +169,8 @@ class TokenVerifier:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    # The claims that are missing are infinite.
+    return isinstance(value, int | float) and not isinstance(value, bool) and (abs(value) < _TIME_MAX or value in {math.inf, -math.inf})
 
 
 def _malformed(what: str) -> Refusal:

@@ -16,11 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected, address_taken
-from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.config import WorkerConfig, is_loopback
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
@@ -117,25 +118,30 @@ class Worker:
         other brokers. Those find it at the `http` address of `advertised_addresses` and `prefix`, or at the `peer` address if you give one.
         It answers 503 while the worker does not run.
 
-        With the setting `authentication` callers need a token. Without it, anyone who reaches the app can drain the broker.
+        With the setting `authentication` callers need a token. Without it, anyone who reaches the app can drain the broker. So an address
+        other than loopback then needs `insecure`.
 
-        Raises `CallerError` for a worker with `http_port`, without an `http` address, or after its start, for a second mount, and for a
-        prefix that is no path.
+        Raises `CallerError` for such an address without either, for a worker with `http_port`, without an `http` address, or after its
+        start, for a second mount, and for a prefix that is no path.
         """
-        problem = None
+        problem, http = None, self._advertised_addresses.get("http")
+        is_safe = self._config.authentication or self._config.insecure or is_loopback(urlsplit(http or "").hostname)
         if self._listens:
             problem = "this worker serves the same paths at http_port; leave out one of the two"
         elif self._host is not None:
             problem = "the worker has started; call asgi() before you enter its context"
         elif self._mounted is not None:
             problem = "it is mounted already; use that app"
-        elif "http" not in self._advertised_addresses:
+        elif http is None:
             problem = "other brokers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'} of the program"
+        elif not is_safe:
+            problem = "anyone who reaches it could drain this broker; set `authentication`, or `insecure` if you keep outsiders away"
         elif prefix and (not prefix.startswith("/") or prefix.endswith("/")):
             problem = f"the prefix {prefix!r} is no path; write it with a slash at its start and none at its end, as in '/equipoise'"
         if problem is not None:
             raise CallerError(f"the HTTP of a worker cannot be mounted: {problem}")
-        peer = self._advertised_addresses["http"].rstrip("/") + prefix
+        assert http is not None, "checked above"
+        peer = http.rstrip("/") + prefix
         self._advertised_addresses = {PEER: peer} | self._advertised_addresses
         self._mounted = MountedHttp()
         return self._mounted

@@ -47,8 +47,8 @@ def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
     async def drain_and_pass_on(number: int) -> None:
         try:
             await drain()
-        except EquipoiseError as error:
-            _logger.warning("ends without draining: %s", error)
+        except Exception as error:
+            _logger.warning("ends without draining: %s", error, exc_info=not isinstance(error, EquipoiseError))
         signal.raise_signal(number)
 
     def restore() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from equipoise import Bundle, BundleLoad, Deadline, Ownership, Peer, Service
-from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
+from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, PeerError, UnknownNamespace
 from equipoise.examples.counter_store import CounterStore, Increment, RequestReused, StaleToken, StoreFailed
 
 
@@ -58,7 +58,7 @@ class Counter(Service):
             work = served.begin(key)  # The first check: work may start.
         except UnknownNamespace as error:
             return web.Response(status=404, text=str(error))
-        except (DeadlineExceeded, OwnershipLost, Overloaded) as error:
+        except (DeadlineExceeded, Overloaded, PeerError) as error:
             return _later(error)
         self._calls[served.bundle.name] += 1
         increment = Increment(key=f"{namespace}/{key}", token=work.token, broker=self.host.broker_id, request=request_id)

@@ -222,7 +222,7 @@ async def test_a_mounted_worker_has_all_paths() -> None:
         async def hello(self, request: web.Request) -> web.Response:
             return web.Response(text="hello")
 
-    worker = Worker(memory(), Greeting(), advertised_addresses={"http": "http://one:8000/"})
+    worker = Worker(memory(), Greeting(), advertised_addresses={"http": "http://one:8000/"}, insecure=True)
     app = worker.asgi("/equipoise")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client:
         assert 503 == (await client.get("/health")).status_code
@@ -252,8 +252,9 @@ async def test_a_mounted_worker_asks_for_tokens() -> None:
     [
         ("", {"http_port": 0}, "leave out one of the two"),
         ("", {}, "give advertised_addresses"),
-        ("equipoise", {"advertised_addresses": {"http": "http://one"}}, "'equipoise' is no path"),
-        ("/equipoise/", {"advertised_addresses": {"http": "http://one"}}, "is no path"),
+        ("equipoise", {"advertised_addresses": {"http": "http://127.0.0.1:8000"}}, "'equipoise' is no path"),
+        ("/equipoise/", {"advertised_addresses": {"http": "http://localhost"}}, "is no path"),
+        ("", {"advertised_addresses": {"http": "http://one"}}, "anyone who reaches it .* set `authentication`, or `insecure`"),
     ],
 )
 def test_a_worker_that_cannot_be_mounted(prefix: str, options: dict[str, Any], problem: str) -> None:
@@ -262,11 +263,11 @@ def test_a_worker_that_cannot_be_mounted(prefix: str, options: dict[str, Any], p
 
 
 async def test_a_worker_is_mounted_once_and_before_its_start() -> None:
-    worker = Worker(memory(), Keeper(), advertised_addresses={"http": "http://one"})
+    worker = Worker(memory(), Keeper(), advertised_addresses={"http": "http://127.0.0.1"})
     async with worker:
         with pytest.raises(CallerError, match="has started"):
             worker.asgi()
-    mounted = Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"})
+    mounted = Worker(memory(), Fetched(), advertised_addresses={"http": "http://127.0.0.1"})
     mounted.asgi()
     with pytest.raises(CallerError, match="mounted already"):
         mounted.asgi()

@@ -114,6 +114,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_pulsar_disconnections": {(violation.value,) for violation in Violation},
     "equipoise_pulsar_requests_refused": {(command,) for command in REFUSABLE},
     "equipoise_authentications_refused": {(fault.value, at.value) for fault in Fault for at in Surface},
+    "equipoise_state_bytes": {("received",), ("sent",)},
     "spark_audit_findings": {(rule,) for rule in RULES},
 }
 """The values of the labels of each counter, besides `broker`, where each combination can occur."""

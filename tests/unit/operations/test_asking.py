@@ -13,7 +13,7 @@ import pytest
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any
+from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any, redirected
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
@@ -129,6 +129,13 @@ def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
         with pytest.raises(BrokerUnreachable, match=r"redirects more than 5 times, at last to http://127.0.0.1:.*/elsewhere"):
             ask(broker, "GET", "/stats", deadline=access.deadline)
         assert ["GET /stats", "GET /elsewhere"] == brokers[0].asked[:2]
+
+
+def test_a_redirect_never_leaves_tls() -> None:
+    assert "https://b:1/there" == redirected("https://a:1/here", "https://b:1/there")
+    assert "http://b:1/there" == redirected("http://a:1/here", "http://b:1/there")
+    with pytest.raises(ValueError, match="redirects to http://b:1/there, without TLS"):
+        redirected("https://a:1/here", "http://b:1/there")
 
 
 def test_a_redirect_is_followed() -> None:

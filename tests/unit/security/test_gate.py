@@ -66,6 +66,13 @@ def test_a_token_is_sent_as_it_is_given(tmp_path: Path, monkeypatch: pytest.Monk
     assert ({}, {}) == (NO_TOKEN.headers(), OwnToken.of_environment().headers())
 
 
+def test_two_words_are_no_token() -> None:
+    """An HTTP client would print them in its error."""
+    with pytest.raises(PeerError, match="more than one word") as caught:
+        OwnToken("first\nsecond").headers()
+    assert "second" not in str(caught.value)
+
+
 def test_a_token_file_is_read_for_each_request(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n", encoding="ascii")
