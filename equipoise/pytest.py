@@ -79,7 +79,7 @@ class MovesAtEveryAwait:
         The body of the loop is the scenario. It creates the namespace, calls the service, and checks the results, the same in each run.
 
         An await point is a suspension of a coroutine of the service or of the test, in any task, while a broker owns the bundle. The
-        coroutine goes on when the move is over. If `close` or another task waits for it, it goes on after `patience_ms` of real time.
+        coroutine continues when the move is over. If `close` or another task waits for it, it continues after `patience_ms` of real time.
         `equipoise.Cluster` defines the other arguments.
 
         Raises `CallerError` if there is no await point, or if a run does not reach its point.

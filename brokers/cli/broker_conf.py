@@ -50,7 +50,7 @@ _AUTHENTICATION: Final = {
 }
 """Our settings of authentication by Pulsar's keys. They count only if `authenticationEnabled` is true."""
 
-# Keys of Pulsar whose values may be secret. Some that match are not; nobody needs their values in a log.
+# Keys of Pulsar whose values may be secret. Some that match are not; a log does not need their values.
 _is_secret: Final = re.compile("secret|password|token|key|credential|authenticationparameters", re.IGNORECASE).search
 
 

@@ -70,7 +70,7 @@ class Handshakes(Collector):
         self._lines = {each: RepeatedFailures(interval_ms=WRONG_PORT_MS) for each in self._failed}
 
     def failed(self, port: str, client: str, error: BaseException, now_ms: int) -> None:
-        """Count a failed handshake. Log the first, and one a minute of its kind: clients retry for ever."""
+        """Count a failed handshake. Log the first, and one a minute of its kind: clients retry forever."""
         reason = reason_of(error)
         self._failed[port, reason] += 1
         times = self._lines[port, reason].failed(now_ms)

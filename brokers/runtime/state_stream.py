@@ -50,7 +50,7 @@ _CONNECTIONS_MAX: Final = 2
 # Bytes of an error response that are quoted.
 _PROBLEM_BYTES_MAX: Final = 1_024
 
-# Intervals of what a stream that goes on reports: to the agent, far below the shortest sensible `open_ms`, and on the log.
+# Intervals of what a running stream reports: to the agent, far below the shortest sensible `open_ms`, and on the log.
 _REPORT_NS: Final = 500_000_000
 _LINES_NS: Final = 2_000_000_000
 
@@ -183,7 +183,7 @@ class Checked:
 
 
 class Progress:
-    """Report a stream while it goes on: each piece to a metric, and now and then to the agent and on the log."""
+    """Report a stream while it runs: each piece to a metric, and now and then to the agent and on the log."""
 
     def __init__(
         self,

@@ -245,7 +245,7 @@ class Certificates:
         self._load()
 
     async def run(self) -> None:
-        """Look every second, for ever."""
+        """Look every second, forever."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()

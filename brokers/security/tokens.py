@@ -129,7 +129,7 @@ class TokenVerifier:
         if credentials is None or not credentials.data:
             return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
         if credentials.method != TOKEN:
-            # Whoever forgets the method may have sent a secret in its place.
+            # A client that forgets the method may have sent a secret in its place.
             named = f" {credentials.method!r}" if _match_method(credentials.method) else ""
             problem = f"this broker does not accept this method of authentication{named}; send a token"
             return Refusal(fault=Fault.UNKNOWN, problem=problem)

@@ -314,7 +314,7 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
 def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.socket:
     """Return a socket that claims the program's address on this machine. The system frees the name when the socket or the process ends.
 
-    Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each other for ever. Raises `OperatorError`.
+    Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each other forever. Raises `OperatorError`.
     """
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     address = advertised_addresses.get("http")

@@ -57,7 +57,7 @@ class MovingCluster(Cluster[S]):
 
     An await point is each suspension of a coroutine of the service or of the test, in any task, while a running broker owns the bundle
     and another one runs. Points are counted from 1, in the order of the run. An `await` that does not suspend is none: nothing can
-    happen there. The waiting coroutine goes on when the move is over, or after the patience if `close` or another task waits for it.
+    happen there. The waiting coroutine continues when the move is over, or after the patience if `close` or another task waits for it.
 
     * `points`: the await points so far, up to the move.
     * `move`: the move, once it has started.

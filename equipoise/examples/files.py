@@ -34,7 +34,7 @@ class Files(Service):
                     await asyncio.to_thread(file.write, chunk)
             if has_come:
                 await asyncio.to_thread(arriving.replace, self.path(name))
-            else:  # Nobody owned the bundle before, or its owner died: perhaps this program itself, which has started again.
+            else:  # No broker owned the bundle before, or its owner died: perhaps this program itself, which has started again.
                 await asyncio.to_thread(arriving.unlink)
         self.tokens[name] = ownership.token
 

@@ -245,6 +245,6 @@ def service_parts() -> Iterator[str]:
     yield mermaid(f"{before} --> {after}{f': {why}' if why else ''}" for (before, after), why in LIFE.items())
     yield (
         "While a bundle is open, `split` and `merge` replace it by others, which are open at once. A method may raise any exception. "
-        "The broker logs it, and goes on as if the method had overrun its deadline:"
+        "The broker logs it, and continues as if the method had overrun its deadline:"
     )
     yield table(("method", "deadline", "after an exception, or past the deadline"), CALLS)

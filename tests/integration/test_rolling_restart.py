@@ -143,7 +143,7 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:
-    """Otherwise the two would redirect callers to each other for ever."""
+    """Otherwise the two would redirect callers to each other forever."""
     async with aiohttp.ClientSession() as session, programs(tmp_path, 1, session) as (first,):
         second = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, address=first.address)
         process = await second.run()
