@@ -13,7 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import CallerError, OutcomeUnknown, PeerError
@@ -121,7 +121,7 @@ def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
     """
     topics = set[str]()
     for broker in access.view.live_brokers():
-        if "pulsar" in broker.joined.addresses:
+        if pulsar_address(broker.joined.addresses) is not None:
             listing = _document_of(broker, ask(broker, "GET", f"{_TOPICS_PATH}/{namespace}?local=true", deadline=access.deadline))
             topics |= set(listing["topics"]) if isinstance(listing, dict) else set()
     return sorted(topics)

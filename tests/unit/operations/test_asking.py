@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import pytest
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any, redirected
+from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any, redirected, topics_in_use
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
@@ -23,6 +24,8 @@ from tests.unit.cli.scripted_broker import Broker, Script, answering, closed_por
 
 PATIENCE_MS = 10_000
 TOPIC = "non-persistent://shop/orders/new"
+
+NO_OTHERS: Mapping[str, str] = {}
 
 numbers = itertools.count()
 
@@ -55,8 +58,10 @@ def trickling(head: bytes) -> Script:
 
 
 @contextmanager
-def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[tuple[Access, Sequence[Broker]]]:
-    """An access to a log with these brokers on it, the leader first; None is one whose port is closed."""
+def cluster(
+    *scripts: Script | None, timeout_ms: int = PATIENCE_MS, others: Mapping[str, str] = NO_OTHERS
+) -> Iterator[tuple[Access, Sequence[Broker]]]:
+    """An access to a log with these brokers on it, the leader first; None is one whose port is closed. `others`: addresses besides HTTP."""
     channel = Channel()
     channel.genesis()
     with ExitStack() as ending:
@@ -67,7 +72,7 @@ def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[
                 broker = ending.enter_context(Broker(script))
                 brokers.append(broker)
                 url = broker.url
-            record = replace(joined(f"b{number}", channel.view, nonce=f"nonce {number}"), addresses={"http": url})
+            record = replace(joined(f"b{number}", channel.view, nonce=f"nonce {number}"), addresses={"http": url, **others})
             channel.accept(record)
         log = MemoryLog(name=f"memory:asking-{next(numbers)}")
         log.append([data for _, data in channel.entries], timeout_ms=0)
@@ -129,6 +134,16 @@ def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
         with pytest.raises(BrokerUnreachable, match=r"redirects more than 5 times, at last to http://127.0.0.1:.*/elsewhere"):
             ask(broker, "GET", "/stats", deadline=access.deadline)
         assert ["GET /stats", "GET /elsewhere"] == brokers[0].asked[:2]
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [({"pulsar": "pulsar://b:6650"}, [TOPIC]), ({"pulsar+ssl": "pulsar+ssl://b:6651"}, [TOPIC]), (NO_OTHERS, [])],
+)
+def test_brokers_that_serve_pulsar_are_asked_for_topics_in_use(others: Mapping[str, str], found: Sequence[str]) -> None:
+    """With TLS or without. Others have no topics."""
+    with cluster(answering(200, json.dumps({"topics": [TOPIC]})), others=others) as (access, _):
+        assert found == topics_in_use(access, "shop/orders")
 
 
 def test_a_redirect_never_leaves_tls() -> None:
