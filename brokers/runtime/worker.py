@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -278,14 +278,18 @@ class Worker:
             await self._runner.stop()
             if is_sound and not abruptly and self._caught_up:
                 self._snapshots.save(self.agent.view, self._directory)
-            await self._subscription.stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
+            await self._ended_in_time("log stays open", self._subscription.stop)
         finally:
             self._replay_check.cancel()
             await asyncio.to_thread(self._recorders.close)
-            try:
-                await self._directory.stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
-            except DeadlineExceeded as error:
-                _logger.warning("data directory stays locked: %s", error, extra={"broker": self.broker_id})
+            await self._ended_in_time("data directory stays locked", self._directory.stop)
+
+    async def _ended_in_time(self, otherwise: str, stop: Callable[[Deadline], Awaitable[None]]) -> None:
+        """Stop a thread. If its log or disk does not answer, log `otherwise`; the thread ends when the answer arrives."""
+        try:
+            await stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
+        except DeadlineExceeded as error:
+            _logger.warning("%s: %s", otherwise, error, extra={"broker": self.broker_id})
 
     def drain(self) -> None:
         """Take no new bundles and move all away, without leaving."""

@@ -89,6 +89,23 @@ async def test_a_stop_without_a_log_is_bounded(benches: Benches, monkeypatch: py
         assert (BUNDLES, "up") == (len(bench.service.closed), bench.worker.view.brokers["a"].status)
 
 
+async def test_a_stop_does_not_wait_for_a_log_that_hangs(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker closes all bundles and releases its directory. Only the thread of the log still waits."""
+    monkeypatch.setattr(workers, "_LAST_RECORDS_MS", 200)
+
+    async with benches.started() as bench:
+        await bench.serve(bundles=BUNDLES)
+        bench.log.gate.clear()
+        await bench.worker.stop()
+        assert (BUNDLES, False) == (len(bench.service.closed), bench.log.closed.is_set())
+        DataDirectory(benches.folder).close()
+        assert f"log stays open: the end of the thread of {bench.name} did not happen within 200 ms" in caplog.text
+        bench.log.gate.set()
+        assert await asyncio.to_thread(bench.log.closed.wait, PATIENCE_MS / 1_000)
+
+
 async def test_a_joined_waits_for_its_instance_id_on_disk(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop goes on meanwhile."""
     disk = threading.Event()
