@@ -24,7 +24,7 @@ from tests.load.log_places import LogKind, new_log
 from tests.pulsar.clients import Producing
 from tests.pulsar.fleet import Fleet
 from tests.pulsar.moving import BATCH, NAMESPACE, Running, every_subscription, flowing, misled, running_brokers
-from tests.pulsar.programs import Language, lacking
+from tests.pulsar.programs import EVERYDAY, Language, lacking
 
 TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(8))
 RATE: Final = 20.0
@@ -79,7 +79,7 @@ async def transfers(on: Running, folder: Path, language: Language, count: int) -
         await on.transfer(bundles[turn % len(bundles)], turn // len(bundles))
         await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
 
-    async with flowing(folder, every_subscription(language, on.cluster.pulsar_url, TOPICS, rate=RATE)) as fleet:
+    async with flowing(folder, every_subscription(language, on, TOPICS, rate=RATE)) as fleet:
         windows = await windows_of(count, move)
         verdict = await on.finish(fleet, is_batched=True)
     return row(verdict, pauses_ms(fleet, windows))
@@ -95,27 +95,27 @@ async def falsified(on: Running, folder: Path, language: Language, count: int) -
 
 async def deaths(on: Running, folder: Path, language: Language, count: int) -> dict[str, object]:
     """Kill the owner of the first topic, and start it again."""
-    async with flowing(folder, every_subscription(language, on.cluster.pulsar_url, TOPICS, rate=RATE)) as fleet:
+    async with flowing(folder, every_subscription(language, on, TOPICS, rate=RATE)) as fleet:
         windows = await windows_of(count, lambda _: on.die(fleet, TOPICS[0]))
         verdict = await on.finish(fleet, is_batched=True)
     return row(verdict, pauses_ms(fleet, windows))
 
 
 @asynccontextmanager
-async def brokers() -> AsyncIterator[tuple[Running, Path]]:
+async def brokers(*, is_secured: bool) -> AsyncIterator[tuple[Running, Path]]:
     """Run a new cluster in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, new_log(LogKind.SQLITE, Path(folder)) as log_url:
-        async with running_brokers(Path(folder), log_url) as on:
+        async with running_brokers(Path(folder), log_url, is_secured=is_secured) as on:
             yield on, Path(folder)
 
 
-async def measure(languages: Sequence[Language], counts: dict[str, int]) -> dict[str, dict[str, dict[str, object]]]:
+async def measure(languages: Sequence[Language], counts: dict[str, int], *, is_secured: bool) -> dict[str, dict[str, dict[str, object]]]:
     """All kinds of moves for each client, each on a new cluster."""
     results: dict[str, dict[str, dict[str, object]]] = {language: {} for language in languages}
     for language in languages:
         for measured in (transfers, falsified, deaths):
             if counts[measured.__name__]:
-                async with brokers() as (on, folder):
+                async with brokers(is_secured=is_secured) as (on, folder):
                     figures = await measured(on, folder, language, counts[measured.__name__])
                 results[language][measured.__name__] = figures
                 cells = map(str, (language, measured.__name__, *chain.from_iterable(figures.items())))
@@ -129,15 +129,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--transfers", type=int, default=200)
     parser.add_argument("--falsified", type=int, default=50)
     parser.add_argument("--deaths", type=int, default=10)
-    parser.add_argument("--clients", nargs="+", type=Language, choices=list(Language), default=list(Language))
+    parser.add_argument("--clients", nargs="+", type=Language, choices=list(Language))
+    parser.add_argument("--secured", action="store_true", help="use TLS and tokens, without falsified lookups, in Python, Java and Go")
     options = parser.parse_args(arguments)
-    for problem in filter(None, map(lacking, options.clients)):
+    languages = options.clients or (EVERYDAY if options.secured else list(Language))
+    if options.secured:
+        options.falsified = 0  # The proxies do not speak TLS.
+    for problem in filter(None, map(lacking, languages)):
         parser.error(problem)
     counts = {name: getattr(options, name) for name in ("transfers", "falsified", "deaths")}
     before = machine()
-    results = asyncio.run(measure(options.clients, counts))
+    results = asyncio.run(measure(languages, counts, is_secured=options.secured))
     conditions = (
-        f"{before}, the log in SQLite, 3 brokers, 4 bundles and all clients on the same CPUs, {len(TOPICS)} topics at {RATE:.0f} "
+        f"{before}, {'TLS and tokens, ' if options.secured else ''}the log in SQLite, 3 brokers, 4 bundles and all clients on the same "
+        f"CPUs, {len(TOPICS)} topics at {RATE:.0f} "
         f"messages/s, one of them at {10 * RATE:.0f}/s more in batches of up to {BATCH}, and one subscription of each type; with "
         f"falsified lookups one topic at {STALE_RATE:.0f}/s, one Exclusive subscription; pauses between receipts above the period"
     )

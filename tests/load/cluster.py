@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -45,13 +45,15 @@ def counters(
 
 
 @asynccontextmanager
-async def running(cluster: LocalCluster, namespace: str, *, bundles: int) -> AsyncIterator[tuple[TableView, aiohttp.ClientSession]]:
+async def running(
+    cluster: LocalCluster, namespace: str, *, bundles: int, session: Callable[[], aiohttp.ClientSession] = aiohttp.ClientSession
+) -> AsyncIterator[tuple[TableView, aiohttp.ClientSession]]:
     """Start a cluster, and share a namespace out; its channel, followed, and a session for HTTP. No process is left at the end."""
     async with AsyncExitStack() as parts:
         parts.push_async_callback(asyncio.to_thread, cluster.stop_all)
         await asyncio.to_thread(cluster.start)
         table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
-        http = await parts.enter_async_context(aiohttp.ClientSession())
+        http = await parts.enter_async_context(session())
         await _create_namespace(http, cluster, namespace, bundles=bundles)
         await settle(cluster, table, namespace)
         yield table, http

@@ -17,6 +17,7 @@ from typing import IO, Final, Self
 import orjson
 
 from tests.pulsar.programs import ROOT, Language, command
+from tests.tls.secured import Secured
 
 # A lookup may wait for the end of a dead broker's lease, and a JVM starts slowly on a busy machine.
 READY_S: Final = 60.0
@@ -54,11 +55,13 @@ class Producing:
     topics: tuple[str, ...]
     rate: float
     batch: int = 0
+    secured: Secured | None = None
 
     def words(self) -> list[str]:
         """Return the arguments of the program."""
         words = ["produce", "--url", self.url, "--name", self.name, "--topics", ",".join(self.topics), "--rate", str(self.rate)]
-        return [*words, "--batch", str(self.batch)] if self.batch else words
+        batches = ["--batch", str(self.batch)] if self.batch else []
+        return [*words, *batches, *(self.secured.words() if self.secured else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +74,13 @@ class Consuming:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     type: Type = Type.EXCLUSIVE
+    secured: Secured | None = None
 
     def words(self) -> list[str]:
         """Return the arguments of the program."""
         what = ["--topics", ",".join(self.topics)] if self.pattern is None else ["--pattern", self.pattern]
-        return ["consume", "--url", self.url, "--name", self.name, *what, "--subscription", self.subscription, "--type", self.type]
+        words = ["consume", "--url", self.url, "--name", self.name, *what, "--subscription", self.subscription, "--type", self.type]
+        return [*words, *(self.secured.words() if self.secured else [])]
 
 
 class ClientFailedError(AssertionError):

@@ -25,6 +25,7 @@ from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.lookups import LookupProxies
 from tests.pulsar.programs import Language
+from tests.tls.secured import Secured
 
 NAMESPACE: Final = "public/default"
 BROKERS, BUNDLES = 3, 4
@@ -39,6 +40,7 @@ class Running:
     cluster: LocalCluster
     table: TableView
     http: aiohttp.ClientSession
+    secured: Secured | None = None
 
     def bundles(self) -> Sequence[BundleEntry]:
         """Return the current bundles of the namespace."""
@@ -53,6 +55,10 @@ class Running:
         """Return the bundle of a topic."""
         return next(bundle for bundle in self.bundles() if bundle.low <= topic_hash(topic) < bundle.high)
 
+    def address(self, broker: str) -> str:
+        """Return a broker's HTTP address."""
+        return self.cluster.addresses[self.cluster.broker_ids.index(broker)]
+
     def pulsar_url(self, broker: str) -> str:
         """Return a broker's Pulsar address."""
         hosts = self.cluster.pulsar_url.removeprefix("pulsar://").split(",")
@@ -60,7 +66,7 @@ class Running:
 
     async def subscribed(self, topic: str) -> None:
         """Wait until the owner of a topic has a consumer of it."""
-        address = f"http://{self.owner(self.bundle_of(topic))}/admin/v2/{topic.replace('://', '/')}/stats"
+        address = f"{self.address(self.owner(self.bundle_of(topic)))}/admin/v2/{topic.replace('://', '/')}/stats"
         while True:
             async with self.http.get(address) as answer:
                 if answer.ok and any(each["consumers"] for each in (await answer.json())["subscriptions"].values()):
@@ -74,8 +80,7 @@ class Running:
 
     async def make(self, move: Move) -> None:
         """Ask the first live broker for a move."""
-        address = f"http://{self.table.view.live_brokers()[0].broker}"
-        problem = await operator.make(self.http, address, move)
+        problem = await operator.make(self.http, self.address(self.table.view.live_brokers()[0].broker), move)
         assert problem is None, f"{move.text}: {problem}"
         await settle(self.cluster, self.table, NAMESPACE)
 
@@ -114,35 +119,39 @@ class Running:
 
 
 @asynccontextmanager
-async def running_brokers(folder: Path, log_url: str) -> AsyncIterator[Running]:
-    """Run brokers with the Pulsar service and evidence. Only the test moves bundles."""
+async def running_brokers(folder: Path, log_url: str, *, is_secured: bool = False) -> AsyncIterator[Running]:
+    """Run brokers with the Pulsar service and evidence, and TLS and tokens if `is_secured`. Only the test moves bundles."""
+    secured = Secured(folder / "secrets") if is_secured else None
     settings = ClusterSettings(
         directory=folder / "cluster",
         brokers=BROKERS,
         log_url=log_url,
         services=("pulsar",),
         pulsar_port=0,
-        settings={"balance": "false"},
+        settings={"balance": "false", **(secured.settings if secured else {})},
         evidence=True,
         ready_ms=READY_MS,
     )
     cluster = LocalCluster(settings)
-    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
-        yield Running(cluster=cluster, table=table, http=http)
+    session = secured.session if secured else aiohttp.ClientSession
+    async with running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http):
+        yield Running(cluster=cluster, table=table, http=http, secured=secured)
 
 
-def every_subscription(language: Language, url: str, topics: Sequence[str], *, rate: float) -> Crew:
+def every_subscription(language: Language, on: Running, topics: Sequence[str], *, rate: float) -> Crew:
     """A consumer of each type of subscription, a producer to all topics, and one of batches to the first topic.
 
     `rate` is in messages per second to each topic. Batches come ten times as fast, so that each has some messages.
     """
+    url, secured = on.cluster.pulsar_url, on.secured
+    kinds = (Type.EXCLUSIVE, Type.SHARED, Type.FAILOVER, Type.KEY_SHARED)
     return [
         *(
-            (language, Consuming(url=url, name=kind.lower(), subscription=kind.lower(), topics=tuple(topics), type=kind))
-            for kind in (Type.EXCLUSIVE, Type.SHARED, Type.FAILOVER, Type.KEY_SHARED)
+            (language, Consuming(url=url, name=kind.lower(), subscription=kind.lower(), topics=tuple(topics), type=kind, secured=secured))
+            for kind in kinds
         ),
-        (language, Producing(url=url, name="plain", topics=tuple(topics), rate=rate)),
-        (language, Producing(url=url, name="batches", topics=(topics[0],), rate=10 * rate, batch=BATCH)),
+        (language, Producing(url=url, name="plain", topics=tuple(topics), rate=rate, secured=secured)),
+        (language, Producing(url=url, name="batches", topics=(topics[0],), rate=10 * rate, batch=BATCH, secured=secured)),
     ]
 
 

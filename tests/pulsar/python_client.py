@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import orjson
@@ -184,6 +185,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     for command in (producing := commands.add_parser("produce"), consuming := commands.add_parser("consume")):
         command.add_argument("--url", required=True)
         command.add_argument("--name", required=True)
+        command.add_argument("--token", type=Path)
+        command.add_argument("--ca")
     producing.add_argument("--topics", required=True)
     producing.add_argument("--rate", type=float, required=True)
     producing.add_argument("--batch", type=int, default=0)
@@ -201,7 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines, ended = Lines(), threading.Event()
     in_a_thread(partial(end_with_the_input, lines, ended))
     in_a_thread(partial(flush_for_ever, lines))
-    client = pulsar.Client(options.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr"))
+    client = pulsar.Client(
+        options.url,
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr"),
+        authentication=pulsar.AuthenticationToken(options.token.read_text) if options.token else None,
+        tls_trust_certs_file_path=options.ca,
+        tls_validate_hostname=True,
+    )
     code = 0
     try:
         (produce if options.command == "produce" else consume)(client, options, lines, ended)

@@ -36,6 +36,10 @@ class Authority:
         certificate, key = self.issue(name, *hosts, days=days)
         return {"tls_certificate": certificate, "tls_key": key, "tls_ca": self.ca, "tls_require_client_certificate": is_mutual}
 
+    def process_settings(self, name: str, *hosts: str) -> dict[str, str]:
+        """Return the same settings as texts, for a broker in a process."""
+        return {setting: str(value) for setting, value in self.settings(name, *hosts).items()}
+
 
 def replaced(files: tuple[Path, Path], by: tuple[Path, Path]) -> None:
     """Replace a certificate and its key, as a program that renews them does."""

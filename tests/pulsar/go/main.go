@@ -33,7 +33,7 @@ var types = map[string]pulsar.SubscriptionType{
 }
 
 type options struct {
-	url, topics, pattern, subscription, kind, name string
+	url, topics, pattern, subscription, kind, name, token, ca string
 	rate                                           float64
 	batch                                          uint
 }
@@ -57,6 +57,8 @@ func run(arguments []string) error {
 	flags.StringVar(&given.subscription, "subscription", "", "")
 	flags.StringVar(&given.kind, "type", "", "")
 	flags.StringVar(&given.name, "name", "", "")
+	flags.StringVar(&given.token, "token", "", "")
+	flags.StringVar(&given.ca, "ca", "", "")
 	flags.Float64Var(&given.rate, "rate", 0, "")
 	flags.UintVar(&given.batch, "batch", 0, "")
 	if err := flags.Parse(arguments[1:]); err != nil {
@@ -67,7 +69,13 @@ func run(arguments []string) error {
 	go waitForTheEnd(cancel, lines)
 	logger := logrus.New() // To standard error.
 	logger.SetLevel(logrus.WarnLevel)
-	client, err := pulsar.NewClient(pulsar.ClientOptions{URL: given.url, Logger: log.NewLoggerWithLogrus(logger)})
+	settings := pulsar.ClientOptions{
+		URL: given.url, Logger: log.NewLoggerWithLogrus(logger), TLSTrustCertsFilePath: given.ca, TLSValidateHostname: true,
+	}
+	if given.token != "" {
+		settings.Authentication = pulsar.NewAuthenticationTokenFromFile(given.token)
+	}
+	client, err := pulsar.NewClient(settings)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,10 @@
 package equipoise.harness;
 
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -9,6 +13,8 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
+import org.apache.pulsar.client.api.AuthenticationFactory;
+import org.apache.pulsar.client.api.ClientBuilder;
 import org.apache.pulsar.client.api.Consumer;
 import org.apache.pulsar.client.api.ConsumerBuilder;
 import org.apache.pulsar.client.api.Message;
@@ -50,7 +56,7 @@ public final class Client {
         inAThread(client::waitForTheEnd);
         int code = 0;
         try {
-            PulsarClient pulsar = PulsarClient.builder().serviceUrl(client.option("url")).statsInterval(0, TimeUnit.SECONDS).build();
+            PulsarClient pulsar = client.connect();
             if (arguments[0].equals("produce")) {
                 client.produce(pulsar);
             } else {
@@ -64,6 +70,26 @@ public final class Client {
         client.lines.flush();
         // The library may still be at its closing, and waits for brokers that are gone.
         Runtime.getRuntime().halt(code);
+    }
+
+    private PulsarClient connect() throws PulsarClientException {
+        ClientBuilder builder = PulsarClient.builder().serviceUrl(option("url")).statsInterval(0, TimeUnit.SECONDS);
+        if (options.containsKey("token")) {
+            Path token = Path.of(option("token"));
+            builder.authentication(AuthenticationFactory.token(() -> read(token)));
+        }
+        if (options.containsKey("ca")) {
+            builder.tlsTrustCertsFilePath(option("ca")).enableTlsHostnameVerification(true);
+        }
+        return builder.build();
+    }
+
+    private static String read(Path file) {
+        try {
+            return Files.readString(file);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
     }
 
     private String option(String name) {
@@ -166,7 +192,7 @@ public final class Client {
             while (System.in.read() >= 0) {
                 continue;
             }
-        } catch (java.io.IOException error) {
+        } catch (IOException error) {
             System.err.println("standard input broke off: " + error);
         }
         ended.countDown();
