@@ -4,79 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from tests.house.house_rules import ROOT
+from tests.load.fastapi_programs import DEADLINE_S, Program, programs
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 60.0
 PAGES = [f"page-{number}" for number in range(20)]
 PAUSE_S = 0.1
-
-
-class Program:
-    """One process of the example at a fixed port."""
-
-    def __init__(self, log_url: str, folder: Path, *, address: str | None = None) -> None:
-        """`address` is what it advertises, if that is not its own."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}"
-        self.output = folder / f"{self.port}.txt"
-        self._environment = {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address or self.address, "PYTHONPATH": str(ROOT)}
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def run(self) -> asyncio.subprocess.Process:
-        """Start the process. Output of all its runs is in one file."""
-        words = ("-m", "uvicorn", "equipoise.examples.fastapi_app:app", "--port", str(self.port))
-        with self.output.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
-        return self.process
-
-    async def start(self, session: aiohttp.ClientSession) -> None:
-        """Start the process, and wait until it is ready."""
-        process = await self.run()
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                assert process.returncode is None, self.output.read_text()
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{self.address}/equipoise/ready") as answer:
-                        if answer.status == 200:
-                            return
-                await asyncio.sleep(0.02)
-
-    async def terminate(self) -> None:
-        """Send SIGTERM, and wait for the end of the process."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(DEADLINE_S):
-            assert await self.process.wait() in (0, -signal.SIGTERM), self.output.read_text()
-
-
-@contextlib.asynccontextmanager
-async def programs(folder: Path, count: int, session: aiohttp.ClientSession) -> AsyncIterator[Sequence[Program]]:
-    """Run programs that share one log. Yield them once they are ready."""
-    started = [Program(f"sqlite:{folder}/channel.db", folder) for _ in range(count)]
-    try:
-        for each in started:
-            await each.start(session)
-        yield started
-    finally:
-        for each in started:
-            if each.process is not None and each.process.returncode is None:
-                each.process.kill()
-                await each.process.wait()
 
 
 class Callers:
@@ -140,6 +83,25 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert callers.calls == callers.counts
         assert min(callers.calls.values()) > 10
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
+
+
+async def test_pages_of_a_killed_program_are_served_by_another(tmp_path: Path) -> None:
+    """As soon as its lease has ended."""
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session) as (dies, stays):
+        assert dies.port in {await eventually_served_at(session, stays, page) for page in PAGES}
+        await dies.kill()
+        assert {stays.port} == {await eventually_served_at(session, stays, page) for page in PAGES}
+
+
+async def eventually_served_at(session: aiohttp.ClientSession, program: Program, page: str) -> int | None:
+    """Ask a program for a page until some program serves it. Return the port of that."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with contextlib.suppress(aiohttp.ClientConnectorError):
+                async with session.post(f"{program.address}/visits/{page}") as answer:
+                    if answer.status == 200:
+                        return answer.url.port
+            await asyncio.sleep(0.02)
 
 
 async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:
