@@ -1,4 +1,4 @@
-"""How fast lookups are: `make bench BENCH=lookup` prints one JSON line, in less than a minute.
+"""How fast lookups are, plain and over TLS: `make bench BENCH=lookup` prints one JSON line, in less than two minutes.
 
 python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route, until it is killed)
 """
@@ -6,15 +6,19 @@ python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp ap
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+import aiohttp
 import uvloop
 from aiohttp import web
 
@@ -23,6 +27,7 @@ from equipoise.channel.system.free_ports import free_row
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running
 from tests.load.http_load import Load, load
+from tests.tls.authority import Authority
 
 HOST: Final = "127.0.0.1"
 NAMESPACE: Final = "bench/lookup"
@@ -31,7 +36,6 @@ CONNECTIONS: Final = 32
 ROUNDS, ROUND_S = 7, 2.0
 TOPICS: Final = 16
 ROUTE: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:[^/]+}"
-SHARE_UNIT: Final = "of the bare app's rate"
 
 
 async def serve_bare(port: int) -> None:
@@ -60,38 +64,60 @@ def bare_server(port: int) -> Iterator[None]:
         server.wait()
 
 
-async def until_answered(port: int, path: str) -> Load:
+async def until_answered(port: int, path: str, tls: ssl.SSLContext | None) -> Load:
     """One answer, as soon as there is one: a server needs a moment to start."""
     for _ in range(200):
         try:
-            return await load(HOST, port, path, connections=1, seconds=0.0)
+            return await load(HOST, port, path, connections=1, seconds=0.0, tls=tls)
         except OSError:
             await asyncio.sleep(0.05)
     raise AssertionError("the server does not start")
 
 
 async def measure(directory: Path, bare_port: int) -> dict[str, object]:
-    """Ask both in turns."""
-    cluster = LocalCluster(counters(directory, brokers=1))
-    async with running(cluster, NAMESPACE, bundles=BUNDLES):
-        port = int(cluster.broker_ids[0].rpartition(":")[2])
-        rounds: dict[str, list[Load]] = {"bare": [], "lookup": []}
+    """Ask all three in turns."""
+    plain, encrypted = directory / "plain", directory / "tls"
+    authority = Authority(directory)
+    tls = ssl.create_default_context(cafile=authority.ca)
+    cluster = LocalCluster(counters(plain, brokers=1))
+    over_tls = LocalCluster(replace(counters(encrypted, brokers=1), settings=authority.process_settings("broker")))
+    session = partial(trusting, tls)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES), running(over_tls, NAMESPACE, bundles=BUNDLES, session=session):
+        servers = (("bare", bare_port, None), ("lookup", port_of(cluster), None), ("tls", port_of(over_tls), tls))
+        rounds: dict[str, list[Load]] = {name: [] for name, _, _ in servers}
         for number in range(ROUNDS):
             path = f"/lookup/v2/topic/persistent/{NAMESPACE}/topic-{number % TOPICS}"
-            for name, of_server in (("bare", bare_port), ("lookup", port)):
-                await until_answered(of_server, path)
-                measured = await load(HOST, of_server, path, connections=CONNECTIONS, seconds=ROUND_S)
+            for name, of_server, context in servers:
+                await until_answered(of_server, path, context)
+                measured = await load(HOST, of_server, path, connections=CONNECTIONS, seconds=ROUND_S, tls=context)
                 assert not measured.failures, measured.failures[0]
                 rounds[name].append(measured)
     assert cluster.addresses[0].encode() in rounds["lookup"][0].body, rounds["lookup"][0].body
-    shares = [lookup.rate / bare.rate for bare, lookup in zip(rounds["bare"], rounds["lookup"], strict=True)]
     return {
         "lookup_rate": summary([one.rate for one in rounds["lookup"]], "lookups/s"),
         "bare_rate": summary([one.rate for one in rounds["bare"]], "answers/s"),
-        "share": {"unit": SHARE_UNIT, "median": round(median(shares), 3), "worst": round(min(shares), 3), "repeats": len(shares)},
+        "share": shares(rounds["lookup"], rounds["bare"], "of the bare app's rate"),
+        "tls_share": shares(rounds["tls"], rounds["lookup"], "of the rate without TLS"),
         "lookup_latency": summary([latency for one in rounds["lookup"] for latency in one.latencies_ms], "ms"),
         "bare_latency": summary([latency for one in rounds["bare"] for latency in one.latencies_ms], "ms"),
+        "tls_latency": summary([latency for one in rounds["tls"] for latency in one.latencies_ms], "ms"),
     }
+
+
+def trusting(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """Return a session that trusts the CA of a context."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
+
+
+def port_of(cluster: LocalCluster) -> int:
+    """Return the port of the first broker."""
+    return int(cluster.broker_ids[0].rpartition(":")[2])
+
+
+def shares(loads: list[Load], of: list[Load], unit: str) -> dict[str, object]:
+    """Return the rates of one server as shares of those of another in the same rounds."""
+    found = [one.rate / other.rate for one, other in zip(loads, of, strict=True)]
+    return {"unit": unit, "median": round(median(found), 3), "worst": round(min(found), 3), "repeats": len(found)}
 
 
 def main() -> None:

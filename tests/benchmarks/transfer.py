@@ -1,15 +1,19 @@
-"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes."""
+"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
+
+python -m tests.benchmarks.transfer --tls      (the same with TLS on all ports)
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +26,7 @@ from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
 from equipoise.brokers.local.demo.checker import check_calls
 from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.brokers.security.tls import CA_VARIABLE, client_context_of_environment
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
@@ -29,6 +34,7 @@ from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, single, summary
 from tests.load.cluster import counters, running, settle
 from tests.load.log_places import add_log_option, new_log
+from tests.tls.authority import Authority
 
 NAMESPACE: Final = "bench/transfer"
 BROKERS, BUNDLES = 2, 8
@@ -126,15 +132,17 @@ def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, i
     return longest
 
 
-async def measure(directory: Path, log_url: str) -> dict[str, object]:
+async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, object]:
     """Set everything up, measure, and run the checker."""
     # The balancer is switched off: it would move bundles in windows of the control.
-    cluster = LocalCluster(counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, balance="false"))
+    tls = with_tls(directory) if is_tls else {}
+    settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True)
+    cluster = LocalCluster(replace(settings, settings={"balance": "false", **tls}))
     history = directory / "history.jsonl"
     cold = [Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND) for number in range(COLD_KEYS)]
     hot = Stream(key=f"{NAMESPACE}/hot", calls_per_second=HOT_CALLS_PER_SECOND, callers=HOT_CALLERS)
     plan = Plan(brokers=cluster.addresses, streams=(hot, *cold), history=history)
-    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http), CallerProcess(plan) as callers:
+    async with running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http), CallerProcess(plan) as callers:
         await asyncio.sleep(WARM_UP_S)
         windows = await Bench(cluster=cluster, table=table, http=http).windows()
         await callers.stop()
@@ -142,6 +150,18 @@ async def measure(directory: Path, log_url: str) -> dict[str, object]:
     print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
     assert verdict.is_clean, verdict
     return figures(windows, calls(history))
+
+
+def with_tls(directory: Path) -> dict[str, str]:
+    """Return settings of brokers with TLS. Let this process and its callers trust the CA."""
+    authority = Authority(directory)
+    os.environ[CA_VARIABLE] = str(authority.ca)
+    return authority.process_settings("broker")
+
+
+def session() -> aiohttp.ClientSession:
+    """Return a session that trusts the same CA."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context_of_environment()))
 
 
 def figures(windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]) -> dict[str, object]:
@@ -172,12 +192,14 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.transfer")
     add_log_option(parser)
-    kind = parser.parse_args(arguments).log
+    parser.add_argument("--tls", action="store_true", help="use TLS on all ports")
+    options = parser.parse_args(arguments)
+    kind = options.log
     before = machine()
     with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
-        results = asyncio.run(measure(Path(folder), log_url))
+        results = asyncio.run(measure(Path(folder), log_url, is_tls=options.tls))
     conditions = (
-        f"{before}, the log on {kind}, {BROKERS} brokers and their callers on the same CPUs, "
+        f"{before}, {'TLS, ' if options.tls else ''}the log on {kind}, {BROKERS} brokers and their callers on the same CPUs, "
         f"{HOT_CALLS_PER_SECOND:.0f} calls/s on one key and "
         f"{COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite, windows of {WINDOW_S} s"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import time
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -32,12 +33,12 @@ class Load:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends one request, waits for the whole answer, and sends the next."""
+    """From `start` on, sends one request, waits for the whole answer, and sends the next."""
 
-    def __init__(self, request: bytes, load: Load, end_s: float) -> None:
+    def __init__(self, request: bytes, load: Load) -> None:
         self._request = request
         self._load = load
-        self._end_s = end_s
+        self._end_s = 0.0
         self._received = b""
         self._sent_s = 0.0
         self._transport: asyncio.WriteTransport | None = None
@@ -45,6 +46,11 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)  # Of a TCP connection; uvloop's is of no class of asyncio's.
+
+    def start(self, end_s: float) -> None:
+        """Send until `end_s`."""
+        assert self._transport is not None, "it is connected"
+        self._end_s = end_s
         self._send(self._transport)
 
     def _send(self, transport: asyncio.WriteTransport) -> None:
@@ -72,15 +78,15 @@ class _Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def load(host: str, port: int, path: str, *, connections: int, seconds: float) -> Load:
-    """Ask for `path` over so many connections at once, each as fast as it is answered."""
+async def load(host: str, port: int, path: str, *, connections: int, seconds: float, tls: ssl.SSLContext | None = None) -> Load:
+    """Ask for `path` over so many connections at once, each as fast as it is answered. The time to connect does not count."""
     measured = Load()
     request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: keep-alive\r\n\r\n".encode()
-    began_s = time.perf_counter()
     loop = asyncio.get_running_loop()
-    pairs = [
-        await loop.create_connection(lambda: _Connection(request, measured, began_s + seconds), host, port) for _ in range(connections)
-    ]
+    pairs = [await loop.create_connection(lambda: _Connection(request, measured), host, port, ssl=tls) for _ in range(connections)]
+    began_s = time.perf_counter()
+    for _, connection in pairs:
+        connection.start(began_s + seconds)
     async with asyncio.timeout(seconds + _LATE_S):
         await asyncio.gather(*(connection.ended for _, connection in pairs))
     measured.seconds = time.perf_counter() - began_s

@@ -26,6 +26,7 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.system import private_files
 from equipoise.channel.system.boot_clock import boot_ns
 
@@ -234,7 +235,7 @@ def _acknowledged(body: bytes) -> Answer:
 
 def _base_url(location: str | None) -> str | None:
     parts = urlsplit(location or "")
-    return f"{parts.scheme}://{parts.netloc}" if parts.scheme == "http" and parts.netloc else None
+    return f"{parts.scheme}://{parts.netloc}" if parts.scheme in ("http", "https") and parts.netloc else None
 
 
 def _seconds(text: str | None) -> float | None:
@@ -316,12 +317,13 @@ class StubbornCaller:
 async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally], None]) -> None:
     """Call as planned until `stopping` is set. Report four times a second, and once at the end.
 
-    Raises OSError if the history cannot be written.
+    The environment names the CA for https:// brokers. Raises OSError if the history cannot be written.
     """
     async with AsyncExitStack() as parts:
         history = parts.enter_context(closing(History(plan.history)))
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
-        http = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout))
+        connector = aiohttp.TCPConnector(limit=0, ssl=client_context_of_environment())
+        http = await parts.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
         tally = Tally()
         callers = _callers(plan, Client(http=http, brokers=plan.brokers, history=history, tally=tally))
         tasks = [asyncio.ensure_future(_keep_calling(caller, pause_s, stopping)) for caller, pause_s in callers]
