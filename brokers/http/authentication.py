@@ -1,7 +1,9 @@
-"""Refuse HTTP requests without a valid token, on all paths except those that only say whether the broker lives and is ready."""
+"""Refuse HTTP requests without valid credentials, on all paths except those that only say whether the broker lives and is ready."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
@@ -11,7 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.security.gate import Gate
-from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Refusal, Surface
+from equipoise.brokers.security.identity import BASIC, TOKEN, Credentials, Fault, Refusal, Surface
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Probes of Kubernetes and of load balancers ask them, and have no token."""
@@ -21,6 +23,7 @@ _PROBING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
 _NEEDS_HINT: Final = frozenset({Fault.MISSING, Fault.UNKNOWN})
 _REALM: Final = 'Bearer realm="equipoise"'
+_BASIC_REALM: Final = 'Basic realm="equipoise", charset="UTF-8"'
 
 
 def authenticated(gate: Gate) -> Middleware:
@@ -31,14 +34,18 @@ def authenticated(gate: Gate) -> Middleware:
         resource = request.match_info.route.resource
         if resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING:
             return await handler(request)
-        checked = gate.check(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())))
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        checked = await gate.checked(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())), certificate)
         if not isinstance(checked, Refusal):
             return await handler(request)
-        how = " (header Authorization: Bearer TOKEN)" if checked.fault in _NEEDS_HINT else ""
+        forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
+        how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"
         answer = problem_answer(request, HTTPStatus.UNAUTHORIZED, reason, "NotAuthenticated")
         # RFC 6750, 3.1: a request without credentials gets no code.
         answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM if checked.fault is Fault.MISSING else f'{_REALM}, error="invalid_token"'
+        if gate.takes_passwords:
+            answer.headers.add(hdrs.WWW_AUTHENTICATE, _BASIC_REALM)
         return answer
 
     return middleware
@@ -51,4 +58,16 @@ def credentials_in(headers: Sequence[str]) -> Credentials | None:
     if len(headers) > 1:
         return Credentials(method="several headers", data=b"-")
     scheme, _, rest = headers[0].partition(" ")
-    return Credentials(method=TOKEN if scheme.lower() == "bearer" else scheme, data=rest.strip().encode("utf-8", "surrogateescape"))
+    data = rest.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == BASIC:
+        return Credentials(method=BASIC, data=_decoded(data))
+    # Only the connection itself shows a certificate, so no header may name the method of certificates.
+    return Credentials(method=TOKEN if scheme.lower() == "bearer" else f"header {scheme}", data=data)
+
+
+def _decoded(data: bytes) -> bytes:
+    """Return what base64 encodes, or nothing, which is refused as malformed."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error:
+        return b""

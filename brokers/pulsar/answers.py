@@ -36,6 +36,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,
+    CredentialsSent,
     Damaged,
     Flowed,
     LookupAsked,
@@ -125,6 +126,9 @@ class Answers:
         self._server.counts.acknowledgements += 1
 
     # --- requests answered at once ---
+
+    def _on_credentials_sent(self, request: CredentialsSent) -> None:
+        self._begin(partial(self._session.check_credentials, request.credentials))
 
     def _on_connected(self, request: Connected) -> None:
         self._session.client_version = request.client_version
@@ -457,6 +461,7 @@ class Answers:
         Damaged: _on_damaged,
         Flowed: _on_flowed,
         Acked: _on_acked,
+        CredentialsSent: _on_credentials_sent,
         Connected: _on_connected,
         TurnedAway: _on_turned_away,
         CreationCancelled: _on_creation_cancelled,

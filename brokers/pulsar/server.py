@@ -12,7 +12,6 @@ from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from typing import Final, Generic, TypeVar
 
@@ -39,7 +38,6 @@ from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
 from equipoise.brokers.runtime.service import WorkerEnded, own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.security.identity import Surface
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -147,7 +145,7 @@ class Server:
         service.settle_ms = config.pulsar_settle_ms
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
         service.policies.current = self.policies_of
-        self.authenticate = None if worker.gate is None else partial(worker.gate.check, Surface.PULSAR)
+        self.gate = worker.gate
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}

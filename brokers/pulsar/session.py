@@ -23,6 +23,8 @@ from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.requests import Ended, Published, Request
+from equipoise.brokers.security.gate import Certificate
+from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -57,6 +59,7 @@ class Session(asyncio.Protocol):
 
     __slots__ = (
         "_answers",
+        "_certificate",
         "_has_delivered",
         "_has_left",
         "_is_busy",
@@ -92,7 +95,9 @@ class Session(asyncio.Protocol):
         # Requests to answer in order. The first one waits if there are any left.
         self._requests = deque[Request]()
         self.taken_at_ms: int | None = None
-        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=server.authenticate)
+        self._certificate: Certificate | None = None
+        authenticate = None if server.gate is None else self._authenticate
+        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=authenticate)
         self.address = ""
         self.client_version = ""
         self.is_writable = True
@@ -109,6 +114,7 @@ class Session(asyncio.Protocol):
         self._transport = transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self._certificate = transport.get_extra_info("peercert")
         transport.set_write_buffer_limits(high=self._server.settings.write_buffer_bytes)
         if not self._server.admit(self):
             self.abort()
@@ -122,7 +128,9 @@ class Session(asyncio.Protocol):
         reader = self.connection.reader
         # Whole frames that are left for later are no unfinished frame. They are one read of the transport at most.
         self._server.keeps_unfinished(self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data))
-        if reader.has_more or len(data) >= _TURN_BYTES:
+        if self.connection.is_held:
+            self._set_busy(is_busy=True)
+        elif reader.has_more or len(data) >= _TURN_BYTES:
             self._pause(0)
         elif data and reader.pending_bytes:
             self._acknowledge()
@@ -176,6 +184,21 @@ class Session(asyncio.Protocol):
         """Remove the client and all its producers and consumers."""
         self._leave()
         self._server.left(self)
+
+    # --- authentication ---
+
+    def _authenticate(self, credentials: Credentials | None) -> Identity | Refusal | None:
+        """Return who the client is, why it is refused, or None if a hash must be computed: then `check_credentials` follows."""
+        assert self._server.gate is not None, "otherwise nothing is asked"
+        return self._server.gate.check(Surface.PULSAR, credentials, self._certificate)
+
+    async def check_credentials(self, credentials: Credentials | None) -> None:
+        """Compute the hash of a password, and go on with what the client sent meanwhile."""
+        assert self._server.gate is not None, "otherwise nothing is asked"
+        checked = await self._server.gate.checked(Surface.PULSAR, credentials, self._certificate)
+        self._take(self.connection.authenticated(checked, now_ms()))
+        if not self._has_left:
+            self._go_on()
 
     # --- calls by the server and the service ---
 

@@ -46,8 +46,11 @@ _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
 
-SECRETS: Final = ("token_secret_key", "broker_token")
+SECRETS: Final = ("token_secret_key", "basic_passwords", "broker_token")
 """The settings whose values are never printed."""
+
+# The settings that say how clients prove who they are.
+_PROOFS: Final = ("token_secret_key", "token_public_key", "basic_passwords", "certificate_roles")
 
 DERIVED: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProxyType(
     {
@@ -136,13 +139,15 @@ class WorkerConfig(BaseModel):
 
     authentication: bool = Field(
         default=False,
-        description="Whether clients must send a token (a JSON web token), over HTTP and on the Pulsar port. Needs one of the two keys "
-        "below, `broker_token`, and the extra `auth`.",
+        description="Whether clients must prove who they are, over HTTP and on the Pulsar port: by a token, a password, or a certificate. "
+        "Needs one or more of `token_secret_key` or `token_public_key`, `basic_passwords`, and `certificate_roles`. Tokens and passwords "
+        "need the extra `auth`.",
     )
     token_secret_key: SecretStr | None = Field(
         default=None,
         description="The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`, `data:;base64,TEXT`, a path, or "
-        "base64. It is never printed.",
+        "base64. A folder holds up to 8 keys, each of which may have signed a token. Changed files are used within a second, without a "
+        "restart. It is never printed.",
     )
     token_public_key: Text | None = Field(
         default=None,
@@ -153,10 +158,21 @@ class WorkerConfig(BaseModel):
     token_audience: Text | None = Field(
         default=None, description="The audience that tokens must name in their claim `aud`. Default: it is not checked."
     )
+    basic_passwords: SecretStr | None = Field(
+        default=None,
+        description="The users and the hashes of their passwords, for basic authentication: a file of `htpasswd -B` or `-m`, given in the "
+        "same forms. The user is the role. A changed file is used within a second, without a restart. It is never printed.",
+    )
+    certificate_roles: bool = Field(
+        default=False,
+        description="Whether a client may prove who it is with a certificate that `tls_ca` signs. Its common name (CN) is the role. Also "
+        "brokers may, to each other.",
+    )
     broker_token: SecretStr | None = Field(
         default=None,
-        description="The token that this broker sends to other brokers: the token itself, or `file:///PATH`. The file is read for each "
-        "request, so it may be replaced at any time. It is never printed.",
+        description="How this broker proves itself to other brokers: a token, `basic:USER:PASSWORD`, or the `file:///PATH` of either. "
+        "The file is read for each request, so it may be replaced at any time. Default: its certificate, with `certificate_roles`. It is "
+        "never printed.",
     )
     tls_certificate: NamedPath | None = Field(
         default=None,
@@ -391,6 +407,7 @@ class WorkerConfig(BaseModel):
             key=self.tls_key,
             ca=self.tls_ca,
             requires_client_certificate=self.tls_require_client_certificate,
+            asks_client_certificate=self.certificate_roles,
         )
 
 
@@ -469,14 +486,17 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
 
 
 def _problems_of_authentication(config: WorkerConfig) -> Mapping[str, str]:
-    keys = {"token_secret_key": config.token_secret_key, "token_public_key": config.token_public_key}
-    given = [setting for setting, key in keys.items() if key is not None]
+    given = [setting for setting in _PROOFS if getattr(config, setting)]
     if not config.authentication:
         return dict.fromkeys(given, "it has no effect without authentication; set authentication=true, too")
-    if len(given) != 1:
-        return {"authentication": f"it needs exactly one of {' and '.join(keys)}, and {len(given)} are set; set the key of your tokens"}
-    if config.broker_token is None:
-        return {"broker_token": "with authentication, other brokers ask this one for a token; set it to a token, or file:///PATH of one"}
+    if not given:
+        return {"authentication": f"it needs what clients prove themselves with; set one or more of {', '.join(_PROOFS)}"}
+    if config.token_secret_key is not None and config.token_public_key is not None:
+        return {"token_public_key": "token_secret_key is set, too; set only the key of your tokens, or a folder of keys of one kind"}
+    if config.broker_token is None and not config.certificate_roles:
+        return {
+            "broker_token": "with authentication, other brokers ask this one for it; set a token, basic:USER:PASSWORD, or a file:///PATH"
+        }
     return {}
 
 

@@ -141,6 +141,8 @@ class Metrics:
         text = "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar port."
         refused = counter("authentications_refused_total", text, "surface", "reason")
         self._refused = {(at, fault): refused.labels(broker, at.value, fault.value) for at in Surface for fault in Fault}
+        text = "Changed keys and users of authentication that could not be used."
+        self.authentication_not_reloaded = counter("authentication_reload_failures_total", text).labels(broker).inc
         text = "Bytes of state of bundles that brokers streamed from one another, by direction: sent or received."
         streamed = counter("state_bytes_total", text, "direction")
         self.state_sent = streamed.labels(broker, "sent").inc

@@ -51,7 +51,7 @@ from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEn
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
-from equipoise.brokers.security.gate import Gate, open_gate
+from equipoise.brokers.security.gate import Gate, Proofs
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
@@ -106,9 +106,11 @@ class Worker:
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
         self.own_token = OwnToken(_revealed(config.broker_token))
-        # What clients must pass; None lets everyone in.
-        self.gate = _gate(config, self.own_token, self.metrics) if config.authentication else None
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
+        # What clients must pass; None lets everyone in.
+        self.gate = _gate(config, self.metrics) if config.authentication else None
+        if self.gate is not None:
+            self.gate.check_own(self.own_token, self.certificates.own)
         self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -581,17 +583,17 @@ def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
     )
 
 
-def _gate(config: WorkerConfig, own_token: OwnToken, metrics: Metrics) -> Gate:
-    """Return the gate of the configured key. Raise `InvalidConfig` if that cannot be used, or refuses the broker's own token."""
-    gate = open_gate(
-        secret=_revealed(config.token_secret_key),
-        public=config.token_public_key,
-        claim=config.token_claim,
-        audience=config.token_audience,
-        counted=metrics.credentials_refused,
+def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
+    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used."""
+    proofs = Proofs(
+        token_secret_key=_revealed(config.token_secret_key),
+        token_public_key=config.token_public_key,
+        token_claim=config.token_claim,
+        token_audience=config.token_audience,
+        basic_passwords=_revealed(config.basic_passwords),
+        certificate_roles=config.certificate_roles,
     )
-    gate.check_own(own_token)
-    return gate
+    return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
 
 
 def _revealed(secret: SecretStr | None) -> str | None:

@@ -9,6 +9,15 @@ from typing import Final
 TOKEN: Final = "token"  # noqa: S105 - a name on the wire
 """The method of authentication by a token, as Pulsar names it on the wire."""
 
+BASIC: Final = "basic"
+"""The method of authentication by a user and a password, which are sent as `USER:PASSWORD`."""
+
+TLS: Final = "tls"
+"""The method of authentication by the certificate of the connection. The client sends nothing else."""
+
+ROLE_CHARACTERS_MAX: Final = 1_024
+"""The longest role."""
+
 
 class Surface(StrEnum):
     """Where a client connects; a label of the counter of refusals."""
@@ -22,16 +31,20 @@ class Fault(StrEnum):
 
     * `missing`: there are none.
     * `malformed`: they cannot be read, or name no role.
-    * `forged`: the signature is not by the configured key, or by an algorithm that does not belong to it.
+    * `forged`: the signature is not by a configured key, or by an algorithm that does not belong to it.
+    * `wrong`: the user is unknown, or the password is another one.
     * `expired`: they are not valid now.
     * `unknown`: they are of another method, or for another audience.
+    * `busy`: too many other passwords are being checked.
     """
 
     MISSING = "missing"
     MALFORMED = "malformed"
     FORGED = "forged"
+    WRONG = "wrong"
     EXPIRED = "expired"
     UNKNOWN = "unknown"
+    BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,3 +73,8 @@ class Refusal:
 
     fault: Fault
     problem: str
+
+
+def is_role(name: object) -> bool:
+    """Return whether a name can be a role: printable text. Control characters would forge lines of logs."""
+    return isinstance(name, str) and 0 < len(name) <= ROLE_CHARACTERS_MAX and name.isprintable()

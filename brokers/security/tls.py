@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from equipoise.brokers.errors import InvalidConfig
 
@@ -57,13 +57,14 @@ class TlsFiles:
     """Files in PEM format: a chain with its unencrypted key, and the CAs to trust instead of those of the system.
 
     `names` are the names of the three in errors: of settings or variables. With `requires_client_certificate`, servers accept only
-    clients whose certificate is signed by one of the CAs.
+    clients whose certificate is signed by one of the CAs. With `asks_client_certificate`, they also accept clients without one.
     """
 
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
     requires_client_certificate: bool = False
+    asks_client_certificate: bool = False
     names: tuple[str, str, str] = ("tls_certificate", "tls_key", "tls_ca")
 
     def paths(self) -> Mapping[str, Path]:
@@ -78,10 +79,12 @@ class TlsFiles:
             problems[certificate] = f"it is missing, but {key} is set; set both, or none"
         if self.key is None and self.certificate is not None:
             problems[key] = f"it is missing, but {certificate} is set; set both, or none"
-        if self.requires_client_certificate and self.certificate is None:
-            problems[certificate] = "it is missing, but clients must present a certificate, which takes TLS; set it"
-        if self.requires_client_certificate and self.ca is None:
-            problems[ca] = "it is missing, but clients must present a certificate; set the CAs that sign those of clients"
+        if self.requires_client_certificate or self.asks_client_certificate:
+            may = "must" if self.requires_client_certificate else "may"
+            if self.certificate is None:
+                problems[certificate] = f"it is missing, but clients {may} present a certificate, which takes TLS; set it"
+            if self.ca is None:
+                problems[ca] = f"it is missing, but clients {may} present a certificate; set the CAs that sign those of clients"
         return problems
 
 
@@ -96,8 +99,8 @@ def server_context(files: TlsFiles) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     _load_certificate(context, files)
-    if files.requires_client_certificate:
-        context.verify_mode = ssl.CERT_REQUIRED
+    if files.requires_client_certificate or files.asks_client_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED if files.requires_client_certificate else ssl.CERT_OPTIONAL
         _load_ca(context, files)
     return context
 
@@ -186,8 +189,8 @@ def connection_problem(error: ssl.SSLError) -> str:
     return f"{problem} ({VARIABLES})"
 
 
-def _check_own(server: ssl.SSLContext, client: ssl.SSLContext, host: str, files: TlsFiles) -> float:
-    """Let a broker connect to itself in memory, as its peers will at `host`. Return when its certificate expires, in seconds of the epoch.
+def _check_own(server: ssl.SSLContext, client: ssl.SSLContext, host: str, files: TlsFiles) -> Mapping[str, Any]:
+    """Let a broker connect to itself in memory, as its peers will at `host`. Return its certificate, as `getpeercert` does.
 
     Raise `InvalidConfig` if a peer would refuse the certificate, or it would refuse that of a peer.
     """
@@ -207,7 +210,7 @@ def _check_own(server: ssl.SSLContext, client: ssl.SSLContext, host: str, files:
     assert not waiting, "a handshake takes few flights"
     certificate = asking.getpeercert()
     assert certificate, "the client requires one"
-    return float(ssl.cert_time_to_seconds(str(certificate["notAfter"])))
+    return certificate
 
 
 def _is_done(side: ssl.SSLObject) -> bool:
@@ -226,7 +229,8 @@ class Certificates:
 
     * `server`: for its ports; None without TLS.
     * `client`: for connections to other brokers.
-    * `expires_s`: when its certificate expires, in seconds of the epoch; None without TLS.
+    * `own`: its certificate, as `getpeercert` returns it to others; None without TLS.
+    * `expires_s`: when that expires, in seconds of the epoch.
     * `reload_failures`: how often changed files could not be used.
 
     Connections keep the context that they began with.
@@ -239,6 +243,7 @@ class Certificates:
         self._host = host.rstrip(".")
         self.server: ssl.SSLContext | None = None
         self.client: ClientTls = True
+        self.own: Mapping[str, Any] | None = None
         self.expires_s: float | None = None
         self.reload_failures = 0
         self._seen = self._stamps()
@@ -270,11 +275,12 @@ class Certificates:
     def _load(self) -> None:
         """Replace all contexts, or none."""
         client, server = client_context(self._files), server_context(self._files)
-        expires_s = None
+        own = None
         if server is not None:
             assert client is not True, "it presents the certificate"
-            expires_s = _check_own(server, client, self._host, self._files)
-        self.client, self.server, self.expires_s = client, server, expires_s
+            own = _check_own(server, client, self._host, self._files)
+        self.client, self.server, self.own = client, server, own
+        self.expires_s = None if own is None else float(ssl.cert_time_to_seconds(str(own["notAfter"])))
 
     def _stamps(self) -> Mapping[str, tuple[int, ...]]:
         """Return what changes when a file is written, replaced, or removed."""

@@ -1,4 +1,4 @@
-"""Make JSON web tokens (RFC 7519), and check them against one key, without IO: the time is an argument.
+"""Make JSON web tokens (RFC 7519), and check them against keys, without IO: the time is an argument.
 
 The algorithms follow from the kind of the key, never from the token. So a token with `alg: none` is forged, and so is one that is signed
 with the text of a public key as if that were a secret.
@@ -7,8 +7,7 @@ with the text of a public key as if that were a secret.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal
+from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal, is_role
 
 SECRET_BYTES_MIN: Final = 32
 """The shortest secret key: as long as the hash of HS256 (RFC 7518, 3.2)."""
@@ -30,8 +29,6 @@ SECRET_BYTES_MIN: Final = 32
 TOKEN_BYTES_MAX: Final = 16 * 1024
 """The longest token that is checked. Those with a few claims have less than 1 KiB."""
 
-_match_method: Final = re.compile("[A-Za-z]{1,16}").fullmatch
-_ROLE_CHARACTERS_MAX: Final = 1_024
 _TIME_MAX: Final = 2**53
 _RSA_BITS_MIN: Final = 2_048
 
@@ -113,41 +110,44 @@ def unchecked(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 class TokenVerifier:
-    """Checks tokens by one key."""
+    """Checks tokens by one key or several, each of which may have signed a token."""
 
-    __slots__ = ("_audience", "_claim", "_key", "_options")
+    __slots__ = ("_audience", "_claim", "_keys", "_options")
 
-    def __init__(self, key: Key, *, claim: str = "sub", audience: str | None = None) -> None:
-        """`claim` holds the role. With `audience`, a token must name it."""
-        self._key = key
+    def __init__(self, keys: Sequence[Key], *, claim: str = "sub", audience: str | None = None) -> None:
+        """`keys` has at least one. `claim` holds the role. With `audience`, a token must name it."""
+        self._keys = keys
         self._claim = claim
         self._audience = audience
         self._options: Any = {**_UNCHECKED, "verify_aud": audience is not None}
 
-    def check(self, credentials: Credentials | None, now_s: float) -> Identity | Refusal:
-        """Return who sent the credentials, or why they are refused. `now_s` is Unix time. Never raises, whatever a client sends."""
-        if credentials is None or not credentials.data:
+    def check(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
+        """Return who sent a token, or why it is refused. `now_s` is Unix time. Never raises, whatever a client sends."""
+        if not credentials.data:
             return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
-        if credentials.method != TOKEN:
-            # A client that forgets the method may have sent a secret in its place.
-            named = f" {credentials.method!r}" if _match_method(credentials.method) else ""
-            problem = f"this broker does not accept this method of authentication{named}; send a token"
-            return Refusal(fault=Fault.UNKNOWN, problem=problem)
         if len(credentials.data) > TOKEN_BYTES_MAX:
             return _malformed(f"it has more than {TOKEN_BYTES_MAX} bytes")
         claims = self._claims(credentials.data)
         return claims if isinstance(claims, Refusal) else self._identity(claims, now_s)
 
     def _claims(self, token: bytes) -> Mapping[str, Any] | Refusal:
-        """Return the claims of a token with a good signature."""
-        algorithms = list(self._key.algorithms)
+        """Return the claims of a token that one of the keys has signed."""
+        claims = self._claims_by(self._keys[0], token)
+        for key in self._keys[1:]:
+            if isinstance(claims, Refusal) and claims.fault is Fault.FORGED:
+                claims = self._claims_by(key, token)
+        return claims
+
+    def _claims_by(self, key: Key, token: bytes) -> Mapping[str, Any] | Refusal:
+        """Return the claims of a token that `key` has signed."""
         try:
-            return jwt.decode(token, self._key.material, algorithms=algorithms, audience=self._audience, options=self._options)
+            return jwt.decode(token, key.material, algorithms=list(key.algorithms), audience=self._audience, options=self._options)
         except (jwt.InvalidAudienceError, jwt.MissingRequiredClaimError):
             problem = f"the token is not for the audience {self._audience!r}; use one that is made for this cluster"
             return Refusal(fault=Fault.UNKNOWN, problem=problem)
         except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError):
-            problem = f"the token is not signed with the key of this cluster ({', '.join(algorithms)}); ask for a new one"
+            algorithms = ", ".join(dict.fromkeys(name for each in self._keys for name in each.algorithms))
+            problem = f"the token is not signed with a key of this cluster ({algorithms}); ask for a new one"
             return Refusal(fault=Fault.FORGED, problem=problem)
         except Exception:  # noqa: BLE001 - damaged JSON, text or numbers raise many types; all of them mean the same
             return _malformed("it is no signed JSON web token")
@@ -162,7 +162,7 @@ class TokenVerifier:
         role = claims.get(self._claim)
         if isinstance(role, list) and role:  # As in Pulsar, the first of several counts.
             role = role[0]
-        if not isinstance(role, str) or not 0 < len(role) <= _ROLE_CHARACTERS_MAX or not role.isprintable():
+        if not isinstance(role, str) or not is_role(role):
             return _malformed(f"its claim {self._claim!r} names no role")
         valid_ms = None if math.isinf(expires_s) else int((expires_s - now_s) * 1_000)
         return Identity(role=role, method=TOKEN, valid_ms=valid_ms)

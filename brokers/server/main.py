@@ -115,6 +115,8 @@ class Broker:
         watching = [FileWatch(worker).run()] if listening else []
         if config.tls_files.paths():
             watching.append(worker.certificates.run())
+        if worker.gate is not None:
+            watching.append(worker.gate.run())
         for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker

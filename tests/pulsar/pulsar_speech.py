@@ -34,17 +34,19 @@ def frame_of(kind: BaseCommand.Type, block: bytes = b"", /, **body: Any) -> byte
     return framed(command(kind, **body), block)
 
 
-def connect(version: int = 20, client_version: str = "a test", *, token: str | None = None, refreshes: bool = True) -> bytes:
-    """CONNECT. With a token, `refreshes` is whether the client answers AUTH_CHALLENGE."""
+def connect(
+    version: int = 20, client_version: str = "a test", *, token: str | None = None, method: str = "token", refreshes: bool = True
+) -> bytes:
+    """CONNECT. With a token, or what another method needs, `refreshes` is whether the client answers AUTH_CHALLENGE."""
     body: dict[str, Any] = {"client_version": client_version, "protocol_version": version}
     if token is not None:
-        body |= {"auth_method_name": "token", "auth_data": token.encode(), "feature_flags": {"supports_auth_refresh": refreshes}}
+        body |= {"auth_method_name": method, "auth_data": token.encode(), "feature_flags": {"supports_auth_refresh": refreshes}}
     return frame_of(T.CONNECT, **body)
 
 
-def auth_response(token: str) -> bytes:
+def auth_response(token: str, method: str = "token") -> bytes:
     """AUTH_RESPONSE."""
-    return frame_of(T.AUTH_RESPONSE, response={"auth_method_name": "token", "auth_data": token.encode()})
+    return frame_of(T.AUTH_RESPONSE, response={"auth_method_name": method, "auth_data": token.encode()})
 
 
 def ping() -> bytes:

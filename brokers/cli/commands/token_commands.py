@@ -137,7 +137,7 @@ def validate(
     """Check a token as a broker does, and print its role. Exit code 1: a broker would refuse it. Give exactly one of the keys."""
     key = _one_of(("--secret-key", secret_key, tokens.secret_key), ("--public-key", public_key, tokens.public_key))
     credentials = Credentials(method=TOKEN, data=(OwnToken(token).current() or "").encode(errors="replace"))
-    checked = tokens.TokenVerifier(key, claim=claim, audience=audience).check(credentials, time.time())
+    checked = tokens.TokenVerifier([key], claim=claim, audience=audience).check(credentials, time.time())
     if isinstance(checked, Refusal):
         sentence = f"a broker would refuse this token as {checked.fault.value}: {checked.problem}"
         print_fact(sentence, {"refused_as": checked.fault.value, "problem": checked.problem}, as_json=as_json)

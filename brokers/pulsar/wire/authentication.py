@@ -8,8 +8,8 @@ from typing import Final
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal
 
-Authenticate = Callable[[Credentials | None], Identity | Refusal]
-"""Return who sent credentials, or why they are refused. It never raises."""
+Authenticate = Callable[[Credentials | None], Identity | Refusal | None]
+"""Return who sent credentials, or why they are refused; None if that takes longer than a turn of the loop. It never raises."""
 
 REFRESH_MS: Final = 30_000
 """A client is asked for fresh credentials this long before they expire, or after half of a shorter time. It may call another server for
@@ -30,18 +30,31 @@ class Authentication:
         self._refreshes = False
         self.identity: Identity | None = None
 
-    def connect(self, credentials: Credentials | None, now_ms: int, *, refreshes: bool) -> None:
-        """Take the credentials of CONNECT. `refreshes`: the client answers AUTH_CHALLENGE. Raise `PulsarProtocolError`."""
+    def connect(self, credentials: Credentials | None, now_ms: int, *, refreshes: bool) -> bool:
+        """Take the credentials of CONNECT. `refreshes`: the client answers AUTH_CHALLENGE. Raise `PulsarProtocolError`.
+
+        Return False if their check takes longer. Then call `take` with its result.
+        """
         self._refreshes = refreshes
-        if self._authenticate is not None:
-            self._take(self._authenticate(credentials), now_ms)
+        if self._authenticate is None:
+            return True
+        checked = self._authenticate(credentials)
+        if checked is not None:
+            self.take(checked, now_ms)
+        return checked is not None
 
     def answer(self, credentials: Credentials | None, now_ms: int) -> None:
         """Take the credentials of AUTH_RESPONSE. Ignore them if nothing was asked. Raise `PulsarProtocolError`."""
-        if self._authenticate is not None and self._is_challenged:
-            self._take(self._authenticate(credentials), now_ms)
+        if self._authenticate is None or not self._is_challenged or self.identity is None:
+            return
+        if credentials is not None and credentials.method != self.identity.method:
+            raise _not_authenticated("the fresh credentials are of another method; connect again with that method")
+        checked = self._authenticate(credentials)
+        assert checked is not None, "only passwords take longer, and they never expire"
+        self.take(checked, now_ms)
 
-    def _take(self, checked: Identity | Refusal, now_ms: int) -> None:
+    def take(self, checked: Identity | Refusal, now_ms: int) -> None:
+        """Take the result of a check. Raise `PulsarProtocolError` for a refusal, and for another role."""
         if isinstance(checked, Refusal):
             raise _not_authenticated(checked.problem)
         if self.identity is not None and self.identity.role != checked.role:

@@ -225,9 +225,14 @@ def agreed_version(command: CommandConnect) -> int:
     return version
 
 
+# What clients without authentication call their method.
+_NO_METHODS: Final = frozenset({"", "none"})
+
+
 def credentials_in(data: CommandConnect | AuthData) -> Credentials | None:
-    """Return what a client sends to prove who it is, or None. Clients without authentication may still name a method, such as `none`."""
-    return Credentials(method=_text(data.auth_method_name), data=data.auth_data) if data.auth_data else None
+    """Return what a client sends to prove who it is, or None. Clients without authentication name the method `none`, or no method."""
+    method = _text(data.auth_method_name)
+    return Credentials(method=method, data=data.auth_data) if data.auth_data or method not in _NO_METHODS else None
 
 
 def refreshes_credentials(command: CommandConnect) -> bool:

@@ -31,6 +31,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,
+    CredentialsSent,
     Damaged,
     Ended,
     Flowed,
@@ -45,6 +46,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TurnedAway,
     Unsubscribed,
 )
+from equipoise.brokers.security.identity import Identity, Refusal
 
 # Clients know ACTIVE_CONSUMER_CHANGE from this version on.
 _ACTIVE_CHANGE_VERSION: Final = 12
@@ -148,6 +150,7 @@ class Connection:
 
     __slots__ = (
         "_authentication",
+        "_client_version",
         "_consumers",
         "_is_connected",
         "_keep_alive",
@@ -159,6 +162,7 @@ class Connection:
         "_requests",
         "_waiting",
         "is_ended",
+        "is_held",
         "reader",
     )
 
@@ -180,6 +184,9 @@ class Connection:
         self._is_connected = False
         self.is_ended = False
         """Whether the connection is over."""
+        self.is_held = False
+        """Whether it waits for `authenticated`, and handles nothing."""
+        self._client_version = ""
 
     @property
     def pongs(self) -> int:
@@ -200,6 +207,9 @@ class Connection:
             return []
         self._now_ms = now_ms
         self._keep_alive.heard(now_ms)
+        if self.is_held:
+            self.reader.keep(data)
+            return []
         try:
             if not self._is_connected:
                 # Take only the first frame: it decides how large the next may be.
@@ -211,6 +221,19 @@ class Connection:
                     self._take(frame)
             if self.reader.problem is not None:
                 self._end(self.reader.problem)
+        except PulsarProtocolError as problem:
+            self._end(problem)
+        return self._take_requests()
+
+    def authenticated(self, checked: Identity | Refusal, now_ms: int) -> list[Request]:
+        """Answer `CredentialsSent`, and return further requests. Call `receive` afterwards, with or without more bytes."""
+        if self.is_ended:
+            return []
+        self._now_ms = now_ms
+        self.is_held = False
+        try:
+            self._authentication.take(checked, now_ms)
+            self._welcome()
         except PulsarProtocolError as problem:
             self._end(problem)
         return self._take_requests()
@@ -350,13 +373,20 @@ class Connection:
         version = commands.agreed_version(connect)
         client_version = commands.client_version(connect, self._limits)
         refreshes = commands.refreshes_credentials(connect)
-        self._authentication.connect(commands.credentials_in(connect), self._now_ms, refreshes=refreshes)
+        self._protocol_version, self._client_version = version, client_version
+        credentials = commands.credentials_in(connect)
+        if self._authentication.connect(credentials, self._now_ms, refreshes=refreshes):
+            self._welcome()
+        else:
+            self.is_held = True
+            self._requests.append(CredentialsSent(credentials=credentials))
+
+    def _welcome(self) -> None:
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
-        self._protocol_version = version
         # CONNECTED must come first: as the answer to CONNECT clients accept nothing else, not even a PONG.
-        self._outgoing.send_first(replies.connected(version, self._limits.message_bytes_max))
-        self._requests.append(Connected(client_version=client_version))
+        self._outgoing.send_first(replies.connected(self._protocol_version, self._limits.message_bytes_max))
+        self._requests.append(Connected(client_version=self._client_version))
 
     def _on_ping(self, _command: BaseCommand, _frame: Frame) -> None:
         self._outgoing.send_first(replies.PONG)

@@ -87,6 +87,11 @@ class FrameReader:
         self._needed_bytes = 0
         self._left, self._left_at = b"", 0
 
+    def keep(self, data: bytes) -> None:
+        """Leave `data` for a later `feed`. The last `feed` must have ended at its `cost_max`."""
+        assert not self._unfinished, "such a feed begins no frame"
+        self._left += data
+
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:
         """Return the frames that `data` completes, in order. Stop once handling them costs `cost_max`.
 

@@ -11,6 +11,7 @@ from enum import Enum, IntEnum
 from typing import ClassVar, NamedTuple
 
 from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.security.identity import Credentials
 
 
 class SubscriptionKind(IntEnum):
@@ -69,6 +70,13 @@ class Schema:
     kind: int
     definition: bytes
     properties: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialsSent:
+    """A client sent credentials whose check takes longer. Answer: `authenticated`. Nothing of the client is handled before that."""
+
+    credentials: Credentials | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +297,8 @@ class Ended:
 
 
 Request = (
-    Connected
+    CredentialsSent
+    | Connected
     | PartitionsAsked
     | LookupAsked
     | ProducerAsked

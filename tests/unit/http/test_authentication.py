@@ -12,7 +12,7 @@ from equipoise.brokers.operations import asking
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.channel.system.deadline import Deadline
 from tests.unit.http.cluster import cluster, told
-from tests.unit.security.signing import SETTINGS, bearer, token
+from tests.unit.security.signing import PASSWORDS, SETTINGS, basic, bearer, token
 
 TENANTS = "/admin/v2/tenants"
 
@@ -51,7 +51,8 @@ async def test_a_token_opens_all_paths(tmp_path: Path) -> None:
         (f"Bearer {token()}x.y", "malformed"),
         ("Bearer", "missing"),
         ("Basic bWU6c2VjcmV0", "unknown"),
-        (token(), "missing"),
+        ("tls x", "unknown"),
+        (token(), "unknown"),
         ("Bearer \xe9", "malformed"),
     ],
 )
@@ -84,3 +85,32 @@ async def test_a_command_takes_its_token_from_the_environment(tmp_path: Path, mo
         assert 401 == (await asyncio.to_thread(ask)).status
         monkeypatch.setenv(TOKEN_VARIABLE, token())
         assert 200 == (await asyncio.to_thread(ask)).status
+
+
+async def test_a_password_opens_all_paths_beside_tokens(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **PASSWORDS) as made:
+        (broker,) = made.brokers
+        for header in (basic("me", "secret"), basic("me", "secret"), bearer(token())):
+            assert 200 == (await broker.ask("GET", TENANTS, headers=header)).status
+        refused = await broker.ask("GET", TENANTS)
+        assert "there are no credentials; send a token, or send a user and a password" in refused.reason
+        assert "Basic realm=" in ", ".join(refused.headers.values())
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (basic("me", "wrong")["Authorization"], "wrong"),
+        (basic("nobody", "secret")["Authorization"], "wrong"),
+        ("Basic", "malformed"),
+        ("Basic me:secret", "malformed"),
+        ("Basic bWU=", "malformed"),
+        ("basic bWU6c2VjcmV0 more", "malformed"),
+    ],
+)
+async def test_other_passwords_are_refused_and_counted(tmp_path: Path, header: str, reason: str) -> None:
+    async with cluster(tmp_path, **PASSWORDS) as made:
+        (broker,) = made.brokers
+        assert (401, "NotAuthenticated") == told(await broker.ask("GET", TENANTS, headers={"Authorization": header}))
+        metrics = (await broker.ask("GET", "/metrics", headers=bearer(token()))).body.decode()
+        assert 1 == refusals(metrics, reason)

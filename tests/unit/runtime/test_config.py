@@ -172,9 +172,16 @@ KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"authentication": True, **OWN}, "authentication: it needs exactly one of token_secret_key and token_public_key, and 0 are set"),
-        ({"authentication": True, **KEY, **OWN, "token_public_key": "x"}, "and 2 are set"),
+        (
+            {"authentication": True, **OWN},
+            "authentication: it needs what clients prove themselves with; set one or more of token_secret",
+        ),
+        ({"authentication": True, **KEY, **OWN, "token_public_key": "x"}, "token_public_key: token_secret_key is set, too"),
         ({"authentication": True, **KEY}, "broker_token: with authentication"),
+        ({"authentication": True, "basic_passwords": "hush"}, "broker_token: with authentication"),
+        ({"basic_passwords": "hush"}, "basic_passwords: it has no effect without authentication"),
+        ({"certificate_roles": True}, "certificate_roles: it has no effect without authentication"),
+        ({"authentication": True, "certificate_roles": True}, "tls_ca: it is missing, but clients may present a certificate"),
         (KEY, "token_secret_key: it has no effect without authentication"),
         ({"token_public_key": "x"}, "token_public_key: it has no effect without authentication"),
     ],

@@ -21,5 +21,16 @@ def bearer(text: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {text}"}
 
 
+def basic(user: str, password: str) -> dict[str, str]:
+    """The header that sends a user and a password."""
+    return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+
+
+USERS = "# users\nme:$2y$04$l8D0wG5qCaxDu2CpBJmfnuiE1gU6x4eO0nX8jDw3zKwJptUd1SBsq\n"
+"""A password file. The password of `me` is `secret`."""
+
 SETTINGS: dict[str, Any] = {"authentication": True, "token_secret_key": SECRET_URL, "broker_token": token("broker")}
 """The settings of a broker that lets in only the bearers of such tokens."""
+
+PASSWORDS: dict[str, Any] = SETTINGS | {"basic_passwords": f"data:;base64,{base64.b64encode(USERS.encode()).decode()}"}
+"""The same, and `me` may send a password."""

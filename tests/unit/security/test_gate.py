@@ -3,22 +3,55 @@
 from __future__ import annotations
 
 import base64
+import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.security.gate import Gate, open_gate, read_key
-from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Surface
+from equipoise.brokers.security.gate import KEYS_MAX, Certificate, Gate, Proofs, read_key
+from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Identity, Refusal, Surface
 from equipoise.brokers.security.own_token import NO_TOKEN, TOKEN_VARIABLE, OwnToken
 from equipoise.channel.core.errors import PeerError
-from tests.unit.security.signing import SECRET, SECRET_URL, token
+from tests.unit.security.signing import SECRET, SECRET_URL, USERS, token
+
+NOW_S = 1_800_000_000.0
 
 
 def gate(counted: list[tuple[Surface, Fault]] | None = None, secret: str = SECRET_URL) -> Gate:
     """A gate for tokens of a secret key."""
-    note = [] if counted is None else counted
-    return open_gate(secret=secret, public=None, claim="sub", audience=None, counted=lambda at, fault: note.append((at, fault)))
+    return gate_of(Proofs(token_secret_key=secret), counted)
+
+
+def gate_of(proofs: Proofs, counted: list[tuple[Surface, Fault]] | None = None, failed: list[None] | None = None) -> Gate:
+    """A gate whose clock shows `NOW_S`. It notes refusals, and failed reloads."""
+    refusals, failures = [] if counted is None else counted, [] if failed is None else failed
+    return Gate(
+        proofs,
+        broker="b",
+        counted=lambda at, fault: refusals.append((at, fault)),
+        reload_failed=lambda: failures.append(None),
+        now_s=lambda: NOW_S,
+    )
+
+
+def fault_of(made: Gate, credentials: Credentials | None, certificate: Certificate | None = None) -> Fault | None:
+    """Why credentials are refused; None if they are not."""
+    found = made.check(Surface.HTTP, credentials, certificate)
+    return found.fault if isinstance(found, Refusal) else None
+
+
+def sent(text: str) -> Credentials:
+    """A token, or a user with a password."""
+    return Credentials(method=BASIC if ":" in text else TOKEN, data=text.encode())
+
+
+def certificate(*names: str, days: float = 1) -> Certificate:
+    """A certificate of these common names, as `getpeercert` returns it."""
+    subject = ((("organizationName", "Acme"),), *((("commonName", name),) for name in names))
+    expires = datetime.fromtimestamp(NOW_S + days * 86_400, UTC).strftime("%b %d %H:%M:%S %Y GMT")
+    return {"subject": subject, "notAfter": expires, "subjectAltName": (("DNS", "other.example.com"),)}
 
 
 def test_each_form_of_a_key_is_read(tmp_path: Path) -> None:
@@ -42,7 +75,7 @@ def test_refusals_are_counted_by_surface_and_reason() -> None:
     made = gate(counted)
     assert isinstance(made.check(Surface.HTTP, Credentials(method=TOKEN, data=token().encode())), Identity)
     made.check(Surface.HTTP, None)
-    made.check(Surface.PULSAR, Credentials(method="basic", data=b"me:secret"))
+    made.check(Surface.PULSAR, Credentials(method=BASIC, data=b"me:secret"))
     assert [(Surface.HTTP, Fault.MISSING), (Surface.PULSAR, Fault.UNKNOWN)] == counted
 
 
@@ -84,3 +117,150 @@ def test_a_token_file_is_read_for_each_request(tmp_path: Path) -> None:
         file.write_bytes(bad)
         with pytest.raises(PeerError, match="token file"):
             own.current()
+
+
+# --- several methods ---
+
+
+def test_missing_and_unknown_credentials_are_told_apart() -> None:
+    """What a client says instead of a method may be a secret, so only words are repeated."""
+    made = gate()
+    assert [Fault.MISSING, Fault.MISSING] == [fault_of(made, each) for each in (None, sent(""))]
+    for method, is_named in (("athenz", True), ("eyJhbGciOiJIUzI1NiJ9.e30", False), ("x" * 17, False)):
+        found = made.check(Surface.HTTP, Credentials(method=method, data=b"x"))
+        assert isinstance(found, Refusal)
+        assert (Fault.UNKNOWN, is_named) == (found.fault, method in found.problem)
+
+
+async def test_a_client_says_by_which_method_it_proves_itself(tmp_path: Path) -> None:
+    """All three are on. A token wins over a certificate, because the client sent it."""
+    counted: list[tuple[Surface, Fault]] = []
+    made = gate_of(Proofs(token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True), counted)
+    shown = certificate("orders")
+    found = [
+        await made.checked(Surface.PULSAR, sent(token("billing")), shown),
+        await made.checked(Surface.PULSAR, sent("me:secret"), shown),
+        await made.checked(Surface.PULSAR, Credentials(method=TLS, data=b"ignored"), shown),
+        await made.checked(Surface.PULSAR, None, shown),
+    ]
+    day_ms = 86_400_000
+    assert [("billing", TOKEN, None), ("me", BASIC, None), ("orders", TLS, day_ms), ("orders", TLS, day_ms)] == [
+        (each.role, each.method, each.valid_ms) for each in found if isinstance(each, Identity)
+    ]
+    assert [] == counted
+    assert Fault.WRONG is getattr(await made.checked(Surface.PULSAR, sent("me:secrets"), shown), "fault", None)
+    assert [(Surface.PULSAR, Fault.WRONG)] == counted
+
+
+@pytest.mark.parametrize("method", [TOKEN, BASIC, TLS])
+def test_a_method_that_is_off_is_refused(method: str, tmp_path: Path) -> None:
+    """Also with a good certificate, which alone proves nothing then."""
+    passwords = Proofs(basic_passwords=users(tmp_path))
+    proofs = {TOKEN: Proofs(token_secret_key=SECRET_URL), BASIC: passwords, TLS: Proofs(certificate_roles=True)}
+    for on, settings in proofs.items():
+        made = gate_of(settings)
+        given = {TOKEN: sent(token()), BASIC: sent("me:secret"), TLS: Credentials(method=TLS, data=b"")}[method]
+        assert (Fault.UNKNOWN if on != method else None) == fault_of(made, given, certificate("me"))
+    assert Fault.MISSING is fault_of(gate_of(Proofs(token_secret_key=SECRET_URL)), None, certificate("me"))
+
+
+def test_the_advice_names_the_methods_that_are_on(tmp_path: Path) -> None:
+    found = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True)).check(Surface.HTTP, None)
+    assert isinstance(found, Refusal)
+    assert "there are no credentials; send a user and a password, or connect with a certificate" == found.problem
+
+
+@pytest.mark.parametrize(
+    ("shown", "fault"),
+    [
+        (None, Fault.MISSING),
+        ({}, Fault.MISSING),
+        (certificate(), Fault.MALFORMED),
+        (certificate("one", "two"), Fault.MALFORMED),
+        (certificate("line\nbreak"), Fault.MALFORMED),
+        (certificate("x" * 1_025), Fault.MALFORMED),
+        (certificate(""), Fault.MALFORMED),
+        (certificate("me", days=-1), Fault.EXPIRED),
+        (certificate("CN=me, O=Acme"), None),
+    ],
+)
+def test_a_certificate_without_one_role_is_refused(shown: Certificate | None, fault: Fault | None) -> None:
+    made = gate_of(Proofs(certificate_roles=True))
+    assert fault == fault_of(made, Credentials(method=TLS, data=b"me"), shown)
+
+
+def test_a_broker_checks_its_own_password_or_certificate(tmp_path: Path) -> None:
+    made = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True))
+    made.check_own(OwnToken("basic:me:secret"))
+    made.check_own(NO_TOKEN, certificate("broker-1"))
+    for token_, shown in ((OwnToken("basic:me:wrong"), None), (NO_TOKEN, None), (NO_TOKEN, certificate())):
+        with pytest.raises(InvalidConfig, match="broker_token: other brokers would refuse this broker"):
+            made.check_own(token_, shown)
+
+
+def test_a_password_is_sent_by_basic_authentication(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("basic:me:a colon: and a space\n", encoding="utf-8")
+    expected = {"Authorization": f"Basic {base64.b64encode(b'me:a colon: and a space').decode()}"}
+    assert [expected] * 2 == [OwnToken(f"file:{file}").headers(), OwnToken("basic:me:a colon: and a space").headers()]
+    file.write_text("basic:me:first\nsecond", encoding="utf-8")
+    with pytest.raises(PeerError, match="token file"):
+        OwnToken(f"file:{file}").headers()
+
+
+# --- files that change ---
+
+
+def users(folder: Path, text: str = USERS) -> str:
+    """Write a password file, and return its path."""
+    file = folder / "passwords"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def test_keys_of_a_folder_are_replaced_without_an_interruption(tmp_path: Path) -> None:
+    """Both keys are good while both are there, and tokens of a removed key are forged."""
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    old, new = folder / "2026.key", folder / "2027.key"
+    old.write_bytes(SECRET)
+    (folder / "..data").mkdir()
+    made = gate_of(Proofs(token_secret_key=f"file://{folder}"))
+    fresh = b"another secret, which also has at least 32 bytes"
+
+    def faults() -> list[Fault | None]:
+        made.look()
+        return [fault_of(made, sent(token(key=key))) for key in (SECRET, fresh, b"x" * 32)]
+
+    assert [None, Fault.FORGED, Fault.FORGED] == faults()
+    new.write_bytes(fresh)
+    assert [None, None, Fault.FORGED] == faults()
+    old.unlink()
+    assert [Fault.FORGED, None, Fault.FORGED] == faults()
+
+
+def test_files_that_cannot_be_used_change_nothing_and_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, failed = tmp_path / "key", list[None]()
+    file.write_bytes(SECRET)
+    made = gate_of(Proofs(token_secret_key=str(file), basic_passwords=users(tmp_path)), failed=failed)
+    with caplog.at_level(logging.INFO):
+        for damage in (file.unlink, lambda: file.write_bytes(b"hush"), lambda: users(tmp_path, "hush")):
+            damage()
+            made.look()
+            made.look()
+            assert fault_of(made, sent(token())) is None
+        assert 3 == len(failed) == len(caplog.records)
+        assert "hush" not in caplog.text
+        file.write_bytes(SECRET)
+        users(tmp_path, "")
+        made.look()
+    assert "keys and users reloaded" == caplog.records[-1].getMessage()
+    assert Fault.WRONG is fault_of(made, sent("me:secret"))
+
+
+@pytest.mark.parametrize("count", [0, KEYS_MAX + 1])
+def test_a_folder_has_a_bounded_number_of_keys(count: int, tmp_path: Path) -> None:
+    for number in range(count):
+        (tmp_path / str(number)).write_bytes(SECRET)
+    with pytest.raises(InvalidConfig, match=f"token_secret_key: its folder has {count} files"):
+        gate(secret=str(tmp_path))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from equipoise.brokers.pulsar.wire.authentication import REFRESH_MS
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
-from equipoise.brokers.pulsar.wire.requests import Connected, LookupAsked, Request
-from equipoise.brokers.security.identity import Credentials, Fault, Identity, Refusal
+from equipoise.brokers.pulsar.wire.requests import Connected, CredentialsSent, LookupAsked, Request
+from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
 from tests.pulsar.pulsar_speech import auth_response, commands_in, connect, lookup, violation
 
 T = BaseCommand.Type
@@ -21,12 +24,14 @@ PATIENT = Limits(keep_alive_ms=10 * HOUR_MS)
 
 @dataclass
 class Check:
-    """Accept the credentials `ROLE VALID_MS` or `ROLE`, and nothing else."""
+    """Accept the credentials `ROLE VALID_MS` or `ROLE`, and nothing else. A password takes longer."""
 
     seen: list[Credentials | None] = field(default_factory=list)
 
-    def __call__(self, credentials: Credentials | None) -> Identity | Refusal:
+    def __call__(self, credentials: Credentials | None) -> Identity | Refusal | None:
         self.seen.append(credentials)
+        if credentials is not None and credentials.method == BASIC:
+            return None
         if credentials is None:
             return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
         role, _, valid_ms = credentials.data.decode().partition(" ")
@@ -70,8 +75,9 @@ def test_nothing_behind_a_refused_handshake_is_handled() -> None:
 
 def test_the_check_gets_what_the_client_sent() -> None:
     check = Check()
-    Connection(limits=Limits(), now_ms=0, authenticate=check).receive(connect(token="me"), 0)
-    assert [Credentials(method="token", data=b"me")] == check.seen
+    for sent_ in (connect(token="me"), connect(token="", method="tls"), connect(token="", method="none"), connect()):
+        Connection(limits=Limits(), now_ms=0, authenticate=check).receive(sent_, 0)
+    assert [Credentials(method="token", data=b"me"), Credentials(method="tls", data=b""), None, None] == check.seen
 
 
 def test_without_authentication_credentials_are_ignored() -> None:
@@ -134,11 +140,15 @@ def test_a_client_that_cannot_refresh_ends_with_its_credentials() -> None:
 
 
 def test_an_answer_for_another_role_or_with_bad_credentials_ends_the_connection() -> None:
-    for data, problem in (("another", "another role"), ("forged", "it is forged")):
+    for data, method, problem in (
+        ("another", "token", "another role"),
+        ("forged", "token", "it is forged"),
+        ("me:secret", "basic", "another method"),
+    ):
         connection = connected(f"me {MINUTE_MS}")
         connection.tick(MINUTE_MS - REFRESH_MS)
         connection.take_outgoing()
-        is_refused(connection, connection.receive(auth_response(data), MINUTE_MS - 1), problem)
+        is_refused(connection, connection.receive(auth_response(data, method), MINUTE_MS - 1), problem)
 
 
 def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
@@ -146,3 +156,48 @@ def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
     connection = connected(f"me {MINUTE_MS}")
     assert ([], []) == (connection.receive(auth_response("another"), 1), sent(connection))
     assert ([], ["AUTH_CHALLENGE"]) == (connection.tick(MINUTE_MS - REFRESH_MS), sent(connection))
+
+
+# --- a check that takes longer ---
+
+PASSWORD = Credentials(method=BASIC, data=b"me:secret")
+ME = Identity(role="me", method=BASIC, valid_ms=None)
+
+
+def held(more: bytes = b"") -> Connection:
+    """A connection whose credentials are being checked since time 0."""
+    connection = Connection(limits=PATIENT, now_ms=0, authenticate=Check())
+    assert [CredentialsSent(credentials=PASSWORD)] == connection.receive(connect(token="me:secret", method=BASIC) + more, 0)
+    assert (True, []) == (connection.is_held, sent(connection))
+    return connection
+
+
+@given(st.data())
+def test_nothing_is_handled_before_the_check_and_all_of_it_in_order_afterwards(data: st.DataObject) -> None:
+    """Whatever chunks the bytes behind CONNECT come in, some of them before the end of the check."""
+    behind = b"".join(lookup(number, f"t{number}") for number in range(4))
+    ends = sorted(data.draw(st.lists(st.integers(0, len(behind)), min_size=3, max_size=3)))
+    first, second, third, rest = (behind[start:end] for start, end in zip((0, *ends), (*ends, len(behind)), strict=True))
+    connection = held(first)
+    assert ([], [], []) == (connection.receive(second, 1), connection.receive(third, 2), sent(connection))
+    requests = connection.authenticated(ME, 3) + connection.receive(b"", 3) + connection.receive(rest, 4)
+    while connection.reader.has_more:
+        requests += connection.receive(b"", 4)
+    assert [Connected(client_version="a test"), *(LookupAsked(request_id=n, topic=f"t{n}") for n in range(4))] == requests
+    assert ["CONNECTED"] == sent(connection)
+
+
+def test_a_refusal_after_a_check_ends_the_connection() -> None:
+    connection = held(lookup(1))
+    is_refused(connection, connection.authenticated(Refusal(fault=Fault.WRONG, problem="it is wrong"), 1), "it is wrong")
+    assert ([], []) == (connection.receive(lookup(2), 2), sent(connection))
+
+
+def test_a_check_after_the_end_changes_nothing() -> None:
+    connection = held()
+    connection.end()
+    assert ([], []) == (connection.authenticated(ME, 1), sent(connection))
+
+
+def test_a_check_that_takes_too_long_ends_the_connection() -> None:
+    assert Violation.NO_HANDSHAKE is violation(held().tick(PATIENT.handshake_ms))
