@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,36 +19,15 @@ from equipoise.brokers.balancing.settings.pulsar_settings import (
 )
 from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.cli.output import Row, print_line
+from equipoise.brokers.cli.security_entries import SecurityEntries, read_security_entries
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.runtime.config import DERIVED
+from equipoise.brokers.runtime.config import DERIVED, SECRETS
 from equipoise.channel.kafka.settings import MASK
 
 FILE_BYTES_MAX: Final = 1 << 20
 """The largest file read. Pulsar's own has 100 KiB."""
 
-# The settings of Pulsar's keys about TLS. Its ports for TLS and without are one port here.
-_TLS: Final = {
-    "tlsCertificateFilePath": "tls_certificate",
-    "tlsKeyFilePath": "tls_key",
-    "tlsTrustCertsFilePath": "tls_ca",
-    "tlsRequireTrustedClientCertOnConnect": "tls_require_client_certificate",
-}
-_TLS_NOTE: Final = "with a certificate, all ports accept TLS only"
-
 _logger: Final = logging.getLogger(__name__)
-
-_ENABLED: Final = "authenticationEnabled"
-_OWN_PLUGIN: Final = "brokerClientAuthenticationPlugin"
-_TOKEN_PLUGIN: Final = "AuthenticationToken"  # noqa: S105 - the name of a class of Pulsar
-_AUTHENTICATION: Final = {
-    _ENABLED: "authentication",
-    "tokenSecretKey": "token_secret_key",
-    "tokenPublicKey": "token_public_key",
-    "tokenAuthClaim": "token_claim",
-    "tokenAudience": "token_audience",
-    "brokerClientAuthenticationParameters": "broker_token",
-}
-"""Our settings of authentication by Pulsar's keys. They count only if `authenticationEnabled` is true."""
 
 # Keys of Pulsar whose values may be secret. Some that match are not; a log does not need their values.
 _is_secret: Final = re.compile("secret|password|token|key|credential|authenticationparameters", re.IGNORECASE).search
@@ -56,11 +35,11 @@ _is_secret: Final = re.compile("secret|password|token|key|credential|authenticat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConf:
-    """A file, the result for each of its entries without secrets, and our settings of `authentication` with them."""
+    """A file, the result for each of its entries without secrets, and the result for those about security."""
 
     file: Path
     read: PulsarSettings
-    authentication: Mapping[str, str] = field(repr=False)
+    security: SecurityEntries
 
 
 def read_broker_conf(path: Path) -> BrokerConf:
@@ -70,50 +49,42 @@ def read_broker_conf(path: Path) -> BrokerConf:
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(problems=(f"--broker-conf: {path} has more than {FILE_BYTES_MAX} bytes, which is no broker.conf",))
     text = data.decode("iso-8859-1")  # Java's encoding of such files.
-    read, authentication = _with_tls(read_pulsar_settings(text)), _authentication_in(text)
-    without_meaning = tuple(_shown(entry, authentication) for entry in read.without_meaning)
-    return BrokerConf(file=path, read=replace(read, without_meaning=without_meaning), authentication=authentication)
+    security = read_security_entries({entry.key: entry.value.strip() for entry in parse_properties(text)})
+    return BrokerConf(file=path, read=_with_security(read_pulsar_settings(text), security), security=security)
 
 
-def _authentication_in(text: str) -> Mapping[str, str]:
-    """Return the settings of authentication in a file; none if it is not enabled. A broker refuses to start if some are missing."""
-    values = {entry.key: entry.value.strip() for entry in parse_properties(text)}
-    if values.get(_ENABLED, "").lower() != "true":
-        return {}
-    if values.get("tokenSecretKey"):  # As in Pulsar, it counts if both keys are set.
-        values.pop("tokenPublicKey", None)
-    if values.get(_OWN_PLUGIN, "").rpartition(".")[2] != _TOKEN_PLUGIN:
-        values.pop("brokerClientAuthenticationParameters", None)
-    return {ours: values[key] for key, ours in _AUTHENTICATION.items() if values.get(key)}
-
-
-def _shown(entry: OtherEntry, authentication: Mapping[str, str]) -> OtherEntry:
-    """Return an entry without its value if that may be secret, and with what it sets if it is about authentication."""
-    setting = _AUTHENTICATION.get(entry.key, "")
-    why = f"it is not about balancing; brokers take it as {setting}" if setting in authentication else entry.why
-    return replace(entry, value=MASK if _is_secret(entry.key) else entry.value, why=why)
-
-
-def _with_tls(read: PulsarSettings) -> PulsarSettings:
-    """Take the entries about TLS, too. They are settings of a broker, not of balancing."""
-    taken = [
-        TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings={_TLS[entry.key]: entry.value}, note=_TLS_NOTE)
-        for entry in read.without_meaning
-        if entry.key in _TLS and entry.why == NOT_ABOUT_BALANCING and entry.value
-    ]
-    lines = {entry.line for entry in taken}
+def _with_security(read: PulsarSettings, security: SecurityEntries) -> PulsarSettings:
+    """Move the entries about security to the list that each belongs to, and mask secrets."""
+    taken, without_meaning, not_understood = [*read.taken], list[OtherEntry](), [*read.not_understood]
+    for entry in read.without_meaning:
+        shown = replace(entry, value=MASK if _is_secret(entry.key) else entry.value)
+        setting = security.taken.get(entry.key)
+        if entry.why != NOT_ABOUT_BALANCING:
+            without_meaning.append(shown)
+        elif setting is not None:
+            value = MASK if setting in SECRETS else security.settings[setting]
+            given = MASK if setting in SECRETS else entry.value
+            taken.append(TakenEntry(line=entry.line, key=entry.key, value=given, settings={setting: value}))
+        elif entry.key in security.problems:
+            not_understood.append(replace(shown, why=security.problems[entry.key]))
+        else:
+            without_meaning.append(replace(shown, why=security.ignored.get(entry.key, entry.why)))
     return PulsarSettings(
-        taken=tuple(sorted((*read.taken, *taken), key=lambda entry: entry.line)),
-        without_meaning=tuple(entry for entry in read.without_meaning if entry.line not in lines),
-        not_understood=read.not_understood,
+        taken=tuple(sorted(taken, key=lambda entry: entry.line)),
+        without_meaning=tuple(without_meaning),
+        not_understood=tuple(sorted(not_understood, key=lambda entry: entry.line)),
     )
 
 
 def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of a file, overridden by those `given`."""
+    """Return the settings of a file, overridden by those `given`. Raise `InvalidConfig` for entries about security that cannot be taken."""
+    if conf is None:
+        return dict(given)
+    if conf.security.problems:
+        raise InvalidConfig(problems=tuple(f"--broker-conf: {key}: {problem}" for key, problem in conf.security.problems.items()))
     derived = {name for setting in given for name in DERIVED.get(setting, ())}
-    taken = {} if conf is None else {name: format_value(value) for name, value in conf.read.settings.items() if name not in derived}
-    return taken | ({} if conf is None else dict(conf.authentication)) | dict(given)
+    taken = {name: format_value(value) for name, value in conf.read.settings.items() if name not in derived}
+    return taken | dict(conf.security.settings) | dict(given)
 
 
 def log_entries(conf: BrokerConf) -> None:

@@ -285,7 +285,7 @@ def test_no_command_prints_a_secret_of_a_broker_conf(log: str, conf: Path, tmp_p
         log_entries(read_broker_conf(conf))
     logged = [str(record.__dict__) for record in caplog.records]
     assert not [text for text in (*(result.output for result in results), *logged, repr(read_broker_conf(conf))) if "hush" in text]
-    assert "brokers take it as token_secret_key" in results[2].stdout
+    assert "tokenSecretKey=***: token_secret_key=***" in results[2].stdout
 
 
 def test_up_passes_a_broker_conf_on_as_settings(conf: Path, tmp_path: Path) -> None:
