@@ -108,9 +108,7 @@ class Worker:
         self.own_token = OwnToken(_revealed(config.broker_token))
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
         # What clients must pass; None lets everyone in.
-        self.gate = _gate(config, self.metrics) if config.authentication else None
-        if self.gate is not None:
-            self.gate.check_own(self.own_token, self.certificates.own)
+        self.gate = _gate(config, self.metrics, self.own_token, self.certificates) if config.authentication else None
         self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -583,8 +581,8 @@ def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
     )
 
 
-def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
-    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used."""
+def _gate(config: WorkerConfig, metrics: Metrics, own_token: OwnToken, certificates: Certificates) -> Gate:
+    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used, or refuse the broker itself."""
     proofs = Proofs(
         token_secret_key=_revealed(config.token_secret_key),
         token_public_key=config.token_public_key,
@@ -593,7 +591,9 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
         basic_passwords=_revealed(config.basic_passwords),
         certificate_roles=config.certificate_roles,
     )
-    return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
+    gate = Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
+    gate.check_own(own_token, certificates.own)
+    return gate
 
 
 def _revealed(secret: SecretStr | None) -> str | None:

@@ -22,18 +22,18 @@ class Authority:
         self.ca = folder / "ca.pem"
         self._ca.cert_pem.write_to_path(self.ca)
 
-    def issue(self, name: str, *hosts: str, days: float = 10) -> tuple[Path, Path]:
+    def issue(self, name: str, *hosts: str, days: float = 10, common_name: str | None = None) -> tuple[Path, Path]:
         """Make the files `NAME.pem` and `NAME.key`, and replace former ones. The certificate expires in `days`."""
         now = dt.datetime.now(dt.UTC)
-        issued = self._ca.issue_cert(*(hosts or (HOST,)), not_before=now - 30 * DAY, not_after=now + days * DAY)
+        issued = self._ca.issue_cert(*(hosts or (HOST,)), not_before=now - 30 * DAY, not_after=now + days * DAY, common_name=common_name)
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         for path, blobs in ((certificate, issued.cert_chain_pems), (key, [issued.private_key_pem])):
             path.write_bytes(b"".join(blob.bytes() for blob in blobs))
         return certificate, key
 
     def settings(self, name: str, *hosts: str, days: float = 10, is_mutual: bool = False) -> dict[str, object]:
-        """Return the settings of a broker with a new certificate."""
-        certificate, key = self.issue(name, *hosts, days=days)
+        """Return the settings of a broker with a new certificate, whose common name is `name`."""
+        certificate, key = self.issue(name, *hosts, days=days, common_name=name)
         return {"tls_certificate": certificate, "tls_key": key, "tls_ca": self.ca, "tls_require_client_certificate": is_mutual}
 
     def process_settings(self, name: str, *hosts: str) -> dict[str, str]:
