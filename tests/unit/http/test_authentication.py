@@ -75,16 +75,17 @@ async def test_without_authentication_any_header_is_ignored(tmp_path: Path) -> N
         assert 0 == refusals((await broker.get("/metrics")).body.decode(), "malformed")
 
 
-async def test_a_command_takes_its_token_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster(tmp_path, **SETTINGS) as made:
+async def test_a_command_takes_its_token_or_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(tmp_path, **PASSWORDS) as made:
         (broker,) = made.brokers
 
         def ask() -> asking.Answer:
             return asking.ask_at(broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000))
 
         assert 401 == (await asyncio.to_thread(ask)).status
-        monkeypatch.setenv(TOKEN_VARIABLE, token())
-        assert 200 == (await asyncio.to_thread(ask)).status
+        for given in (token(), "basic:me:secret"):
+            monkeypatch.setenv(TOKEN_VARIABLE, given)
+            assert 200 == (await asyncio.to_thread(ask)).status
 
 
 async def test_a_password_opens_all_paths_beside_tokens(tmp_path: Path) -> None:
