@@ -157,7 +157,7 @@ class Gate:
                 if isinstance(read, ValueError):
                     raise read
                 if setting == "basic_passwords":
-                    passwords = _password_verifier(read[0])
+                    passwords = _password_verifier(read)
                 else:
                     tokens = _token_verifier(proofs, read)
             except ValueError as error:
@@ -218,13 +218,15 @@ def _token_verifier(proofs: Proofs, keys: tuple[bytes, ...]) -> TokenVerifier:
     return TokenVerifier([parse(key) for key in keys], claim=proofs.token_claim, audience=proofs.token_audience)
 
 
-def _password_verifier(data: bytes) -> PasswordVerifier:
+def _password_verifier(files: tuple[bytes, ...]) -> PasswordVerifier:
     """Raise the same."""
+    if len(files) != 1:
+        raise ValueError("it is a folder of several files; name one password file")
     try:
         from equipoise.brokers.security.passwords import PasswordVerifier, parse_users  # noqa: PLC0415
     except ModuleNotFoundError:
         raise missing_extra(what="authentication by passwords", extra="auth") from None
-    return PasswordVerifier(parse_users(data))
+    return PasswordVerifier(parse_users(files[0]))
 
 
 # --- files ---

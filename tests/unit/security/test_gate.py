@@ -258,6 +258,14 @@ def test_files_that_cannot_be_used_change_nothing_and_are_reported_once(tmp_path
     assert Fault.WRONG is fault_of(made, sent("me:secret"))
 
 
+def test_passwords_are_in_one_file(tmp_path: Path) -> None:
+    """Otherwise the users of the second would be refused, and no one would know why."""
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(USERS, encoding="utf-8")
+    with pytest.raises(InvalidConfig, match="basic_passwords: it is a folder of several files"):
+        gate_of(Proofs(basic_passwords=str(tmp_path)))
+
+
 @pytest.mark.parametrize("count", [0, KEYS_MAX + 1])
 def test_a_folder_has_a_bounded_number_of_keys(count: int, tmp_path: Path) -> None:
     for number in range(count):
